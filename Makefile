@@ -3,16 +3,26 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: bench test test-long docs clean
+.PHONY: bench lint test test-long coverage docs clean
 
 bench: $(VENV)/.installed
 	$(BIN)/python run_bench.py --method f3crec --backbone fedmf
 
-test: $(VENV)/.installed-test
+# Settings of both, and what is checked, in pyproject.toml.
+lint: $(VENV)/.installed-test
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+test: lint
 	$(BIN)/python -m pytest
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m long
+
+# The share of lines that `make test` runs, worker processes and child processes counted.
+coverage: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m coverage report
 
 # The pages as a site, in the order of mkdocs.yml; links lead to the same files as in the repository.
 docs: $(VENV)/.installed-docs
@@ -44,4 +54,4 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info fedcl_bench/kernels/*.so
+	rm -rf $(VENV) build dist *.egg-info fedcl_bench/kernels/*.so .coverage* .mypy_cache .ruff_cache

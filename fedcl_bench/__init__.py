@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .exports import MODULES
-from .core.version import __version__
+from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api.loading import load
@@ -38,8 +38,8 @@ __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "
            "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
            "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
            "TextSettings", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces", "inherited",
-           "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys", "run", "score_users",
-           "setting", "xavier", "zeros"]
+           "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys", "run",
+           "score_users", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server.
 
-Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/toolbox/distillation.py``; Eq. 7, the mean of
-the uploads, is the server's own.
+Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/toolbox/distillation.py``; Eq. 7, the
+mean of the uploads, is the server's own.
 """
 
 from __future__ import annotations

@@ -76,6 +76,12 @@ def test_commands_of_contributing_are_known():
         assert (ROOT / room).exists(), room
 
 
+def test_commits_are_checked_by_the_ruff_of_the_environment():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    (ruff,) = [repo["rev"] for repo in hooks if repo["repo"].endswith("/ruff-pre-commit")]
+    assert f"ruff=={ruff[1:]}" in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
 def test_versions_agree(capsys):
     with pytest.raises(SystemExit) as stop:
         main.main(["--version"])
@@ -97,12 +103,3 @@ def test_the_dockerfile_copies_what_exists_and_installs_what_was_tested():
     assert not set(left_out) & {Path(name).parts[0] for name in sources}
     (version,) = re.findall(r"^FROM python:3\.(\d+)-slim$", text, re.MULTILINE)
     assert 10 <= int(version) <= 12
-
-
-def test_lines_are_as_long_as_contributing_allows():
-    files = [path for folder in ("fedcl_bench", "plugins", "tests", "benchmarks", "tools", "docs", "examples")
-             for path in (ROOT / folder).rglob("*.py")]
-    long = [f"{path.relative_to(ROOT)}:{number}" for path in (*files, ROOT / "run_bench.py", ROOT / "setup.py")
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120]
-    assert "at most 120 characters" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert len(files) > 200 and long == []

@@ -90,7 +90,8 @@ def draw(path: Path) -> None:
     top = {room: tall - ROW * levels[room] - 0.15 for room in rooms}
     for room in rooms:
         ax.add_patch(FancyBboxPatch((ACROSS[room] - WIDTH / 2, top[room] - HEIGHT), WIDTH, HEIGHT,
-                                    boxstyle="round,pad=0,rounding_size=0.1", facecolor=OPEN if room in ("plugin", "toolbox", "rng") else HELD,
+                                    boxstyle="round,pad=0,rounding_size=0.1",
+                                    facecolor=OPEN if room in ("plugin", "toolbox", "rng") else HELD,
                                     edgecolor=LINE, linewidth=0.9))
         ax.text(ACROSS[room], top[room] - 0.07, room, ha="center", va="top", fontsize=10, weight="bold")
         ax.text(ACROSS[room], top[room] - 0.29, "\n".join(textwrap.wrap(purpose(room), 34)), ha="center", va="top",

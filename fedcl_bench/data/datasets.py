@@ -36,7 +36,8 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     if settings.split_file:
         return read_split_file(source.path)
     if source.parts:
-        return domain_streams.build_domains([(part.name, _interactions(part, settings)) for part in source.parts], settings)
+        parts = [(part.name, _interactions(part, settings)) for part in source.parts]
+        return domain_streams.build_domains(parts, settings)
     config = source.config
     if settings.stream == "sessions":
         data = load_interactions(source.path, settings.k_core, {**_names(config), **session_columns(source, settings)},

@@ -69,7 +69,7 @@ def located(name: str, folder: Path, pooling: str = "own") -> LanguageModel:
     config = _json(name, folder / "config.json")
     layers, dim = (_first(config, *names) for names in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")))
     if not layers or not dim:
-        raise _no_model(name, f"its config.json says no number of layers, or no length of its vectors")
+        raise _no_model(name, "its config.json says no number of layers, or no length of its vectors")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise _no_model(name, "it has no weights (model.safetensors)")
     if importlib.util.find_spec("transformers") is None:

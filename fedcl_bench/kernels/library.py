@@ -94,7 +94,9 @@ class _Argument:
             raise ValueError(f"{self.name} has shape {tuple(shape)}, expected ({', '.join(self.sizes)}) with {known}")
 
 
-_Function = NamedTuple("_Function", [("call", Callable[..., int]), ("arguments", tuple[_Argument, ...])])
+class _Function(NamedTuple):
+    call: Callable[..., int]
+    arguments: tuple[_Argument, ...]
 
 
 def functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:

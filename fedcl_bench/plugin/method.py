@@ -77,7 +77,7 @@ class Method:
     needs_sequential: ClassVar[bool] = False
     readings: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
 
-    def __init__(self, settings):
+    def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings
         self.client_state: dict[str, Tensor] = {}
         self.server_state: dict[str, Tensor] = {}

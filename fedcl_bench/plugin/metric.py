@@ -49,7 +49,7 @@ class RankedLists:
     @property
     def k(self) -> int:
         """The length K."""
-        return self.hits.shape[1]
+        return int(self.hits.shape[1])
 
     def top(self, k: int) -> RankedLists:
         """The first k places of every list."""

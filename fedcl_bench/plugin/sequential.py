@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Mapping
 
 import torch
 from torch import Tensor
@@ -162,7 +162,8 @@ class Dropout:
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
         few = keys is not None and 0 < sum(ahead) <= SIZES.dropped
-        self.keys, self.ahead, self.entries = keys, ahead if few else (), ()
+        self.keys, self.ahead = keys, ahead if few else ()
+        self.entries: tuple[int, ...] = ()
         self._patterns = _patterns(keys, 0, ahead) if few else []
 
     def __call__(self, x: Tensor, share: float) -> Tensor:
@@ -236,6 +237,7 @@ class SequentialBackbone(Backbone):
     candidate_dropout: float = 0.0
     n_more_items: int = 0
     Settings = SequentialSettings
+    settings: SequentialSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001, "max_length": 50}
     ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
@@ -326,17 +328,17 @@ class SequentialBackbone(Backbone):
         dim = self.settings.dim
         return {ITEM: Start((dim,), std=math.sqrt(2.0 / (n_items + 1 + dim)))}
 
-    def new_rows(self, seed, users, items):
+    def new_rows(self, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
         ids = torch.arange(items.start, items.stop)
         return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
                 for name, start in self.item_starts(items.stop).items()}, {}
 
-    def new_dense(self, seed):
+    def new_dense(self, seed: int) -> Tables:
         server = torch.zeros(1, dtype=torch.int64)
         return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), server))[0]
                 for name, start in self.dense_starts().items()}
 
-    def learning_rates(self, n_items, round_=0, batch=0):
+    def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:
         return dict.fromkeys([*self.item_starts(n_items), *self.dense_starts()], self.settings.lr)
 
 
@@ -365,11 +367,11 @@ class SessionBackbone(SequentialBackbone):
     Settings = SessionSettings
     scale: float = 1.0
 
-    def __init__(self, settings):
+    def __init__(self, settings: SessionSettings):
         super().__init__(settings)
         self.whole_tables = settings.loss == "cross_entropy"
 
-    def session_vectors(self, clients, inputs, sequence, dropout):
+    def session_vectors(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> SessionVectors:
         raise NotImplementedError
 
     def pooling(self, vectors: Tensor, mask: Tensor) -> Pooling:
@@ -382,17 +384,18 @@ class SessionBackbone(SequentialBackbone):
         """Whether scores are those of ``pooling``, of all items with compiled kernels."""
         return type(self).session_scores is SessionBackbone.session_scores
 
-    def session_scores(self, vectors, mask, rows):
+    def session_scores(self, vectors: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
         return cosine_pool(*self.pooling(vectors, mask), rows)
 
     def session_term(self, session: SessionVectors, targets: Targets) -> Tensor | None:
         """A term of the backbone's own added to each client's loss: (C,), or None."""
         return None
 
-    def session_loss(self, session, targets):
+    def session_loss(self, session: SessionVectors, targets: Targets) -> Tensor:
         """Cross-entropy of the last item among all items, or among itself and one negative, and ``session_term``."""
         length = targets.real.shape[1]
         if self.whole_tables:
+            assert targets.scores is not None  # where tables are whole
             logits, last = targets.scores * self.scale, targets.items[:, length, None]
             loss = logits.logsumexp(1) - logits.gather(1, last).squeeze(1)
         else:

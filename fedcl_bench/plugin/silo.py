@@ -229,7 +229,7 @@ class ModuleBackbone(Backbone):
         return sum(module.loss(batch, wanted) * (len(wanted) / count)
                    for module, batch, wanted in zip(modules, batches, targets))
 
-    def learning_rates(self, n_items, round_=0, batch=0):
+    def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:
         return {"all": self.settings.lr}
 
 
@@ -294,7 +294,8 @@ class DomainMethod(Method):
         """
         return {name: value for name, value in module.named_parameters() if name not in module.rows}
 
-    def aggregate(self, uploads: Sequence[Tables], weights: Tensor, draw: DrawKey) -> Sequence[Tables]:
+    def aggregate(self, uploads: Sequence[Tables], weights: Tensor,  # type: ignore[override]  # one answer per domain
+                  draw: DrawKey) -> Sequence[Tables]:
         """At the server: what each domain receives, given what they sent, in the same order.
 
         Args:

@@ -340,7 +340,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     overrides = list(overrides)
     try:
         in_domains = issubclass(method_plugin.cls, DomainMethod)
-        compatibility.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls, method_plugin.cls)
+        compatibility.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls,
+                                    method_plugin.cls)
     except Misfit as error:
         raise registry.naming(error) from None
     layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,

@@ -1,7 +1,8 @@
 """Whether a run's tables fit into memory, asked before it starts, and what is said when memory ends later.
 
 Counted are the tables that grow with users and items. What is made of a chunk of clients or of evaluated users is
-bounded (see ``core/tuning.py``) and not counted, nor what a method keeps, so a run that passes may still run out of memory.
+bounded (see ``core/tuning.py``) and not counted, nor what a method keeps, so a run that passes may still run out of
+memory.
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta
         return [f"{noise} {clip}, but {', '.join(uploads)} {'are' if len(uploads) > 1 else 'is'} not: no formal "
                 f"guarantee and no epsilon."]
     guaranteed = guarantee(protection, rounds, delta)
+    assert guaranteed is not None  # there are clipping and noise
     tighter = "" if guaranteed.exact else f" An upper bound; for a tighter one: {INSTALL}."
     return [f"Privacy of each client's uploads, should all its data be replaced: {guaranteed} over {rounds} "
             f"round{'s' if rounds > 1 else ''} (upload_clip={protection.clip:g}, {name} upload_noise="

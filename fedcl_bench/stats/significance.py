@@ -8,13 +8,15 @@ and backbones. A test that has too few units raises ``TooFew``; no function retu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes half a second to import
 
 from ..core.errors import UserError
 
+_Floats = NDArray[Any]
 LEVEL = 0.05  # of Friedman's test and Nemenyi's critical difference
 
 
@@ -75,14 +77,14 @@ def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, se
         TooFew: for fewer than 2 units.
         ValueError: if the two differ in length or hold a score that is not finite.
     """
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if a.shape != b.shape or a.ndim != 1:
-        raise ValueError(f"expected two lists of the same length; found shapes {a.shape} and {b.shape}")
-    if len(a) < 2:
-        raise TooFew(f"a paired test needs at least 2 {unit}s that both methods have; found {len(a)}.")
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"expected two lists of the same length; found shapes {x.shape} and {y.shape}")
+    if len(x) < 2:
+        raise TooFew(f"a paired test needs at least 2 {unit}s that both methods have; found {len(x)}.")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("a score is not finite")
-    d = np.where(np.isclose(a, b, rtol=1e-12, atol=0.0), 0.0, a - b)
+    d = np.where(np.isclose(x, y, rtol=1e-12, atol=0.0), 0.0, x - y)
     n, mean = len(d), float(d.mean())
     if np.ptp(d) <= 1e-12 * np.abs(d).max():  # the same difference everywhere, up to rounding
         endless = float(np.copysign(np.inf, mean)) if mean else 0.0
@@ -102,26 +104,25 @@ def mean_interval(values: Sequence[float], draws: int = 9999, seed: int = 0) -> 
     Raises:
         TooFew: without values.
     """
-    values = np.asarray(values, dtype=float)
-    if not len(values):
+    measured = np.asarray(values, dtype=float)
+    if not len(measured):
         raise TooFew("a mean needs at least 1 value; found none.")
-    return float(values.mean()), *_interval(values, draws, np.random.default_rng(seed))
+    return float(measured.mean()), *_interval(measured, draws, np.random.default_rng(seed))
 
 
-def _interval(values: np.ndarray, draws: int, rng: np.random.Generator) -> tuple[float, float]:
+def _interval(values: _Floats, draws: int, rng: np.random.Generator) -> tuple[float, float]:
     """95 % bootstrap interval of the mean, by percentiles."""
     n = len(values)
     sampled = _in_parts(draws, n, lambda size: values[rng.integers(n, size=size)].mean(1))
-    low, high = np.percentile(sampled, [2.5, 97.5])
-    return float(low), float(high)
+    return float(np.percentile(sampled, 2.5)), float(np.percentile(sampled, 97.5))
 
 
-def _in_parts(draws: int, n: int, sample) -> np.ndarray:
+def _in_parts(draws: int, n: int, sample: Callable[[tuple[int, int]], _Floats]) -> _Floats:
     """``sample((k, n))`` in pieces that bound the memory for many units."""
     return np.concatenate([sample((min(500, draws - start), n)) for start in range(0, draws, 500)])
 
 
-def _sign_flips(d: np.ndarray, draws: int, rng: np.random.Generator) -> float:
+def _sign_flips(d: _Floats, draws: int, rng: np.random.Generator) -> float:
     """Two-sided p of the mean of ``d`` among its sign flips: all of them if they are few, else random ones."""
     enough = abs(d.mean()) * (1 - 1e-12)  # equal sums may round differently
     if 2 ** len(d) <= draws:
@@ -133,12 +134,12 @@ def _sign_flips(d: np.ndarray, draws: int, rng: np.random.Generator) -> float:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's step-down adjusted p-values, in the order given."""
-    p = np.asarray(p, dtype=float)
-    order = np.argsort(p)
-    adjusted = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
-    result = np.empty_like(p)
+    raw = np.asarray(p, dtype=float)
+    order = np.argsort(raw)
+    adjusted = np.minimum(1.0, np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)))
+    result = np.empty_like(raw)
     result[order] = adjusted
-    return result.tolist()
+    return [float(value) for value in result]
 
 
 @dataclass(frozen=True)
@@ -184,17 +185,17 @@ def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
         TooFew: for fewer than 2 rows or 3 methods.
         ValueError: if it is not such a table, or a score is not finite.
     """
-    scores = np.asarray(scores, dtype=float)
-    if scores.ndim != 2:
-        raise ValueError(f"expected a table of rows x methods; found shape {scores.shape}")
-    n, k = scores.shape
+    table = np.asarray(scores, dtype=float)
+    if table.ndim != 2:
+        raise ValueError(f"expected a table of rows x methods; found shape {table.shape}")
+    n, k = table.shape
     if n < 2 or k < 3:
         raise TooFew(f"Friedman's test needs at least 2 rows (datasets x backbones) and 3 methods; found {n} and {k}.")
-    if not np.isfinite(scores).all():
+    if not np.isfinite(table).all():
         raise ValueError("a score is not finite")
     from scipy.stats import rankdata
 
-    ranked = rankdata(-scores, axis=1)
+    ranked = rankdata(-table, axis=1)
     ranks = ranked.mean(0)
     spread = float(((ranked - (k + 1) / 2) ** 2).sum()) / (k - 1)  # n k (k + 1) / 12 less what ties take away
     chi2 = n * n * float(((ranks - (k + 1) / 2) ** 2).sum()) / spread if spread else 0.0  # 0: every row is one tie

@@ -68,11 +68,6 @@ def test_run_gives_what_the_command_gives_and_reuses_its_record(folder, results,
     assert capsys.readouterr().err == ""
 
 
-def test_progress_is_shown_unless_it_is_not_wanted(tmp_path, capsys):
-    fb.run("ft", "fedmf", results=tmp_path, **TINY)
-    assert "block 0: 1 rounds" in capsys.readouterr().err
-
-
 def test_a_federated_recommender_alone(tmp_path):
     found = fb.run("pfedrec", results=tmp_path, progress=False, **TINY)
     assert (found.method, found.backbone) == ("ft", "pfedrec")
@@ -90,15 +85,15 @@ def in_a_terminal():
 
 def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch, in_a_terminal):
     """The round ends, its checkpoint is written, and the same call ends at the same numbers."""
-    settings = {"rounds": 3, "k_core": 70}
+    settings = {"rounds": 2, "k_core": 70}
     update = seeds.Display.update
 
     def press(self, stream, progress):
         update(self, stream, progress)
-        if (progress.step, progress.round) == (1, 2):
+        if (progress.step, progress.round) == (1, 1):
             signal.raise_signal(signal.SIGINT)
     monkeypatch.setattr(seeds.Display, "update", press)
-    with pytest.raises(KeyboardInterrupt, match="after round 2 of block 1"):
+    with pytest.raises(KeyboardInterrupt, match="after round 1 of block 1"):
         fb.run("ft", "fedmf", results=tmp_path / "a", progress=False, **settings)
     assert len(list(tmp_path.glob("a/runs/*/checkpoint.pt"))) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -108,13 +103,12 @@ def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch, in_a_terminal):
     same_numbers(*({**each.runs[0].meta, "record": str(each.folders[0])} for each in (found, whole)))
 
 
-def test_it_runs_in_a_thread_that_receives_no_signals(tmp_path):
+def test_it_runs_in_a_thread_that_receives_no_signals_and_shows_progress(tmp_path, capsys):
     found = []
-    thread = threading.Thread(target=lambda: found.append(fb.run("ft", "fedmf", results=tmp_path, progress=False,
-                                                                 **TINY)))
+    thread = threading.Thread(target=lambda: found.append(fb.run("ft", "fedmf", results=tmp_path, **TINY)))
     thread.start()
     thread.join()
-    assert found[0].seeds == [0]
+    assert found[0].seeds == [0] and "block 0: 1 rounds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments, settings, words", [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from fedcl_bench.cli import main as entry
 from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.source import load_config
 
 RUN = ["--method", "f3crec", "--backbone", "fedmf"]
 QUICK = ["--set", "rounds=2"]
+SMALL = [*QUICK, "--set", "k_core=70"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +48,17 @@ def refused(capsys, *arguments, status=2):
     return " ".join(message.split())
 
 
-def test_json_has_the_promised_fields(capsys):
-    result, err = run_json(capsys, *RUN, *QUICK)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A results folder with F3CRec on FedMF, and what the command printed of it as JSON and beside it."""
+    results, out, err = tmp_path_factory.mktemp("first") / "results", io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert main([*RUN, *QUICK, "--set", "topk=5,20", "--results", str(results), "--json"]) == 0
+    return results, json.loads(out.getvalue()), err.getvalue()
+
+
+def test_json_has_the_promised_fields_and_the_released_settings(first):
+    _, result, err = first
     assert {"method", "backbone", "dataset", "seed", "settings", "metrics", "rounds", "seconds", "peak_memory_mib",
             "record"} <= set(result)
     assert (result["method"], result["backbone"], result["dataset"], result["seed"]) == (
@@ -56,27 +69,21 @@ def test_json_has_the_promised_fields(capsys):
         assert values["avg_incremental"] == pytest.approx(np.mean(values["per_block"][1:]))
     assert result["rounds"] == [2, 2, 2, 2]
     assert set(result["seconds"]) == {"total", "train", "evaluate"} and result["seconds"]["total"] > 0
-    assert result["settings"]["lambda_kd"] == 0.1 and result["settings"]["rounds"] == 2
     assert Path(result["record"]).is_dir() and 100 < result["peak_memory_mib"] < 4096
     assert "block 3" in err  # progress went to standard error
-
-
-def test_released_settings_are_the_defaults(capsys):
-    result, _ = run_json(capsys, *RUN, *QUICK)
     expected = dict(lr=1.0, dim=32, lambda_kd=0.1, eps=0.006, top_n=30, beta=0.9, patience=30, batch_size=512,
                     negatives=4, local_epochs=1, client_ratio=1.0, inc_split="chronological", init_from="last")
     assert {name: result["settings"][name] for name in expected} == expected
-    from fedcl_bench.data.source import load_config
     assert load_config("ml-100k").settings["rounds"] == 100
 
 
-def test_bytes_and_matrix_of_a_record(capsys):
-    result, _ = run_json(capsys, *RUN, *QUICK, "--set", "topk=5,20")
+def test_bytes_and_matrix_of_a_record(first):
+    _, result, _ = first
     tables = [4 * 32 * n for n in (1136, 1146, 1148, 1152)]
     assert result["bytes"]["up_per_client_round"] == tables == result["bytes"]["down_per_client_round"]
     rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
-    first = rounds[rounds["round"] == 0].bytes_down.tolist()
-    assert first == [tables[0], *(new + old for new, old in zip(tables[1:], tables))]  # + the teacher's table, once
+    down = rounds[rounds["round"] == 0].bytes_down.tolist()
+    assert down == [tables[0], *(new + old for new, old in zip(tables[1:], tables))]  # + the teacher's table, once
     assert result["bytes"]["total_up"] == int((rounds.bytes_up * rounds.participants).sum())
     assert rounds.groupby("step").participants.first().tolist() == [587, 217, 238, 207]
     users = pd.read_parquet(Path(result["record"]) / "users.parquet")
@@ -91,43 +98,31 @@ def test_bytes_and_matrix_of_a_record(capsys):
     assert result["privacy"]["kept_at_client"] == ["user_embedding.weight", "lists", "teacher"]
 
 
+def test_table_and_record_on_standard_output(first, capsys):
+    results, result, err = first
+    assert main(["run", *RUN, *QUICK, "--set", "topk=5,20", "--results", str(results), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert "avg 1-3" in captured.out and "ndcg@20" in captured.out and captured.err == ""
+    assert f"record: {result['record']}" in " ".join(captured.out.split()) and "block 0: 2 rounds" in err
+
+
 def test_several_seeds(capsys):
-    result, _ = run_json(capsys, *RUN, *QUICK, "--seed", "3", "--seeds", "2")
+    result, _ = run_json(capsys, *RUN, *SMALL, "--seed", "3", "--seeds", "2")
     assert result["seeds"] == [3, 4] and len(result["runs"]) == 2
     single = [r["metrics"]["ndcg@20"]["avg_incremental"] for r in result["runs"]]
     assert single[0] != single[1]
     assert result["metrics"]["ndcg@20"]["avg_incremental"] == pytest.approx(np.mean(single))
     assert result["metrics"]["ndcg@20"]["avg_incremental_std"] == pytest.approx(np.std(single, ddof=1))
-    assert main([*RUN, *QUICK, "--seed", "3", "--seeds", "2"]) == 0
+    assert main([*RUN, *SMALL, "--seed", "3", "--seeds", "2"]) == 0
     assert "±" in capsys.readouterr().out
 
 
-def test_table_and_record_on_standard_output(capsys):
-    assert main([*RUN, *QUICK]) == 0
-    captured = capsys.readouterr()
-    assert "avg 1-3" in captured.out and "ndcg@20" in captured.out and "record: results" in captured.out
-    assert "block 0: 2 rounds" in captured.err
-    assert main(["run", *RUN, *QUICK, "--quiet", "--rerun"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "" and "avg 1-3" in captured.out
-
-
 def test_config_file_and_precedence(capsys):
-    Path("job.yaml").write_text("method: kd\nbackbone: fedmf\nseed: 5\nrounds: 2\nlambda_kd: 0.3\ntop_n: 20\n")
+    Path("job.yaml").write_text("method: kd\nbackbone: fedmf\nseed: 5\nrounds: 1\nk_core: 70\n"
+                               "lambda_kd: 0.3\ntop_n: 20\n")
     result, _ = run_json(capsys, "--config", "job.yaml", "--set", "top_n=10", "--method", "f3crec")
     assert result["method"] == "f3crec" and result["seed"] == 5
     assert result["settings"]["lambda_kd"] == 0.3 and result["settings"]["top_n"] == 10
-
-
-def test_own_atomic_file_without_a_config(capsys):
-    Path("mine").mkdir()
-    lines = ["user_id:token\titem_id:token\ttimestamp:float\textra:token"]
-    rng = np.random.default_rng(0)
-    lines += [f"u{u}\ti{i}\t{rng.integers(10 ** 6)}\t x" for u in range(30) for i in rng.choice(60, 40, replace=False)]
-    Path("mine/mine.inter").write_text("\n".join(lines) + "\n\n")
-    for folder in (".", "mine"):
-        result, _ = run_json(capsys, *RUN, "--dataset", "mine", "--data-dir", folder, *QUICK, "--set", "k_core=5")
-        assert result["dataset"] == "mine" and len(result["rounds"]) == 4
 
 
 def test_split_file(capsys, shared):
@@ -185,21 +180,17 @@ def test_help_teaches(capsys):
     (["--method", "ft", "--backbone", "fedmf", "--set", "eps=1"], ["'eps'", "ft on fedmf"]),
     ([*RUN, "--set", "lr"], ["--set", "found 'lr'", "NAME=VALUE"]),
     ([*RUN, "--set", "lr=fast"], ["'lr'", "found 'fast'", "a number above 0"]),
-    ([*RUN, "--set", "lr=nan"], ["'lr'", "found 'nan'"]),
-    ([*RUN, "--set", "lr=0"], ["'lr'", "found '0'", "above 0"]),
     ([*RUN, "--set", "rounds=2.5"], ["'rounds'", "found '2.5'", "a whole number at least 1"]),
     ([*RUN, "--set", "client_ratio=1.5"], ["'client_ratio'", "at most 1.0"]),
     ([*RUN, "--set", "inc_split=chrono"], ["'inc_split'", "one of chronological, random"]),
     ([*RUN, "--set", "topk=5,x"], ["'topk'", "a list of whole numbers"]),
     ([*RUN, "--set", "topk=1137"], ["topk", "found 1137", "1136"]),
     ([*RUN, "--set", "valid_metric=ndgc@20"], ["'ndgc'", "'ndcg'"]),
-    ([*RUN, "--set", "valid_metric=ndcg@2000"], ["2000", "1136"]),
     ([*RUN, "--set", "top_n=2000"], ["'top_n'", "found 2000", "1136"]),
     ([*RUN, "--set", "k_core=200"], ["no interaction is left", "200-core", "k_core"]),
     ([*RUN, "--set", "k_core=70", "--set", "blocks=3000"], ["block", "--set blocks=N"]),
     ([*RUN, "--set", "split_file=absent.tsv"], ["split_file", "absent.tsv"]),
     ([*RUN, "--seed", "-1"], ["--seed", "'-1'"]),
-    ([*RUN, "--seeds", "0"], ["--seeds", "'0'"]),
     ([*RUN, "--device", "tpu"], ["--device", "'tpu'", "cpu"]),
     ([*RUN, "--colour"], ["--colour"]),
     ([*RUN, "--config", "absent.yaml"], ["absent.yaml", "cannot be read"]),
@@ -296,7 +287,7 @@ def test_divergence_stops_the_run_and_marks_the_record(capsys):
 
 
 def test_a_failed_record_counts_what_its_clients_did(capsys):
-    job = ["--set", "rounds=3", "--set", "patience=0"]
+    job = ["--set", "rounds=3", "--set", "patience=0", "--set", "k_core=50"]
     assert main(["--method", "reg", "--backbone", "fedmf", *job, "--set", "lambda_reg=1e3"]) == 1
     capsys.readouterr()
     done, _ = run_json(capsys, "--method", "ft", "--backbone", "fedmf", *job)
@@ -308,16 +299,16 @@ def test_a_failed_record_counts_what_its_clients_did(capsys):
 
 
 def test_a_federated_recommender_as_method_is_ft_on_it(capsys):
-    alone, _ = run_json(capsys, "--method", "pfedrec", *QUICK)
+    alone, _ = run_json(capsys, "--method", "pfedrec", *SMALL)
     assert (alone["method"], alone["backbone"]) == ("ft", "pfedrec")
-    again, _ = run_json(capsys, "--method", "ft", "--backbone", "pfedrec", *QUICK)
+    again, _ = run_json(capsys, "--method", "ft", "--backbone", "pfedrec", *SMALL)
     assert again["reused"] and again["hash"] == alone["hash"]
     message = refused(capsys, "--method", "pfedrec", "--backbone", "fedmf", *QUICK)
     assert "--method pfedrec names a backbone" in message and "leave one of the two out" in message
 
 
 def test_reimplementations_say_so(capsys):
-    assert main(["--method", "rlp2", "--backbone", "fedmf", *QUICK]) == 0
+    assert main(["--method", "rlp2", "--backbone", "fedmf", *SMALL]) == 0
     assert "rlp2 (re-implemented from its description) on fedmf" in capsys.readouterr().out
     assert main(["list"]) == 0
     out = capsys.readouterr().out
@@ -352,9 +343,9 @@ def test_a_list_that_is_given_twice_is_one_list():
 
 def test_the_number_of_test_users_stands_beside_the_result(capsys):
     """That of the stream; a record from before it was kept still tells its users."""
-    command = [*RUN, *QUICK, "--set", "k_core=50"]
+    command = [*RUN, *SMALL]
     result, _ = run_json(capsys, *command)
-    assert main(["data", "ml-100k", "--set", "k_core=50"]) == 0
+    assert main(["data", "ml-100k", "--set", "k_core=70"]) == 0
     counts = {line.split("   ")[0].strip(): line.split()[-4:] for line in capsys.readouterr().out.splitlines() if line}
     assert [str(n) for n in result["tested"]["users"]] == counts["users with test items"]
     assert [f"{n:,}" for n in result["tested"]["interactions"]] == counts["test"]

@@ -3,36 +3,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
-import pytest
 from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 
 SLOW = ("torch", "pandas", "numpy", "recbole", "scipy", "pyarrow", "matplotlib", "ray")
-SCRIPT = f"""
-import sys
+# Commands one after the other in a new process; what they imported is asked for after each.
+SCRIPT = """
+import contextlib, io, json, sys
 from fedcl_bench.cli.main import main
-try:
-    status = main(sys.argv[1:])
-except SystemExit as stop:
-    status = stop.code
-print("status", status, *(name for name in {SLOW} if name in sys.modules))
+found = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            status = main(arguments)
+        except SystemExit as stop:
+            status = stop.code
+    found.append([status, *(name for name in sys.argv[2:] if name in sys.modules)])
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("arguments,status", [
-    (["--help"], 0), (["--version"], 0), (["list"], 0), (["list", "f3crc"], 2), (["gird"], 2),
-    (["--method", "f3cre"], 2), (["--method", "ft", "--backbone", "fedfm", "--dataset", "ml-100k"], 2),
-    (["--backbone", "fedmf"], 2), (["doctor", "--quick"], 0)])
-def test_nothing_slow_is_imported(arguments, status, tmp_path, registry):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], cwd=tmp_path, text=True, capture_output=True,
-                          env={"PYTHONPATH": str(ROOT), "PATH": "",
-                               "FEDCL_BENCH_CACHE": os.environ["FEDCL_BENCH_CACHE"]})
-    assert done.stdout.splitlines()[-1:] == [f"status {status}"], done.stdout[-300:] + done.stderr[-500:]
+def imported(commands, names, **environment):
+    """(status, those of these modules that are imported by then) of each command."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(commands), *names], cwd=ROOT, text=True,
+                          capture_output=True, env={"PYTHONPATH": str(ROOT), "PATH": "", **environment})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_nothing_slow_is_imported(registry):
+    commands = {"--help": 0, "--version": 0, "list": 0, "list f3crc": 2, "gird": 2, "--method f3cre": 2,
+                "--method ft --backbone fedfm --dataset ml-100k": 2, "--backbone fedmf": 2, "doctor --quick": 0}
+    found = imported([command.split() for command in commands], SLOW,
+                     FEDCL_BENCH_CACHE=os.environ["FEDCL_BENCH_CACHE"])
+    assert dict(zip(commands, found, strict=True)) == {command: [status] for command, status in commands.items()}
 
 
 def test_quick_doctor_says_what_is_wrong(tmp_path, capsys):
@@ -46,14 +56,10 @@ def test_quick_doctor_says_what_is_wrong(tmp_path, capsys):
         assert words in out and "1 to fix." in out
 
 
-@pytest.mark.parametrize("arguments", [
-    ["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf"],
-    ["compare", "f3crec", "ft", "--backbone", "fedmf"]], ids=lambda arguments: arguments[0])
-def test_readers_of_records_import_what_they_need(arguments):
+def test_readers_of_records_import_what_they_need():
     """PyTorch and pandas, half of their time; half a second of scipy.stats, and RecBole, would come on top."""
+    published = ["--tuned", "--records", "results/published/f3crec"]
+    commands = [["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *published],
+                ["compare", "f3crec", "ft", "--backbone", "fedmf", *published]]
     needless = ("scipy.stats", "recbole", "matplotlib", "sklearn", "tensorboard", "ray")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.replace(str(SLOW), str(needless)), *arguments, "--tuned",
-         "--records", "results/published/f3crec"], cwd=ROOT, text=True, capture_output=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"})
-    assert done.stdout.splitlines()[-1:] == ["status 0"], done.stdout[-300:] + done.stderr[-500:]
+    assert imported(commands, needless, OMP_NUM_THREADS="1") == [[0], [0]]

@@ -130,15 +130,6 @@ def test_changes_are_of_the_same_seed():
     assert "| c | old | new | – | – | – | – | 0 |" in text
 
 
-def test_without_another_method_there_is_no_lead():
-    alone = {Case(case.proposed, None, case.setting): (mine, []) for case, (mine, _) in made_up().items()}
-    first, *others = effects(alone, "ndcg@20")
-    assert first.lead is None and all(effect.lead is None for effect in others)
-    assert [effect.value_change and effect.value_change.mean for effect in others] == [
-        pytest.approx(-0.3), pytest.approx(0.05), None]
-    assert "lead" not in markdown([first, *others], "N@20", "", [])
-
-
 def test_notes():
     cases_of = list(made_up())
     split = Case(*cases_of[0].specs, "inc_split", "chronological", "random")

@@ -161,7 +161,7 @@ def test_the_record_is_that_of_any_run(made, tmp_path):
     same_numbers(other, execute(config, lambda: stream, tmp_path / "third", engine=Conductor(config, 2, (), Threads)))
 
 
-@pytest.mark.parametrize("last_answer", [1, 12])
+@pytest.mark.parametrize("last_answer", [pytest.param(1, marks=pytest.mark.long), 12])
 def test_lost_shards_start_again_from_what_was_gathered(made, last_answer):
     """The numbers are those of shards that were never lost, bit for bit, and no round is shown twice."""
     config, stream = made("f3crec", "fedmf", **SMALL)

@@ -131,7 +131,7 @@ def test_equals_a_plain_module_on_the_same_batches(registry, log, name, more, ne
     """Adam divides gradients by their size, so it makes rounding of the smallest large."""
     f = federation_of(configured(registry, name, **more))
     start = grow(Snapshot({}, {}), f.backbone, f.seed, f.stream.steps[0], torch.float64, f.device)
-    plain, rounds = Plain(f, name.split(",")[0], start), 0
+    plain, rounds, best = Plain(f, name.split(",")[0], start), 0, None
     for progress in run(f):
         if progress.under_way or not progress.round:
             continue

@@ -138,7 +138,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
     as small as batches are here."""
     monkeypatch.setattr(SIZES, "central_encoded", 3)
     f = federation_of(configured(registry, topology, name, **more))
-    plain, domains, rounds = PlainDomains(f, name), CrossSilo(f).domains, 0
+    plain, domains, rounds, best = PlainDomains(f, name), CrossSilo(f).domains, 0, {}
     for progress in run(f):
         if progress.under_way or progress.step:
             continue
@@ -155,7 +155,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
             assert row["valid"] == pytest.approx((1.0 / (ranks + 1)).where(ranks < 3, 0.0).mean().item(), abs=1e-6)
             hits = (of_domain.ranks("test") < 3).double()
             if progress.best_round(domain.number, "first") == rounds:
-                best = {**(best if domain.number or rounds > 1 else {}), domain.number: hits}
+                best[domain.number] = hits
     assert rounds == 3
     for domain, _, scores in progress.tests:
         assert scores.values["hit@3"].tolist() == best[domain].tolist()

@@ -1,11 +1,8 @@
 """A plugin that is broken is listed with its file and line, and whatever it does, the others work."""
 
 import re
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
@@ -100,10 +97,9 @@ def test_grids_and_python_say_the_same_of_a_hook(tmp_path, capsys, same_process)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_hook_that_ends_the_program_fails_the_run_of_a_grid(tmp_path):
+def test_a_hook_that_ends_the_program_fails_the_run_of_a_grid(tmp_path, capsys):
     write(tmp_path, "mine", HOOK.format("__import__('os')._exit(0)"))
-    done = subprocess.run([sys.executable, ROOT / "run_bench.py", "grid", "--methods", "mine", "--backbones", "fedmf",
-                           "--set", "k_core=80", "--plugins", tmp_path, "--results", tmp_path / "results"],
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "mine on fedmf" in done.stderr + done.stdout
-    assert "exit code 0 in the middle of its run" in done.stderr + done.stdout and "Traceback" not in done.stderr
+    assert main(["grid", "--methods", "mine", "--backbones", "fedmf", "--set", "k_core=80", "--plugins", str(tmp_path),
+                 "--results", str(tmp_path / "results"), "--jobs", "1"]) == 1
+    said = "".join(capsys.readouterr())
+    assert "mine on fedmf" in said and "exit code 0 in the middle of its run" in said and "Traceback" not in said

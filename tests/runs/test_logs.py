@@ -15,6 +15,7 @@ from helpers import ROOT
 from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.runs import logs
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
@@ -122,13 +123,13 @@ def test_wandb_itself_takes_it_offline(finished):
     assert content.count(b"round/loss") >= rounds and content.count(b"test/ndcg@20/block 3") >= 1
 
 
-def test_a_resumed_run_is_logged_from_its_beginning(registry, ml100k, tmp_path):
-    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 10})])
+def test_a_resumed_run_is_logged_from_its_beginning(registry, tmp_path):
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 50})])
+    stream = load_stream(config.source, config.stream)
     target = [logs.Target("csv", tmp_path / "logs")]
 
     def execution(log, stop=lambda: False):
-        return execute(config, lambda: ml100k, tmp_path,
-                       Watch(lambda stream, progress: log.update(progress), stop=stop))
+        return execute(config, lambda: stream, tmp_path, Watch(lambda _, progress: log.update(progress), stop=stop))
     asked = iter([False] * 4 + [True])
     with pytest.raises(Interrupted), logs.RunLog(config, target) as log:
         execution(log, lambda: next(asked))
