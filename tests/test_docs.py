@@ -34,7 +34,7 @@ from fedcl_bench.data.source import load_config
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid, papers, search, sensitivity
 from fedcl_bench.runs import config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import Registry, discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, Tuned
@@ -474,7 +474,7 @@ def test_twenty_lines_are_f3crecs_server(registry, ml100k, tmp_path):
         run = config.make_config(found, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 4, **settings})])
         result = execute(run, lambda: ml100k, tmp_path / method)
         scores.append((result["metrics"], result["matrix"], result["bytes"]))
-        model = Record(Path(result["record"])).model()
+        model = read_model(Path(result["record"])).tables
         tables.append({**model.public, **model.private})
     assert scores[0] == scores[1] and tables[0].keys() == tables[1].keys() == {ITEM, USER}
     assert all(torch.equal(tables[0][name], tables[1][name]) for name in (ITEM, USER))

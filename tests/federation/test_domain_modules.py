@@ -21,7 +21,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.tuning import SIZES
@@ -241,7 +241,7 @@ def test_a_run_stopped_after_any_batch_goes_on_to_the_same_bits(known, shops, tm
     parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
     assert len(told) > 2 * max(whole["rounds"]) and told == sorted(set(told))
     same_numbers(whole, parts)
-    left, right = (Record(Path(each["record"])).model() for each in (whole, parts))
+    left, right = (read_model(Path(each["record"])).tables for each in (whole, parts))
     assert all(torch.equal(left.dense[name], right.dense[name]) for name in left.dense)
     assert all(torch.equal(left.public[name], right.public[name]) for name in left.public)
 

@@ -26,7 +26,7 @@ from fedcl_bench.federation.silos import Silos
 from fedcl_bench.plugin.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.tuning import SIZES
 
@@ -172,7 +172,7 @@ def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shop
     parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
     assert len(told) > 6 and told == sorted(set(told)) and {round_ for round_, _ in told} == {0, 1, 2}
     same_numbers(whole, parts)
-    left, right = (Record(Path(each["record"])).model() for each in (whole, parts))
+    left, right = (read_model(Path(each["record"])).tables for each in (whole, parts))
     assert all(torch.equal(left.dense[name], right.dense[name]) for name in left.dense)
 
 
@@ -234,7 +234,7 @@ def test_the_record_says_what_was_shared(registry, shops, tmp_path):
     folder = Path(result["record"])
     rounds, users = pd.read_parquet(folder / "rounds.parquet"), pd.read_parquet(folder / "users.parquet")
     assert list(zip(rounds["step"], rounds["round"])) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    model = Record(folder).model()
+    model = read_model(folder).tables
     sent = sum(copies[0].numel() * 8 for copies in model.dense.values())
     assert (rounds[["bytes_up", "bytes_down"]] == sent).all(None) and result["bytes"]["total_up"] == 4 * sent
     assert result["privacy"]["uploaded"] == list(model.dense) and result["privacy"]["kept_at_client"] == [ITEM]

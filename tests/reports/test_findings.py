@@ -17,7 +17,7 @@ from fedcl_bench.experiments.papers.f3crec import LABELS
 from fedcl_bench.reports.comparison import against_each
 from fedcl_bench.reports.tables import Source, find, measure
 from fedcl_bench.runs.specs import RunSpec, Tuned
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 PAGE = ROOT / "docs/findings.md"
 SETS = ("ml-100k", "ml-latest-small", "lastfm-2k")

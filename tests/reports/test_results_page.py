@@ -12,7 +12,7 @@ from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import ffmsr
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs.specs import Tuned
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 PAGE = ROOT / "docs/results.md"
 OFFICE = "amazon-office+amazon-arts"

@@ -13,10 +13,12 @@ from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.runs import records, runner
+from fedcl_bench.records import record as record_module
+from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.core.errors import Corrupt
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.record import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 6
@@ -41,14 +43,15 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.runs import checkpoints, records, runner
+from fedcl_bench.records import record
+from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
 torch.set_num_threads(1)
 config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d})])
 stream = load_stream(config.source, config.stream)
-write = records.write_atomically
+write = record.write_atomically
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -63,7 +66,7 @@ def train(step, round_):
         if path.name == "users.parquet":
             die()
     if step == 4:  # while the finished record is being written: after its third file
-        records.write_atomically = write_then_die
+        record.write_atomically = write_then_die
     runner.execute(config, lambda: stream, Path(sys.argv[1]), runner.Watch(watch))
 
 for step, round_ in ((0, 3), (1, 2), (2, 5), (3, 1), (4, 0)):
@@ -214,11 +217,11 @@ def test_a_model_may_be_deleted(tmp_path, config, ml100k):
     model = record.folder / "model.pt"
     model.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(Corrupt, match="model.pt"):
-        record.model()
+        read_model(record.folder)
     model.unlink()
     assert execute(config(), lambda: ml100k, tmp_path)["reused"]
     with pytest.raises(Corrupt, match="is missing"):
-        record.model()
+        read_model(record.folder)
 
 
 def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k):
@@ -240,7 +243,7 @@ def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k)
 def test_full_disk_is_a_message(tmp_path, config, ml100k, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(records, "write_atomically", full)
+    monkeypatch.setattr(record_module, "write_atomically", full)
     with pytest.raises(UserError, match="No space left on device"):
         execute(config(), lambda: ml100k, tmp_path)
 
