@@ -180,7 +180,7 @@ def test_load_knows_defaults_that_records_leave_out(registry, tmp_path):
 
 def test_load_refuses_what_has_not_finished(tmp_path, registry):
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", TINY)])
-    record = Record.of(config, tmp_path)
+    record = Record.of(config.name, tmp_path)
     record.folder.mkdir(parents=True)
     record.fail(failed(config, "diverged"))
     with pytest.raises(fb.UserError, match="has no finished run"):

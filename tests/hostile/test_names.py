@@ -77,7 +77,7 @@ def test_a_record_cannot_make_pack_write_elsewhere(field, tmp_path):
 
 def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
     config = make_config(registry, "ft", "fedmf", "ml-100k")
-    record, victim = Record.of(config, tmp_path), tmp_path / "victim"
+    record, victim = Record.of(config.name, tmp_path), tmp_path / "victim"
     victim.write_text("mine")
     record.folder.mkdir(parents=True)
     (record.folder / ".lock").symlink_to(victim)
@@ -87,7 +87,7 @@ def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
     shutil.rmtree(record.folder)
     record.folder.symlink_to(tmp_path)
     with pytest.raises(UserError, match=f"{config.hash[:12]}: is a symbolic link"):
-        Record.of(config, tmp_path)
+        Record.of(config.name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../u.data", "/tmp/u.data", "..\\u.data", "a/../../u.data"])
