@@ -25,9 +25,9 @@ from machine import heading
 
 from fedcl_bench.cli.commands.common import count
 from fedcl_bench.experiments import papers
-from fedcl_bench.runs import compact
+from fedcl_bench.records import published
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ["tables", "--table", "2", "--records", "compact", "--datasets", "ml-100k"]
@@ -46,7 +46,7 @@ def make_records(folder: Path) -> None:
     for spec in papers.specs("f3crec", [2], datasets=["ml-100k"]):
         for seed in range(5):
             fabricate(folder / "runs", registry, spec, seed, level(0.08), users=350, rounds=60)
-    compact.write(folder / "compact", load_runs(folder / "runs"), "pack", lambda run: False)
+    published.write(folder / "compact", load_runs(folder / "runs"), "pack", lambda run: False)
 
 
 def seconds(folder: Path, arguments: list[str]) -> tuple[float, float]:

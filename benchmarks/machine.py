@@ -8,7 +8,7 @@ import time
 import torch
 
 from fedcl_bench.core.parallel import in_order, workers
-from fedcl_bench.runs.records import environment
+from fedcl_bench.runs.summary import environment
 
 
 def heading(threads: int | None = None) -> str:

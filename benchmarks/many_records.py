@@ -25,7 +25,7 @@ from machine import heading
 
 from fedcl_bench.cli.commands.common import count
 from fedcl_bench.experiments import papers
-from fedcl_bench.runs.index import INDEX
+from fedcl_bench.records.index import INDEX
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec
 

@@ -14,7 +14,8 @@ from fedcl_bench.evaluation.ranking import UserScores
 from fedcl_bench.federation.parts import Best, Progress
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
-from fedcl_bench.runs.records import Record, summary
+from fedcl_bench.records.record import Record
+from fedcl_bench.runs.summary import frames, summary
 from fedcl_bench.runs.specs import RunSpec, Tuned
 
 USERS, ITEMS, BLOCKS = 40, 10, 4
@@ -66,7 +67,7 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
                         analysis=tuple(analysis))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
-    record.finish(summary(config, progress, 1.0, False), progress)
+    record.finish(summary(config, progress, 1.0, False), frames(progress))
     return record.folder
 
 
@@ -116,5 +117,5 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
                         analysis=((0, "target_probability", ids, probabilities),))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
-    record.finish(summary(config, progress, 1.0, False), progress)
+    record.finish(summary(config, progress, 1.0, False), frames(progress))
     return record.folder

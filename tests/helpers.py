@@ -20,7 +20,8 @@ from fedcl_bench.federation import round as rounds, server
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.record import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -172,8 +173,8 @@ def same_numbers(found, expected):
         assert found[key] == expected[key], key
     a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
     for part in ("public", "private", "dense"):
-        for name, table in getattr(b.model(), part).items():
-            assert torch.equal(getattr(a.model(), part)[name], table)
+        for name, table in getattr(read_model(b.folder).tables, part).items():
+            assert torch.equal(getattr(read_model(a.folder).tables, part)[name], table)
     pd.testing.assert_frame_equal(a.users(), b.users())
     curves = [pd.read_parquet(r.folder / "rounds.parquet").drop(columns=["train_seconds", "evaluate_seconds"])
               for r in (a, b)]

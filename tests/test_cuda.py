@@ -27,7 +27,7 @@ from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import available
 from fedcl_bench.kernels.topk import highest
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.tuning import SIZES
@@ -138,7 +138,7 @@ def test_a_run_is_kept_and_goes_on_from_where_it_was(registry, tmp_path, monkeyp
         if not REAL:
             assert whole["environment"]["accelerator"] == "pretended"
     same_numbers(whole, parts)
-    assert all(table.device.type == "cpu" for table in Record(Path(whole["record"])).model().tables())
+    assert all(table.device.type == "cpu" for table in read_model(Path(whole["record"])).tables.tables())
 
 
 def federation(registry, method, backbone):

@@ -33,7 +33,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.experiments import grid
 from fedcl_bench.plugin import metric, sequential, silo, views
 from fedcl_bench.runs import config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
@@ -277,7 +277,7 @@ def test_twenty_lines_are_f3crecs_server(registry, tmp_path):
         run = config.make_config(of, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 3, "k_core": 50,
                                                                                         **settings})])
         result = execute(run, lambda: load_stream(run.source, run.stream), tmp_path / method)
-        model = Record(Path(result["record"])).model()
+        model = read_model(Path(result["record"])).tables
         found[method] = ((result["metrics"], result["matrix"], result["bytes"]), {**model.public, **model.private})
     (scores, tables), (others, expected) = found["temporal-mean"], found["f3crec"]
     assert scores == others and tables.keys() == expected.keys() == {ITEM, USER}

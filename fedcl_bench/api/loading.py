@@ -12,8 +12,8 @@ from ..core.settings import as_text
 with importing():
     from ..runs.config import recorded
     from ..runs.registry import discover
-    from ..runs.run import Run
-    from ..runs.store import comparable, load_record, load_runs
+    from ..records.run import Run
+    from ..records.store import comparable, load_record, load_runs
     from .origin import Origin, located, warned
     from .results import Results
     from .running import folders

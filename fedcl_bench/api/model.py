@@ -22,9 +22,9 @@ from ..federation.cold_start import ranks_by
 from ..federation.cross_silo import CrossSilo
 from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
-from ..runs.records import Record, SavedModel, ranks_by_state
-from ..runs.run import Run
-from ..runs.store import describe
+from ..runs.model_file import SavedModel, read_model
+from ..records.run import Run
+from ..records.store import describe
 from ..plugin.sequential import SequentialBackbone
 from .origin import Origin
 
@@ -32,7 +32,7 @@ from .origin import Origin
 def saved_model(run: Run) -> SavedModel:
     """What a run's ``model.pt`` holds; raises UserError if it is not there or has changed."""
     try:
-        return Record(run.path).saved_model()
+        return read_model(run.path)
     except Corrupt as error:
         raise UserError(f"{describe(run.meta)}: no model: {error.wrong}.\nCompact records have none; of others, delete "
                         f"the record and run it again.") from None
@@ -61,16 +61,12 @@ class Model:
     @cached_property
     def user_ids(self) -> np.ndarray:
         """Original ids of the users, in the order of the tables' rows; (users,) of text."""
-        return self._ids(self.saved.user_ids, "user_tokens")
+        return np.array(self.saved.user_ids, dtype=object).astype(str)
 
     @cached_property
     def item_ids(self) -> np.ndarray:
         """Original ids of the items, in the order of the tables' rows; (items,) of text."""
-        return self._ids(self.saved.item_ids, "item_tokens")
-
-    def _ids(self, saved: list[str] | None, tokens: str) -> np.ndarray:
-        """Ids of the record; of one from a former version, those of its data."""
-        return np.array(getattr(self.stream, tokens) if saved is None else saved, dtype=object).astype(str)
+        return np.array(self.saved.item_ids, dtype=object).astype(str)
 
     @cached_property
     def config(self) -> RunConfig:
@@ -80,7 +76,7 @@ class Model:
             UserError: if a plugin or the data is missing, or other data is there.
         """
         config, meta = self.origin.config(self.run), self.run.meta
-        if meta["hash"] not in (config.hash, config.former_hash):
+        if meta["hash"] != config.hash:
             warnings.warn(f"{describe(meta)}: {meta['method']} or {meta['backbone']} has other code than the run was "
                           f"made with.", stacklevel=2)
         return config
@@ -113,12 +109,7 @@ class Model:
         step, backbone = self.stream.steps[-1], federation.backbone
         method = federation.acting_in(step)
         ranking = ranks_by(federation, step, method)
-        if self.saved.client_state is None:
-            if ranks_by_state(method):
-                raise UserError(f"{describe(self.run.meta)}: the record is of a former version, without what "
-                                f"{self.config.method.name} ranks by; delete it and run it again.")
-        else:
-            method.client_state, method.server_state = dict(self.saved.client_state), dict(self.saved.server_state)
+        method.client_state, method.server_state = dict(self.saved.client_state), dict(self.saved.server_state)
         with torch.no_grad():
             if isinstance(backbone, SequentialBackbone):
                 if not int(step.sessions["test"].count[users[0]]):

@@ -13,9 +13,9 @@ from ..data.stream import Stream
 from ..core.errors import Corrupt, UserError
 from ..runs.config import RunConfig, make_config, of_other_stages
 from ..runs.registry import Registry
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import describe, domains_of
+from ..records.store import describe, domains_of
 
 
 def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:

@@ -13,9 +13,9 @@ import pandas as pd
 
 from ..core.errors import UserError, unknown
 from ..reports import draw, scores
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import seed_text
-from ..runs.store import tested
+from ..records.store import tested
 from . import run_frames, versus
 from .model import Model, saved_model
 from .origin import Origin

@@ -7,8 +7,8 @@ from typing import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from ..runs.run import Run
-from ..runs.store import domains_of
+from ..records.run import Run
+from ..records.store import domains_of
 
 _TEST = ["trained_block", "tested_block"]
 

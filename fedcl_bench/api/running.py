@@ -16,7 +16,7 @@ with importing():
     from ..runs.plugin_errors import named
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
-    from ..runs.store import load_record
+    from ..records.store import load_record
     from .origin import Origin, located
     from .results import Results
     from .seeds import Execution, SharedStream, configurations, run_seeds

@@ -12,9 +12,10 @@ from ..core.errors import UserError
 from ..reports.comparison import Comparison, against_each
 from ..reports.selection import parse_method
 from ..runs.config import CORE_SETTINGS
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, expected_settings, seed_text
-from ..runs.store import load_runs, matching
+from ..records.store import load_runs
+from ..runs.matching import matching
 from .origin import Origin, warned
 
 

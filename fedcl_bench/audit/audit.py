@@ -27,8 +27,8 @@ from ..core.errors import Corrupt
 from ..core.files import write_atomically
 from ..plugin.state import Snapshot
 from ..runs.config import RunConfig
-from ..runs.frames import digest, parsed
-from ..runs.records import method_uploads
+from ..records.frames import digest, parsed
+from ..runs.summary import method_uploads
 from ..core.schema import read_bytes
 from ..stats import accounting
 from ..stats.significance import mean_interval

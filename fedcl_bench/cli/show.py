@@ -17,7 +17,7 @@ from ..evaluation.metrics import OF_EVERY_RUN, is_share
 from ..core.text import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
-from ..runs.store import domains_of
+from ..records.store import domains_of
 from ..core.settings import as_text, describe, flat, inactive
 from ..stats.significance import FEW_USERS, interval_of_mean
 

@@ -69,12 +69,6 @@ class FeatureSource:
     model: LanguageModel | None = None
 
 
-def short_name(encoder: str) -> str:
-    """The encoder without the place of its files, which means nothing."""
-    kind = GIVEN if encoder.startswith(GIVEN) else ""
-    return kind + (Path(encoder.removeprefix(kind)).name or encoder)
-
-
 def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
     """Find what makes the features of a dataset's domains, and hash it.
 

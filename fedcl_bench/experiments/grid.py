@@ -12,7 +12,7 @@ from ..data.source import dataset_name
 from ..core.errors import Corrupt, UserError, unknown
 from ..core.text import shown
 from ..runs.config import RunConfig, make_config
-from ..runs.records import Record
+from ..records.record import Record
 from ..runs.registry import Registry
 from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
 from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text
@@ -173,7 +173,7 @@ class Task:
 
     def record(self, results: Path) -> Record:
         """Where the run is kept."""
-        return Record.of(self.config, results)
+        return Record.of(self.config.name, results)
 
     def command(self, results: Path, data_dir: Path | None, plugins: Iterable[Path]) -> str:
         """The command that does this run alone."""

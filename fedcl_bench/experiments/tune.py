@@ -17,10 +17,10 @@ from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 from ..core.errors import Corrupt, UserError
 from ..federation.parts import STAGE
 from ..core.files import sweep, write_atomically
-from ..runs.frames import read_columns
-from ..runs.records import last_stage
+from ..records.frames import read_columns
+from ..runs.summary import last_stage
 from ..runs.registry import Registry
-from ..runs.run_json import read_run
+from ..records.schema import read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..core.settings import unknown_setting
 from .grid import Outcome, Task, make_tasks, merged, state

@@ -13,9 +13,9 @@ from ..core.errors import UserError, unknown
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import spelled
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import domains_of, incremental
+from ..records.store import domains_of, incremental
 from .scores import check_metric, same_tests
 from .selection import checked_spec, command_for, parse_method
 from .tables import STAR_LEVEL, Cell, Source, Table, filled, find, pilot_note

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
-from ..runs.run import Run
-from ..runs.store import incremental, one_protocol, user_scores
+from ..records.run import Run
+from ..records.store import incremental, one_protocol, user_scores
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
 from .scores import check_blocks, check_metric, same_tests, seed_averages
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ..core.errors import UserError
 from ..runs.registry import Registry
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec, expected_settings, seed_text
-from ..runs.store import comparable, incremental, protocol
+from ..records.store import comparable, incremental, protocol
 from ..stats.significance import holm
 from .comparison import Comparison, against_each
 from .scores import OverSeeds, group_average, over_seeds, seed_averages, tested_settings, tested_users

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..runs.registry import Registry
-from ..runs.run import Run
-from ..runs.store import user_scores
+from ..records.run import Run
+from ..records.store import user_scores
 from . import dashboard
 from .comparison import Comparison
 from .dashboard import Cell, Number, TableRow, Variant

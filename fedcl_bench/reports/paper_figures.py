@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from ..core.errors import UserError
 from ..experiments.papers import Key, figure_specs
 from ..runs.registry import Registry
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
-from ..runs.store import failure, matching, one_protocol
+from ..runs.matching import failure, matching
+from ..records.store import one_protocol
 from ..stats.significance import TooFew
 from . import draw, scores
 from .comparison import over_grid

@@ -14,7 +14,7 @@ from scipy import stats
 from ..core.errors import UserError
 from ..experiments.papers import Contrast, Key, PaperTable, get
 from ..core.text import for_markdown
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import seed_text
 from .render import ours, printed
 from .standing import MARKS, Judged, Standing, half_width, judge, printed_lead, rules

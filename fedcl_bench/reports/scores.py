@@ -14,9 +14,9 @@ from ..data.stream import StreamSettings
 from ..core.errors import UserError, unknown
 from ..evaluation.metrics import SHIPPED
 from ..core.text import shown
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import comparable, describe, incremental, one_data, one_protocol
+from ..records.store import comparable, describe, incremental, one_data, one_protocol
 
 # Settings that say which items a user is tested on, and among which others.
 _TESTED = (*(f.name for f in fields(StreamSettings)), "candidates", "sampled_candidates", "candidate_lists")

@@ -11,7 +11,7 @@ from ..data.source import configured, dataset_name
 from ..core.errors import UserError, unknown
 from ..runs.config import resolve
 from ..runs.registry import Registry
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, spelled_spec
 from ..core.settings import parse_assignments
 from .tables import DAGGER, Source, find

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..data.stream import StreamSettings
 from ..experiments.sensitivity import Case
 from ..core.text import for_csv, for_markdown
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import seed_text
 from .draw import Swing, SwingPanel, tornado
 from .scores import OverSeeds, over_seeds, seed_averages

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
-from ..runs.run import Run
+from ..records.run import Run
 from . import draw, scores
 from .paper_figures import Drawn, Job, Skip, curves, sensitivity
 

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from ..experiments.papers import Key, PaperTable, Printed, get
-from ..runs.store import user_scores
+from ..records.store import user_scores
 from ..stats.power import detectable
 from ..stats.significance import LEVEL, compare_paired
 from .tables import SECONDS, Cell, Source, blocks_behind, pilot_users

@@ -23,10 +23,10 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..experiments.tune import ALIKE
 from ..core.text import JOIN
 from ..runs.registry import Registry
-from ..runs.run import Run
+from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
-from ..runs.store import (comparable, domains_of, failure, incremental, matching, one_data, one_protocol, tested,
-                          user_scores)
+from ..records.store import comparable, domains_of, incremental, one_data, one_protocol, tested, user_scores
+from ..runs.matching import failure, matching
 from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
 from .scores import group_average, group_blocks, split_group
 

@@ -14,7 +14,7 @@ import torch
 
 from ..plugin.backbone import Backbone
 from ..data import stream
-from ..data.features import FeatureSource, locate_features, short_name
+from ..data.features import FeatureSource, locate_features
 from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
@@ -26,6 +26,7 @@ from ..federation.parts import Federation, FederationSettings
 from ..plugin.metric import Metric
 from ..core.text import shown
 from ..plugin.local_settings import LocalSettings
+from ..records.store import short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS_VERSION
 from .memory_check import require_item_tables
@@ -131,11 +132,6 @@ class RunConfig:
         return _hash(self._identity(with_method=True))
 
     @cached_property
-    def former_hash(self) -> str | None:
-        """The run's hash in records of when plugins' inactive settings were part of it; None if that is ``hash``."""
-        return _hash(self._identity(with_method=True, with_inactive=True)) if self.inactive else None
-
-    @cached_property
     def base_hash(self) -> str:
         """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
         return _hash(self._identity(with_method=False))
@@ -147,16 +143,8 @@ class RunConfig:
     @property
     def name(self) -> str:
         """The run's folder: readable, then unique."""
-        return self._named(self.hash)
-
-    @property
-    def former_name(self) -> str | None:
-        """The folder of a record under ``former_hash``, if there is such a hash."""
-        return self._named(self.former_hash) if self.former_hash else None
-
-    def _named(self, digest: str) -> str:
         backbone = self.backbone.name.replace(":", "-")
-        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{digest[:12]}"
+        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
 
     def federation(self, stream: Stream) -> Federation:
         """The run's parts over a loaded stream."""

@@ -18,8 +18,8 @@ from typing import Any, Iterable, Iterator, Mapping, Protocol
 from ..core.errors import UserError
 from ..federation.parts import Progress
 from .config import RunConfig
-from .frames import read_frame
-from .run_json import read_run
+from ..records.frames import read_frame
+from ..records.schema import read_run
 
 KINDS = ("tensorboard", "csv", "wandb")
 

@@ -18,12 +18,13 @@ from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
 from ..federation.cross_silo import beginning
 from ..core.files import sweep
+from ..records.record import MODEL, Record
+from ..records.run import refuse
 from .checkpoints import CURE, check_tables, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require
-from .records import MODEL, Record, of_features, summary
-from .run import refuse
-from .store import load_record, tested
+from .model_file import read_model
+from .summary import failed, of_features, summary, write_record
 
 _Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
@@ -107,7 +108,7 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
         return None
     if not content or content["status"] != "finished":
         return None
-    return content if "tested" in content else {**content, "tested": tested(load_record(record.folder))}
+    return content
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,11 @@ def _from_block_before(config: RunConfig, federation: Federation, results: Path)
     if not config.blocks_before:
         return None
     before = config.stream.domain_block - 1
-    record = Record.of(config.blocks_before[-1], results)
+    record = Record.of(config.blocks_before[-1].name, results)
     if _finished(record, refuse) is None:
         raise UserError(f"setting 'domain_block': found {before + 1}, which begins from the model after block {before};"
                         f" accepted: this once there is a finished run of that, with --set domain_block={before}.")
-    progress = beginning(federation, record.model(str(federation.device)))
+    progress = beginning(federation, read_model(record.folder, str(federation.device)).tables)
     check_tables(record.folder / MODEL, progress, federation)
     return _Start(progress)
 
@@ -271,7 +272,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         UserError: also if there is not enough memory. RunFailed, Interrupted.
     """
     began = time.perf_counter()
-    record = Record.of(config, results)
+    record = Record.of(config.name, results)
     if not rerun and (done := _finished(record, lambda error: None)):
         _tidy(record, results)
         return {**done, "record": str(record.folder), "reused": True}
@@ -302,10 +303,10 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
             interactions = [len(step.test.values) for step in stream.steps]
             content = summary(config, progress, saving.elapsed(), start.shared, most, interactions)
-            content = record.finish({**content, **of_features(config, stream)}, progress, federation)
+            content = write_record(record, {**content, **of_features(config, stream)}, progress, federation)
             sweep(results / SHARED)
         except RunFailed as error:
-            record.fail(config, str(error), _client_updates(progress, len(stream.steps)))
+            record.fail(failed(config, str(error), _client_updates(progress, len(stream.steps))))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
         except (OutOfMemory, RuntimeError, MemoryError) as error:
             if not (isinstance(error, OutOfMemory) or ran_out(error)):

@@ -24,9 +24,9 @@ from fedcl_bench.api import running, seeds
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
-from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import CORE_SETTINGS, make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.record import Record
+from fedcl_bench.runs.summary import failed
 from fedcl_bench.runs.specs import RunSpec
 
 TINY = {"rounds": 1, "k_core": 70}
@@ -174,9 +174,9 @@ def test_load_knows_defaults_that_records_leave_out(registry, tmp_path):
 
 def test_load_refuses_what_has_not_finished(tmp_path, registry):
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", TINY)])
-    record = Record.of(config, tmp_path)
+    record = Record.of(config.name, tmp_path)
     record.folder.mkdir(parents=True)
-    record.fail(config, "diverged")
+    record.fail(failed(config, "diverged"))
     with pytest.raises(fb.UserError, match="has no finished run"):
         fb.load(record.folder)
 
@@ -409,22 +409,6 @@ def test_data_that_has_changed_is_refused(results, folder, tmp_path):
     other = fb.load(folder, "f3crec", data_dir=tmp_path)
     with pytest.raises(fb.UserError, match="other data"):
         other.recommend(other.model().user_ids[0])
-
-
-def test_a_record_of_a_former_version(registry, tmp_path):
-    """Without ids in it, and without the state that the method ranks by."""
-    for method in ("ft", "rlp2"):
-        found = fb.run(method, "fedmf", results=tmp_path, progress=False, **TINY)
-        user, best = found.model().user_ids[0], found.recommend(found.model().user_ids[0])
-        record = Record(found.folders[0])
-        checkpoints.write_packed(record.folder / "model.pt", dict(vars(record.model())))
-        old = fb.load(record.folder)
-        pd.testing.assert_frame_equal(old.users, found.users)
-        if method == "ft":
-            pd.testing.assert_frame_equal(old.recommend(user), best)
-        else:
-            with pytest.raises(fb.UserError, match="former version"):
-                old.recommend(user)
 
 
 def test_nothing_runs_if_a_setting_is_wrong(tmp_path, monkeypatch):

@@ -17,7 +17,8 @@ from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec, spelled_spec, tuned_file
-from fedcl_bench.runs.store import load_runs, matching
+from fedcl_bench.records.store import load_runs
+from fedcl_bench.runs.matching import matching
 
 QUICK = ["--set", "rounds=1", "--set", "blocks=2", "--set", "dim=4"]
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import features, language_models, tfidf
+from fedcl_bench.data import language_models, tfidf
+from fedcl_bench.records.store import short_name
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.features import Hearing, locate_features, notes, silent
 from fedcl_bench.data.item_texts import read_texts
@@ -396,7 +397,7 @@ def test_a_model_is_known_by_its_bytes_not_by_its_place():
     tiny_model("bert")
     first = located("./bert")[2].fingerprint
     Path("bert").rename("moved")
-    assert located("./moved")[2].fingerprint == first and features.short_name("a/b/moved/") == "moved"
+    assert located("./moved")[2].fingerprint == first and short_name("a/b/moved/") == "moved"
     Path("moved/README.md").write_text("no part of it")
     assert located("./moved")[2].fingerprint == first
     config = Path("moved/config.json")

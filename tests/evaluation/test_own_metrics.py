@@ -21,10 +21,10 @@ from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.evaluation.metrics import SHIPPED, measure
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.metric import Catalogue, Metric, RankedLists
-from fedcl_bench.runs.compact import write
+from fedcl_bench.records.published import write
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 from fedcl_bench.testing import assert_passed, check_metric
 
 QUICK = {"k_core": 50, "rounds": 1}

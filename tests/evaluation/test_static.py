@@ -27,7 +27,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs import config
 from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.record import Record
 from fedcl_bench.training.sampling import draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged, small_interactions

@@ -17,7 +17,8 @@ from helpers import records, same_numbers
 from fedcl_bench.cli.grid_view import View
 from fedcl_bench.cli.main import main
 from fedcl_bench.api.progress_bars import Display
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.record import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.experiments import cluster as joining
 from fedcl_bench.experiments.ray_crew import Runner, lost
 from fedcl_bench.experiments.worker import Job
@@ -111,8 +112,8 @@ def test_a_sharded_run_may_lose_a_node(second, tmp_path, capsys, monkeypatch, di
     one, other = Record(Path(found["record"])), Record(Path(alone["record"]))
     assert {path.name for path in one.folder.iterdir()} == {path.name for path in other.folder.iterdir()}
     for part in ("public", "private"):
-        for name, table in getattr(other.model(), part).items():
-            torch.testing.assert_close(getattr(one.model(), part)[name], table, rtol=0.0, atol=1e-9)
+        for name, table in getattr(read_model(other.folder).tables, part).items():
+            torch.testing.assert_close(getattr(read_model(one.folder).tables, part)[name], table, rtol=0.0, atol=1e-9)
     users = one.users()
     assert users.drop(columns="value").equals(other.users().drop(columns="value"))
     assert (users["value"] - other.users()["value"]).abs().max() <= 1e-9

@@ -19,6 +19,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import search, tune
 from fedcl_bench.experiments.grid import Outcome, make_tasks
 from fedcl_bench.experiments.search import Combination, Effort, Run
+from fedcl_bench.runs.summary import failed
 from fedcl_bench.runs.specs import RunSpec, Tuned, Where
 from fedcl_bench.experiments import pool
 
@@ -86,7 +87,7 @@ def test_a_failed_run_costs_what_was_done(tmp_path, registry):
     task, = make_tasks(registry, [RunSpec("reg", "fedmf", "ml-100k")], [0])
     task.record(tmp_path).folder.mkdir(parents=True)
     for updates, counted in (([50, 3, 0], 3), ([50], 50), ([], 0)):
-        task.record(tmp_path).fail(task.config, "diverged", updates)
+        task.record(tmp_path).fail(failed(task.config, "diverged", updates))
         run = tune.failed_run(task, task.record(tmp_path).folder)
         assert (run.updates, run.value) == (counted, None)
 

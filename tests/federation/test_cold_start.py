@@ -18,7 +18,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
-from fedcl_bench.runs.records import summary
+from fedcl_bench.runs.summary import summary
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import growing_stream, ragged

@@ -18,7 +18,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo, beginning
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute, execute_before
 
 SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 2, "topk": [3], "valid_metric": "recall@3",
@@ -54,7 +54,7 @@ def chain(config, results=Path("results"), watch=Watch()):
 
 
 def model_of(result):
-    return Record(Path(result["record"])).model()
+    return read_model(Path(result["record"])).tables
 
 
 @pytest.mark.parametrize("topology", ["federated", "local", "central"])

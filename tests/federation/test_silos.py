@@ -26,7 +26,7 @@ from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.plugin.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.tuning import SIZES
 
@@ -233,7 +233,7 @@ def test_the_record_says_what_was_shared(registry, shops, tmp_path):
     folder = Path(result["record"])
     rounds, users = pd.read_parquet(folder / "rounds.parquet"), pd.read_parquet(folder / "users.parquet")
     assert list(zip(rounds["step"], rounds["round"])) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    dense = by_domain(Record(folder).model().dense)
+    dense = by_domain(read_model(folder).tables.dense)
     sent = sum(copies[0].numel() * 8 for copies in dense.values())
     assert (rounds[["bytes_up", "bytes_down"]] == sent).all(None) and result["bytes"]["total_up"] == 4 * sent
     assert result["privacy"]["uploaded"] == list(dense) and result["privacy"]["kept_at_client"] == [ITEM]

@@ -25,10 +25,11 @@ import torch
 from fedcl_bench.core import files
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.runs import compact, runner
+from fedcl_bench.records import published
+from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 CALLS = ((os, "replace"), (os, "fsync"), (os, "unlink"), (os, "mkdir"), (os, "rename"), (os, "chmod"),
          (tempfile, "mkstemp"), (tempfile, "mkdtemp"), (np, "save"), (shutil, "rmtree"), (files._Watched, "write"))
@@ -118,7 +119,7 @@ def main(job: str, folder: Path, kills: int) -> None:
         in_child(partial(run, config, stream, before))
     if job == "pack":
         def work():
-            compact.write(results / "packed", load_runs(before), "a test", lambda run: True)
+            published.write(results / "packed", load_runs(before), "a test", lambda run: True)
         state = partial(state_of_pack, results / "packed")
     if job == "prepare":
         work = partial(prepared.save, stream, results / "prepared")

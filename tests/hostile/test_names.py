@@ -21,10 +21,10 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.text import for_csv, for_markdown, for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
 from fedcl_bench.reports.tables import Cell, Key, Line, Panel, Table
-from fedcl_bench.runs import compact
+from fedcl_bench.records import published
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.record import Record
+from fedcl_bench.records.store import load_runs
 
 HOSTILE = ("../x", "", "..", "a/b", "a\\b", "x[/b]", "=cmd|calc", "<script>", "a\x1b[2J", "x" * 5000, ".hidden", "-v",
            "a b", "ä", "\u202egnp", "a\0b")
@@ -54,15 +54,15 @@ def test_a_path_as_a_dataset_names_no_folder_outside(tmp_path, monkeypatch):
 
 def test_an_index_names_only_files_of_its_folder(tmp_path):
     packed, victim = shutil.copytree(PUBLISHED, tmp_path / "packed"), tmp_path / "victim.parquet"
-    index = json.loads((packed / compact.INDEX).read_text())
+    index = json.loads((packed / published.INDEX).read_text())
     name = next(iter(index["files"]))
     shutil.move(packed / name, victim)
     (packed / name).symlink_to(victim)
     with pytest.raises(UserError, match="is a symbolic link"):
         load_runs(packed)
-    (packed / compact.INDEX).write_text(json.dumps({**index, "files": {"../victim.parquet": index["files"][name]}}))
+    (packed / published.INDEX).write_text(json.dumps({**index, "files": {"../victim.parquet": index["files"][name]}}))
     with pytest.raises(UserError, match="index.json: found the name '../victim.parquet'"):
-        compact.write(packed, load_runs(PUBLISHED)[:1], "a test", lambda run: False)
+        published.write(packed, load_runs(PUBLISHED)[:1], "a test", lambda run: False)
     assert victim.is_file()
 
 
@@ -71,13 +71,13 @@ def test_a_record_cannot_make_pack_write_elsewhere(field, tmp_path):
     run = load_runs(PUBLISHED)[0]
     run = run_of({**run.meta, field: "../../x"}, run.path, run.load)
     with pytest.raises(UserError, match="record .*found the name '.*../../x"):
-        compact.write(tmp_path / "a" / "b", [run], "a test", lambda run: False)
+        published.write(tmp_path / "a" / "b", [run], "a test", lambda run: False)
     assert not (tmp_path / "a").exists()
 
 
 def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
     config = make_config(registry, "ft", "fedmf", "ml-100k")
-    record, victim = Record.of(config, tmp_path), tmp_path / "victim"
+    record, victim = Record.of(config.name, tmp_path), tmp_path / "victim"
     victim.write_text("mine")
     record.folder.mkdir(parents=True)
     (record.folder / ".lock").symlink_to(victim)
@@ -87,7 +87,7 @@ def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
     shutil.rmtree(record.folder)
     record.folder.symlink_to(tmp_path)
     with pytest.raises(UserError, match=f"{config.hash[:12]}: is a symbolic link"):
-        Record.of(config, tmp_path)
+        Record.of(config.name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../u.data", "/tmp/u.data", "..\\u.data", "a/../../u.data"])

@@ -15,7 +15,7 @@ from fedcl_bench.data.datasets import build_stream
 from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 
 
 class Planted:
@@ -41,7 +41,7 @@ def test_a_pickle_is_no_model(tmp_path, planted):
     digest = hashlib.blake2b(path.read_bytes(), digest_size=32).hexdigest()
     path.with_name("model.pt.b2sum").write_text(f"{digest}  model.pt\n")
     with pytest.raises(Corrupt, match=r"(?s)model.pt: holds more than tensors.*Delete the file"):
-        Record(tmp_path).saved_model()
+        read_model(tmp_path)
 
 
 def test_a_pickle_is_no_checkpoint(tmp_path, planted):

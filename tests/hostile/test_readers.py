@@ -28,11 +28,11 @@ from fedcl_bench.data.features import Hearing, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.runs import compact, index, run_json
+from fedcl_bench.records import index, published, schema
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 TRIES = int(os.environ.get("FUZZ", 3))
 JOB = {"rounds": 1, "k_core": 80}
@@ -82,7 +82,7 @@ def world(registry, tmp_path_factory):
     for method, mean in (("ft", 0.08), ("f3crec", 0.09)):
         for seed in (0, 1):
             fabricate(folder / "results", registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean), users=8)
-    compact.write(folder / "compact", load_runs(folder / "results"), "a test", lambda run: True)
+    published.write(folder / "compact", load_runs(folder / "results"), "a test", lambda run: True)
     config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("a test", JOB)])
     stream = build_stream(config.source, config.stream)
     prepared.save(stream, folder / "prepared")
@@ -92,7 +92,7 @@ def world(registry, tmp_path_factory):
     return folder, config, stream
 
 
-@pytest.mark.parametrize("name", run_json.FILES)
+@pytest.mark.parametrize("name", schema.FILES)
 def test_frames_of_records(world, name):
     path = min((world[0] / "results" / "runs").glob("f3crec*")) / name
     fuzz(path, same_or_left_out([*COMPARE, str(world[0] / "results")]))
@@ -100,7 +100,7 @@ def test_frames_of_records(world, name):
 
 def test_run_json(world):
     """It has no checksum: whatever it holds, commands end as they have to."""
-    path = min((world[0] / "results" / "runs").glob("f3crec*")) / run_json.NAME
+    path = min((world[0] / "results" / "runs").glob("f3crec*")) / schema.NAME
 
     def check():
         said([*COMPARE, str(world[0] / "results")])
@@ -113,7 +113,7 @@ def test_run_json(world):
 def test_compact_records(world, name):
     (path,) = (world[0] / "compact").glob(name)
     check = same_or_left_out([*TABLE, str(world[0] / "compact")])
-    fuzz(path, check if name != compact.INDEX else lambda: said([*TABLE, str(world[0] / "compact")]))
+    fuzz(path, check if name != published.INDEX else lambda: said([*TABLE, str(world[0] / "compact")]))
 
 
 def test_the_index_of_heads(world, monkeypatch):

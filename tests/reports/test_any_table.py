@@ -18,7 +18,7 @@ from fedcl_bench.reports.any_table import Layout, build_any, split_methods
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
 from fedcl_bench.reports.tables import Source
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.significance import holm
 
 MEANS = {"ft": 0.080, "reg": 0.085, "kd": 0.0801, "f3crec": 0.07}

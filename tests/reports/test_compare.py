@@ -18,9 +18,9 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.comparison import against_each, over_grid
 from fedcl_bench.reports.scores import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for, parse_method
-from fedcl_bench.runs import compact
+from fedcl_bench.records import published
 from fedcl_bench.runs.specs import RunSpec, Tuned
-from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats import significance
 from fedcl_bench.stats.significance import TooFew
 
@@ -220,7 +220,7 @@ def test_friedman_command(at_records, capsys):
 
 
 def test_compact_records_give_the_same(at_records, capsys, tmp_path):
-    compact.write(tmp_path / "packed", load_runs(Path("results")), "test", lambda run: False)
+    published.write(tmp_path / "packed", load_runs(Path("results")), "test", lambda run: False)
     numbers = []
     for folder in ("results", tmp_path / "packed"):
         assert main([*PAIR, "--records", str(folder), "--json"]) == 0

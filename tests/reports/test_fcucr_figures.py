@@ -17,7 +17,7 @@ from fedcl_bench.experiments.papers import fcucr
 from fedcl_bench.reports import draw as draw_module
 from fedcl_bench.reports.scores import OverSeeds, user_histogram, validation_curves
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 EARLY = {"ft": ((0.1, 0.4, 0.3, 0.2), (0.1, 0.2, 0.1)), "fcucr": ((0.1, 0.5, 0.45), (0.1, 0.5, 0.55))}  # per seed
 

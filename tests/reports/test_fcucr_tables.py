@@ -16,9 +16,9 @@ from fedcl_bench.experiments.papers import Key, Printed, fcucr
 from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.reproduction import page
 from fedcl_bench.reports.tables import Source, build
-from fedcl_bench.runs import compact
+from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec, Tuned, expected_settings
-from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.records.store import load_runs, user_scores
 
 SEQUENTIAL = ("gru4rec", "sasrec", "tisasrec")
 
@@ -237,7 +237,7 @@ def test_records_with_blocks_or_without_full_ranking(registry, tmp_path):
 
 
 def test_compact_records_give_the_same_tables(runs, registry, tmp_path):
-    compact.write(tmp_path, load_runs(runs), "pack", lambda run: False)
+    write_packs(tmp_path, load_runs(runs), "pack", lambda run: False)
     for number in (2, 3, 4, 5):
         assert markdown(table(number, tmp_path, registry)) == markdown(table(number, runs, registry))
     (run, *_), (full, *_) = load_runs(tmp_path), load_runs(runs)

@@ -20,9 +20,9 @@ from fedcl_bench.reports.paper_figures import Job, Skip
 from fedcl_bench.reports.reproduction import page
 from fedcl_bench.reports.standing import OPEN, judge
 from fedcl_bench.reports.tables import Source, build
-from fedcl_bench.runs import compact
+from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 OFFICE, RETAIL = ffmsr.DATASETS
 
@@ -130,7 +130,7 @@ def test_a_table_of_pilots_has_domains_and_their_mean_but_no_printed_number(pilo
 
 def test_packed_runs_are_tested_as_full_ones(pilots, tmp_path):
     """On the metrics of the paper's tables, of which Recall is in no other paper's."""
-    compact.write(tmp_path, pilots.runs, "pack", lambda run: False)
+    write_packs(tmp_path, pilots.runs, "pack", lambda run: False)
     table = replace(table_of_pilots(4), metrics=("recall@3", "ndcg@3"))
     full, packed = ({cell.key: cell for cell in build("ffmsr", table, replace(pilots, runs=runs)).cells()}
                     for runs in (pilots.runs, load_runs(tmp_path)))

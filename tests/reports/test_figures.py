@@ -18,7 +18,7 @@ from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, Swin
                                       looks, save, sensitivity, tornado, user_histograms, validation_curves)
 from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 from fedcl_bench.stats.significance import friedman
 
 LABELS = {"ft": "FT", "reg": "Reg", "kd": "KD", "rlp2": "RLP2†", "spp": "SPP†", "f3crec": "F3CRec"}

@@ -20,7 +20,8 @@ from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.html import report
 from fedcl_bench.reports.tables import Source
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs, matching
+from fedcl_bench.records.store import load_runs
+from fedcl_bench.runs.matching import matching
 
 SMALL = (("rounds", 2), ("k_core", 50))
 TINY = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4, "rounds": 1, "progress": False}

@@ -17,7 +17,7 @@ from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.render import latex, tex
 from fedcl_bench.reports.tables import Source
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 PUBLISHED = ROOT / "results/published"
 ENGINES = {"pdflatex": ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"],

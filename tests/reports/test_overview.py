@@ -16,7 +16,7 @@ from fedcl_bench.reports.pages import FOLDER
 from fedcl_bench.reports.standing import MARKS, OPEN, Judged, Standing, standing
 from fedcl_bench.reports.tables import Cell, Source
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 FIRST, SECOND = Reading("the first way", "first", (2,)), Reading("the second way", "second", (2, 3))
 

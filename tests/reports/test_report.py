@@ -21,7 +21,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.reports import dashboard
 from fedcl_bench.reports.html import LIMIT, report
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.significance import holm
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}

@@ -14,7 +14,7 @@ from fedcl_bench.reports.pages import FOLDER, index
 from fedcl_bench.reports.reproduction import page
 from fedcl_bench.reports.tables import Source
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 @pytest.fixture(scope="module")
 def results(registry, tmp_path_factory):

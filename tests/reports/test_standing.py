@@ -15,7 +15,7 @@ from fedcl_bench.reports.standing import (DIFFERS, DIRECTION, IN_EFFECT, NO_DATA
                                           Standing, half_width, judge, standing)
 from fedcl_bench.reports.tables import Cell, Source, build
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.power import power_of_paired_t
 
 KEY = Key("ml-100k", "fedmf", "kd", "recall@20", "avg")

@@ -18,7 +18,7 @@ from fedcl_bench.reports.pages import FOLDER, STANDING
 from fedcl_bench.reports.standing import MARKS
 from fedcl_bench.reports.tables import Source
 from fedcl_bench.runs.specs import Tuned
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 
 
 COMMAND = "run_bench.py reproduction --overview --records results/published"

@@ -25,11 +25,12 @@ from fedcl_bench.experiments.papers import Key, f3crec, fcucr, ffmsr
 from fedcl_bench.reports import any_table, render, tables
 from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.tables import Source, build
-from fedcl_bench.runs import compact
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.published import write as write_packs
+from fedcl_bench.records.record import Record
 from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.summary import failed
 from fedcl_bench.runs.specs import RunSpec, Tuned
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.records.store import load_runs
 from fedcl_bench.stats.significance import interval_of_mean
 
 MINE = {"datasets": ["ml-100k"], "backbones": ["fedmf"]}  # the part of a table that a test has records of
@@ -433,7 +434,7 @@ def test_static_and_dynamic_items(registry, tmp_path):
     built = table(7, tmp_path, registry)
     found = [cell(built, "f3crec", column, "item_rank_change").mean for column in ("static", "dynamic", "diff")]
     assert found == pytest.approx([0.005, 0.085, 0.08])
-    compact.write(tmp_path / "c", load_runs(tmp_path), "pack", lambda run: False)
+    write_packs(tmp_path / "c", load_runs(tmp_path), "pack", lambda run: False)
     built = table(7, tmp_path / "c", registry)
     assert cell(built, "f3crec", "static", "item_rank_change").missing == "its record holds no item analysis of D1"
 
@@ -536,7 +537,7 @@ def test_failed_runs_are_not_called_absent(registry, tmp_path, capsys):
         config = config_of(registry, RunSpec("kd", "fedmf", "ml-100k"), seed)
         record = Record(tmp_path / "runs" / config.name)
         record.folder.mkdir()
-        record.fail(config, "the loss is not finite in round 3.\nmore")
+        record.fail(failed(config, "the loss is not finite in round 3.\nmore"))
     why = "failed with seeds 0, 1 (the loss is not finite in round 3)"
     here = ["--records", str(tmp_path)]
     assert main(["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here]) == 0

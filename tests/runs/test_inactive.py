@@ -7,19 +7,13 @@ from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from fabricate import alter, config_of, fabricate, level
 from helpers import build, federation, finish
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import PluginError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.experiments.grid import make_tasks, state
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
-from fedcl_bench.runs.runner import execute
-from fedcl_bench.runs.specs import RunSpec, expected_settings
-from fedcl_bench.runs.store import load_runs, matching
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.settings import inactive, inherited, setting
 from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
@@ -132,54 +126,13 @@ def config(registry, **settings):
 
 
 def test_hashes(registry):
-    """Inactive values do not count; hashes of runs without inactive settings, and former ones, are published records'.
-    """
-    assert config(registry).hash.startswith("02797fc01971") and config(registry).former_hash is None
+    """Inactive values do not count."""
+    assert config(registry).hash.startswith("02797fc01971")
     first, second = (config(registry, without="sc", beta=beta) for beta in (0.9, 0.5))
     assert first.hash == second.hash != config(registry, without="cc").hash
-    assert first.former_hash.startswith("e45d2060831f") and second.former_hash.startswith("0f2cb5a5042b")
-    assert config(registry, without="arm").former_hash.startswith("ffea2d6d695d")
     assert config(registry, without="itm").hash.startswith("d5fa5253a955")
     assert "beta" not in first.settings and first.inactive == {"beta": "with without=sc"}
     assert config(registry, beta=0.5).hash != config(registry).hash and not config(registry, beta=0.5).inactive
-
-
-def as_before(results, registry, spec: RunSpec, seed: int = 0, **inactive_ones) -> Record:
-    """A record of a spec as it was written when inactive settings were part of the hash."""
-    spec = RunSpec(spec.method, spec.backbone, spec.dataset, (*spec.settings, *inactive_ones.items()))
-    former = config_of(registry, spec, seed)
-    folder = fabricate(results, registry, spec, seed, level(0.08))
-    content = json.loads((folder / "run.json").read_text())
-    alter(folder, ["idle_settings"], hash=former.former_hash, settings={**content["settings"], **inactive_ones})
-    return Record(folder.rename(folder.with_name(former.former_name)))
-
-
-SPEC = RunSpec("f3crec", "fedmf", "ml-100k", (("without", "sc"),))
-
-
-def test_tables_find_records_of_before(registry, tmp_path):
-    as_before(tmp_path, registry, SPEC, 0, beta=0.9)
-    run, = load_runs(tmp_path)
-    assert run.meta["settings"]["beta"] == 0.9 and "beta" not in expected_settings(registry, SPEC)
-    assert matching([run], registry, SPEC) == [run]
-    assert matching([run], registry, RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"),))) == []
-    fabricate(tmp_path, registry, SPEC, 0, level(0.08))  # made again since
-    present = config_of(registry, SPEC, 0).hash
-    assert [run.hash for run in matching(load_runs(tmp_path), registry, SPEC)] == [present]
-
-
-def refuse():
-    raise AssertionError("a finished run is run again")
-
-
-def test_a_finished_run_of_before_is_not_run_again(registry, tmp_path):
-    task, = make_tasks(registry, [SPEC], [0])
-    assert state(task, tmp_path).name == "missing"
-    record = as_before(tmp_path, registry, SPEC, 0, beta=0.9)
-    folder = record.folder.rename(record.folder.with_name(task.config.former_name))  # of the real data file
-    assert state(task, tmp_path).name == "finished"
-    done = execute(task.config, refuse, tmp_path)
-    assert done["reused"] and done["record"] == str(folder)
 
 
 def test_both_betas_are_one_run(registry, tmp_path, capsys, monkeypatch):

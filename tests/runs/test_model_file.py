@@ -12,10 +12,9 @@ import torch
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.plugin.state import Snapshot
-from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.core.errors import Corrupt
-from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import execute
 
 
@@ -38,7 +37,7 @@ def test_pytorch_opens_it_and_it_carries_the_ids(finished):
     assert content["user_ids"] == stream.user_tokens.tolist() and content["item_ids"] == stream.item_tokens.tolist()
     table = next(iter(content["public"].values()))
     assert len(table) == len(content["item_ids"]) and {f.name for f in fields(Snapshot)} < content.keys()
-    saved = Record(folder).saved_model()
+    saved = read_model(folder)
     assert saved.user_ids == content["user_ids"] and set(saved.client_state) == set(content["client_state"])
     assert "keys" in saved.client_state and torch.equal(next(iter(saved.tables.public.values())), table)
 
@@ -47,7 +46,7 @@ def test_state_that_no_ranking_needs_is_left_out(registry, tmp_path):
     """Reg keeps the tables of the step before, which may be gigabytes."""
     config = make_config(registry, "reg", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 70})])
     done = execute(config, lambda: load_stream(config.source, config.stream), tmp_path)
-    saved = Record(Path(done["record"])).saved_model()
+    saved = read_model(Path(done["record"]))
     assert saved.client_state == saved.server_state == {} and saved.user_ids
 
 
@@ -66,14 +65,4 @@ def test_one_that_cannot_be_trusted_is_refused(folder, spoil):
     else:
         (folder / "model.pt.b2sum").unlink()
     with pytest.raises(Corrupt, match="does not match" if spoil == "changed" else "b2sum is missing"):
-        Record(folder).model()
-
-
-def test_one_of_a_former_version_is_read(folder):
-    """There the checksum stood before the content, and there were neither ids nor state."""
-    tables = Record(folder).model()
-    (folder / "model.pt.b2sum").unlink()
-    checkpoints.write_packed(folder / "model.pt", dict(vars(tables)))
-    saved = Record(folder).saved_model()
-    assert all(torch.equal(a, b) for a, b in zip(saved.tables.tables(), tables.tables()))
-    assert saved.user_ids is saved.item_ids is saved.client_state is None
+        read_model(folder)

@@ -14,9 +14,9 @@ from helpers import ROOT, same_numbers
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.records.record import Record
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 3
@@ -48,14 +48,15 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.runs import checkpoints, records, runner
+from fedcl_bench.records import record
+from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
 torch.set_num_threads(1)
 config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 50})])
 stream = load_stream(config.source, config.stream)
-write = records.write_atomically
+write = record.write_atomically
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +71,7 @@ def train(step, round_):
         if path.name == "users.parquet":
             die()
     if step == 4:  # while the finished record is being written: after its third file
-        records.write_atomically = write_then_die
+        record.write_atomically = write_then_die
     runner.execute(config, lambda: stream, Path(sys.argv[1]), runner.Watch(watch))
 
 for step, round_ in ((0, 3), (1, 2), (2, 2), (3, 1), (4, 0)):

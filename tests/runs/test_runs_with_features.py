@@ -13,7 +13,7 @@ import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Record
+from fedcl_bench.records.record import Record
 from fedcl_bench.runs.registry import discover
 
 PLUGIN = '''

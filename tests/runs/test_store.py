@@ -15,11 +15,12 @@ from helpers import ROOT
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.beyond_accuracy import PER_USER, RECOMMENDED
-from fedcl_bench.runs import compact
+from fedcl_bench.records import published
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs, matching, one_protocol, user_scores
+from fedcl_bench.records.store import load_runs, one_protocol, user_scores
+from fedcl_bench.runs.matching import matching
 
 QUICK = (("rounds", 2),)
 REAL = RunSpec("f3crec", "fedmf", "ml-100k", QUICK)
@@ -44,7 +45,7 @@ def three(registry, tmp_path):
 
 
 def pack(folder, runs, command="pack", items=True):
-    return compact.write(folder, runs, command, lambda run: items)
+    return published.write(folder, runs, command, lambda run: items)
 
 
 def contents(folder):
@@ -82,13 +83,13 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
     for full, packed in zip(runs, small):
         assert {k: v for k, v in full.meta.items() if k != "files"} == packed.meta
         keys = ["metric", "trained_block", "tested_block", "user"]
-        kept = full.users[full.users["metric"].isin(compact.METRICS)]
+        kept = full.users[full.users["metric"].isin(published.METRICS)]
         frames = [frame.astype({"metric": str}).sort_values(keys, ignore_index=True)[[*keys, "value"]]
                   for frame in (kept, packed.users)]
         pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-7)
         pd.testing.assert_frame_equal(full.rounds, packed.rounds[full.rounds.columns], check_dtype=False, rtol=1e-6,
                                       atol=1e-4)
-        frames = [run.analysis[run.analysis["kind"].isin(compact.KINDS)].astype({"kind": str}).reset_index(drop=True)[
+        frames = [run.analysis[run.analysis["kind"].isin(published.KINDS)].astype({"kind": str}).reset_index(drop=True)[
             ["block", "kind", "id", "value"]] for run in (full, packed)]
         pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-6)
     np.testing.assert_allclose(user_scores(runs, "ndcg@20"), user_scores(small, "ndcg@20"), atol=1e-7)
@@ -141,10 +142,10 @@ def test_a_file_over_the_limit_is_halved(three, tmp_path, monkeypatch, limit, ru
     """Down to single runs, which stay whole; the values are the same, and the order of packing does not matter."""
     runs = load_runs(three)
     (whole,) = pack(tmp_path / "one", runs)["files"].values()
-    monkeypatch.setattr(compact, "LIMIT", limit(whole["bytes"]))
+    monkeypatch.setattr(published, "LIMIT", limit(whole["bytes"]))
     files = pack(tmp_path / "c", runs)["files"]
     assert [file["runs"] for file in files.values()] == runs_per_file
-    assert {name: len(content) for name, content in contents(tmp_path / "c").items() if name != compact.INDEX} \
+    assert {name: len(content) for name, content in contents(tmp_path / "c").items() if name != published.INDEX} \
         == {name: file["bytes"] for name, file in files.items()}
     for full, packed in zip(load_runs(tmp_path / "one"), load_runs(tmp_path / "c"), strict=True):
         assert full.meta == packed.meta
@@ -182,13 +183,13 @@ def test_commands_are_kept(three, tmp_path):
 def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
     runs = load_runs(three)
     pack(tmp_path / "c", runs[:1])
-    write = compact.write_atomically
+    write = published.write_atomically
 
     def die(path, content):
-        if path.name == compact.INDEX:
+        if path.name == published.INDEX:
             raise RuntimeError("killed")
         write(path, content)
-    monkeypatch.setattr(compact, "write_atomically", die)
+    monkeypatch.setattr(published, "write_atomically", die)
     with pytest.raises(RuntimeError):
         pack(tmp_path / "c", runs)
     assert [run.hash for run in load_runs(tmp_path / "c")] == [runs[0].hash]
@@ -197,14 +198,14 @@ def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
 def test_full_disk_is_a_message(three, tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(compact, "write_atomically", full)
+    monkeypatch.setattr(published, "write_atomically", full)
     assert "No space left" in message(lambda: pack(tmp_path / "c", load_runs(three)))
 
 
 def test_changed_compact_records_are_refused(three, tmp_path):
     folder = tmp_path / "c"
     pack(folder, load_runs(three))
-    data, index = next(folder.glob("*.parquet")), folder / compact.INDEX
+    data, index = next(folder.glob("*.parquet")), folder / published.INDEX
     good = contents(folder)
     for path, content, expected in (
             (data, good[data.name][:-10], "has changed since it was packed"),

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from fedcl_bench.runs.records import nearly_best
+from fedcl_bench.runs.summary import nearly_best
 
 
 def test_nearly_best():

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.selection import checked_spec, find_all, parse_method
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
-    from ...runs.store import incremental, load_all
+    from ...records.store import incremental, load_all
     from ...core.settings import parse_assignments
 
     registry = discover(args.plugins)

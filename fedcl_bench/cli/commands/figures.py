@@ -14,7 +14,7 @@ from .common import (Extend, LeftOut, add_cells, add_drawn, add_plugins, add_rec
 
 if TYPE_CHECKING:
     from ...reports.paper_figures import Drawn, Job
-    from ...runs.run import Run
+    from ...records.run import Run
 
 EXAMPLES = """\
 examples:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
-    from ...runs.store import load_all
+    from ...records.store import load_all
     from ...core.settings import parse_assignments
 
     check_formats(args.format)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ...core.errors import UserError
     from ...experiments import papers
     from ...reports.tables import find
-    from ...runs.compact import INDEX, write
+    from ...records.published import INDEX, write
 
     if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")
                                            if getattr(args, name)), None)):

@@ -69,7 +69,7 @@ def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True
     from ...reports.tables import Source
     from ...runs.registry import discover
     from ...runs.specs import Tuned, Where
-    from ...runs.store import load_all
+    from ...records.store import load_all
     from ...core.settings import parse_assignments
 
     assignments = parse_assignments(args.assignments, "--set")

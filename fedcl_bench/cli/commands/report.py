@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from ...core.files import write_atomically
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
-    from ...runs.store import load_all
+    from ...records.store import load_all
 
     found, failed = load_all(args.records, LeftOut())
     runs = [run for run in found if run.whole]

@@ -102,7 +102,7 @@ def _source(args: argparse.Namespace, reading: Reading) -> Source:
     from ...reports.tables import Source
     from ...runs.registry import discover
     from ...runs.specs import Tuned
-    from ...runs.store import load_runs
+    from ...records.store import load_runs
 
     folder = None if reading.tuned is None else args.records.parent / "tuned" / reading.tuned
     tuned = None if folder is None else Tuned((folder,), ("--tuned", str(folder)))

@@ -151,7 +151,7 @@ def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results
     from ...experiments.grid import state
     from ...reports.scores import check_metric
     from ...reports.sensitivity_table import effects
-    from ...runs.store import load_record
+    from ...records.store import load_record
 
     runs = {spec: [load_record(task.record(results).folder) for task in of_spec
                    if state(task, results).name == "finished"] for spec, of_spec in tasks.items()}

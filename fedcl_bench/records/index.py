@@ -15,14 +15,14 @@ from typing import Any, Callable, Iterator
 from ..core.errors import Corrupt, UserError
 from ..core.files import sweep, write_atomically
 from ..core.schema import fields_of, lists, mapping, one_of, read_json, whole
-from . import run_json
-from .run_json import NAME, read_head
+from . import schema
+from .schema import NAME, read_head
 
 INDEX = ".heads.json"
 MANY = 200  # records; fewer are read as fast, and nothing is written beside them
 _FORMAT = 1
 Head = dict[str, Any]
-_ENTRY = fields_of({"file": lists(whole()), "head": run_json.check_head}, {})
+_ENTRY = fields_of({"file": lists(whole()), "head": schema.check_head}, {})
 _INDEX = fields_of({"format": one_of(_FORMAT), "records": mapping(_ENTRY)}, {})
 
 
@@ -47,7 +47,7 @@ def heads(results: Path, left_out: Callable[[Corrupt], None]) -> Iterator[tuple[
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            left_out(Corrupt(f"{path / NAME}: cannot be read ({error.strerror})", run_json.CURE))
+            left_out(Corrupt(f"{path / NAME}: cannot be read ({error.strerror})", schema.CURE))
             continue
         except Corrupt as error:
             left_out(error)

@@ -1,33 +1,27 @@
 """Reading finished runs: from a results folder or from compact records, in the same form.
 
-A results folder holds full records under ``runs/`` (``records.py``); a folder of compact records holds an
-``index.json`` (``compact.py``). Only what is verified is returned.
+A results folder holds full records under ``runs/`` (``record.py``); a folder of compact records holds an
+``index.json`` (``published.py``). Only what is verified is returned.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from ..data.features import FeatureSource, short_name
-from ..data.source import DatasetSource, dataset_name, load_config
 from ..core.errors import Corrupt, UserError
 from ..core.text import JOIN
-from ..core.settings import inactive
-from . import compact
-from .config import RunConfig, backbone_of, effective, resolve
+from . import published
 from .frames import read_frame
 from .index import INDEX, heads
-from .records import Record
-from .registry import Registry
+from .record import Record
 from .run import Run, refuse
-from .run_json import head_of, read_run
-from .specs import RunSpec, Tuned, seed_text
+from .schema import head_of, read_run
 
+GIVEN = "given:"  # before a folder of items' vectors, in the setting ``encoder``
 LeftOut = Callable[[Corrupt], None]
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
@@ -76,9 +70,9 @@ def load_record(folder: Path) -> Run:
 
 def _folders(folder: Path) -> Iterable[Path]:
     """Folders of compact records: this one or those in it."""
-    if compact.is_compact(folder):
+    if published.is_compact(folder):
         return [folder]
-    return sorted(path for path in folder.iterdir() if path.is_dir() and compact.is_compact(path))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and published.is_compact(path))
 
 
 def load_runs(folder: Path, left_out: LeftOut | None = None) -> list[Run]:
@@ -116,33 +110,26 @@ def load_all(folder: Path, left_out: LeftOut | None = None) -> tuple[list[Run], 
                 runs[head["hash"]] = _of_record(path, head, tell)
     else:
         for path in _folders(folder):
-            for meta, load in compact.read(path, note):
+            for meta, load in published.read(path, note):
                 runs.setdefault(meta["hash"], Run(head_of(meta), path, partial(dict, meta), load, tell))
     if not runs:
-        says = f"; {len(failed)} failed, as {describe(failed[0])}: {_why(failed[0])}" if failed else ""
+        says = f"; {len(failed)} failed, as {describe(failed[0])}: {why_failed(failed[0])}" if failed else ""
         says += f"; {len(broken)} cannot be used, as {broken[0].wrong}" if broken else ""
         raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder "
-                        f"of compact records {compact.INDEX}; name another folder.")
+                        f"of compact records {published.INDEX}; name another folder.")
     chosen = sorted(runs.values(), key=lambda run: (run.head["dataset"], run.head["backbone"], run.head["method"],
                                                     run.seed, run.hash))
     return [run for run in chosen if left_out or run.whole], failed
 
 
-def _why(head: Mapping[str, Any]) -> str:
+def why_failed(head: Mapping[str, Any]) -> str:
     return head["error"].partition("\n")[0].rstrip(".") or "no reason is recorded"
 
 
-def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
-    """That the runs of a spec failed, and why; empty if none of them did."""
-    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, without = comparable(effective(parts)), inactive(parts)
-    names = spec.method, spec.backbone, dataset_name(spec.dataset)
-    alike = [meta for meta in failed if (meta["method"], meta["backbone"], meta["dataset"]) == names
-             and comparable(meta["settings"], without) == wanted]
-    if not alike:
-        return ""
-    seeds = seed_text({meta["seed"] for meta in alike})
-    return f"failed with seed{'s' if len(alike) > 1 else ''} {seeds} ({_why(alike[0])})"
+def short_name(encoder: str) -> str:
+    """The encoder without the place of its files, which means nothing."""
+    kind = GIVEN if encoder.startswith(GIVEN) else ""
+    return kind + (Path(encoder.removeprefix(kind)).name or encoder)
 
 
 def comparable(settings: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
@@ -160,67 +147,6 @@ def comparable(settings: Mapping[str, Any], without: Collection[str] = ()) -> di
         places["encoder"] = short_name(settings["encoder"])
     return {name: value for name, value in {**settings, **places}.items()
             if name not in without and name != "extra_metrics"}
-
-
-def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
-                    meta: Mapping[str, Any]) -> list[str | None]:
-    """The hashes that the run would have if it were made by the plugins as they are now: the present, the former. None
-    of them if a metric of the run is not installed."""
-    extra = {"extra_metrics": meta["settings"].get("extra_metrics", [])}
-    try:
-        parts = resolve(registry, spec.method, spec.backbone, spec.dataset, [*spec.layers(tuned), ("record", extra)])
-    except UserError:  # a metric that is not installed
-        return []
-    source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
-    features = meta.get("features") and FeatureSource("", 0, 0, meta["features"]["fingerprint"])
-    config = RunConfig(source, backbone_of(registry, spec.backbone, parts), registry.get("method", spec.method), *parts,
-                       meta["seed"], meta["device"], registry, features)
-    return [config.hash, config.former_hash]
-
-
-def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> list[Run]:
-    """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
-
-    Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
-    those the one whose hash has no inactive settings, and the one with the most metrics.
-
-    Raises:
-        UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
-            code, or runs of the spec used different data.
-    """
-    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, without = comparable(effective(parts)), inactive(parts)
-    wanted_names = spec.method, spec.backbone, dataset_name(spec.dataset)
-    seeds: dict[int, list[Run]] = defaultdict(list)
-    for run in runs:
-        names = (run.head["method"], run.head["backbone"], run.head["dataset"])
-        if names == wanted_names and comparable(run.head["settings"], without) == wanted and run.whole:
-            seeds[run.seed].append(run)
-    chosen = []
-    for seed in sorted(seeds):
-        several = seeds[seed]
-        if len(several) > 1:
-            several = [run for which in (0, 1) for run in sorted(several, key=lambda run: -len(run.head["metrics"]))
-                       if _current_hashes(registry, spec, tuned, run.meta)[which:which + 1] == [run.hash]]
-            if len({(run.head["device"], run.head["data_fingerprint"]) for run in several}) == 1:
-                several = several[:1]
-        if len(several) != 1:
-            raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].head)} have the same settings: "
-                            f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"
-                            f"Take away all but one of them.")
-        chosen += several
-    one_data(chosen)
-    _one_text(chosen)
-    return chosen
-
-
-def _one_text(runs: Sequence[Run]) -> None:
-    """Raise UserError if seeds of one spec read different texts or models."""
-    for run in runs:
-        if run.meta.get("features", {}).get("fingerprint") != runs[0].meta.get("features", {}).get("fingerprint"):
-            raise UserError(f"records of {describe(run.head)} come from other texts of items, vectors or models than "
-                            f"those of seed {runs[0].seed} ({runs[0].hash[:12]}, {run.hash[:12]}).\nTake one of the "
-                            f"two away.")
 
 
 def one_data(runs: Iterable[Run]) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from ..core.errors import Corrupt
 from ..core.schema import read_bytes
-from .run_json import CURE
+from .schema import CURE
 
 
 def digest(content: bytes) -> str:

@@ -23,11 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import Corrupt, UserError
-from ..evaluation.metrics import OF_EVERY_RUN
 from ..core.files import sweep, write_atomically
 from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, shown
 from ..core.schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
-from .run_json import CURE, SCHEMA, parse_meta
+from .schema import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
     from .run import Run
@@ -37,6 +36,7 @@ FORMAT = 1
 LIMIT = 512 * 1024  # bytes of a file
 # Of the papers with blocks, and of those with one step; all: is full ranking beside sampled items.
 METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10", "all:hit@10", "all:ndcg@10")
+OF_EVERY_RUN = {"ndcg", "recall", "hit", "precision", "mrr"}  # of which only those above are kept
 OF_DOMAINS = {"recall", "ndcg"}  # of FFMSR's tables
 KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability")  # files hold their places in this order
 _PER_ITEM = ("item_phi", "item_rank_change")
@@ -104,7 +104,7 @@ def _row(run: Run, item_analysis: bool) -> _Row:
 def _extra(settings: Mapping[str, Any], recorded: Iterable[str]) -> list[str]:
     """The metrics of a run that its user asked for, or that runs of domains are compared by, with all lengths."""
     names = {*settings.get("extra_metrics", ()), settings["valid_metric"].partition("@")[0]}
-    names -= {cls.name for cls in OF_EVERY_RUN}
+    names -= OF_EVERY_RUN
     names |= OF_DOMAINS if settings.get("stream") == "domains" else set()
     return sorted(metric for metric in {*recorded} - {*METRICS}
                   if metric.partition("@")[0].rpartition(":")[2] in names)

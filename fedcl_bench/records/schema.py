@@ -1,7 +1,7 @@
 """``run.json``: what it must hold, and what of it is asked of every record.
 
 It holds the checksums of the record's Parquet files, and has none itself: it is written whole or not at all, and each
-field is validated when it is read. Its numbers are compared with ``metrics.parquet`` (``records.py``).
+field is validated when it is read. Its numbers are compared with ``metrics.parquet`` (``record.py``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,172 @@
+"""Run records: one folder per run, written atomically, verified when read.
+
+A run in progress keeps one ``checkpoint.pt``; a finished one has
+
+- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, and the other files' hashes
+- ``metrics.parquet`` trained block, tested block, metric, mean over users, users
+- ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
+- ``users.parquet``   trained block, tested block, user, metric, value
+- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see
+  ``evaluation/drift.py``)
+- ``model.pt``        the tables after the last block, the original ids of their rows and the method's state; by far the
+  largest, and no report needs it: it may be deleted. ``torch.load(path, weights_only=True)`` opens it
+- ``model.pt.b2sum``  its checksum, as ``b2sum --length 256`` writes it
+
+``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+import pandas as pd
+
+from ..core.errors import Busy, Corrupt, UserError
+from ..core.files import sweep, write_atomically
+from ..core.text import refuse_link
+from .frames import digest, read_content, read_frame
+from .schema import CURE, FILES, NAME as RUN, SCHEMA, read_run
+
+MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
+_NEAR = 1e-6  # of means that were added up in another order
+
+
+def _compare(content: dict[str, Any], means: pd.DataFrame, folder: Path) -> None:
+    """Raise Corrupt unless the numbers of a ``run.json`` are those of ``metrics.parquet``."""
+    said = {(t, s, name): value for name, rows in content["matrix"].items() for t, row in enumerate(rows)
+            for s, value in enumerate(row)}
+    for row in means.itertuples():
+        key = row.trained_block, row.tested_block, row.metric
+        if key not in said or abs(said[key] - row.mean) > _NEAR:
+            raise Corrupt(f"{folder / RUN}: field 'matrix' is not what metrics.parquet holds", CURE)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The folder of one run."""
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    def read(self) -> dict[str, Any] | None:
+        """The content of ``run.json``, verified; None if the run has not ended.
+
+        Raises:
+            Corrupt: if a file is missing, half-written or changed since it was recorded.
+        """
+        content = read_run(self.folder)
+        if content is None or content["status"] == "failed":
+            return content
+        files = content.get("files", {})
+        for name in FILES:
+            read_content(self.folder / name, files.get(name))
+        _compare(content, read_frame(self.folder, "metrics", files), self.folder)
+        return content
+
+    def finish(self, content: dict[str, Any], frames: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+        """Write all files of a finished run but its model, ``run.json`` last, and drop the checkpoint.
+
+        Args:
+            content: of ``run.json`` but for version, status and checksums.
+            frames: by file name, those of ``FILES``.
+        """
+        blobs = {}
+        for name in FILES:
+            buffer = io.BytesIO()
+            frames[name].to_parquet(buffer, index=False)
+            blobs[name] = buffer.getvalue()
+        for name, blob in blobs.items():
+            write_atomically(self.folder / name, blob)
+        content = {"schema": SCHEMA, "status": "finished", **content,
+                   "files": {name: digest(blob) for name, blob in blobs.items()}}
+        write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
+        self.tidy()
+        return content
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed left beside a finished record."""
+        self.checkpoint.unlink(missing_ok=True)
+        sweep(self.folder)
+
+    def fail(self, content: dict[str, Any]) -> None:
+        """Mark the run as failed.
+
+        Args:
+            content: of ``run.json`` but for version and status.
+        """
+        content = {"schema": SCHEMA, "status": "failed", **content}
+        write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
+
+    def clear(self) -> None:
+        """Remove the run's files, ``run.json`` first; whatever else is in the folder stays.
+
+        Raises:
+            UserError: before anything is removed, if a folder has the name of one of them.
+        """
+        paths = [self.folder / name for name in (RUN, *FILES, MODEL, MODEL_SUM, self.checkpoint.name)]
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                raise UserError(f"{path}: is a folder where the run has a file; nothing was removed. Move it away, and "
+                                f"give the same command again.")
+        for path in paths:
+            path.unlink(missing_ok=True)
+        sweep(self.folder)
+
+    def set_aside(self) -> Path:
+        """Move the record's files into a sibling folder and return it."""
+        number = 1
+        while (target := self.folder.with_name(f"{self.folder.name}.corrupt{number}")).exists():
+            number += 1
+        target.mkdir()
+        for path in list(self.folder.iterdir()):
+            if path.name != ".lock":
+                path.rename(target / path.name)
+        return target
+
+    def users(self) -> pd.DataFrame:
+        """Per-user scores of a finished run; raises Corrupt."""
+        return read_frame(self.folder, "users", (read_run(self.folder) or {}).get("files", {}))
+
+    @classmethod
+    def of(cls, name: str, results: Path) -> "Record":
+        """Where the run of this name is kept in a results folder.
+
+        Raises:
+            UserError: if that is a symbolic link.
+        """
+        folder = results / "runs" / name
+        refuse_link(folder)
+        return cls(folder)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from the same run; the lock vanishes with the process.
+
+        Raises:
+            UserError: if the folder cannot be written.
+            Busy: if another process is at the run.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            refuse_link(self.folder / ".lock")
+            lock = open(self.folder / ".lock", "a")
+        except OSError as error:
+            raise UserError(f"results folder {self.folder}: cannot be written ({error.strerror}); "
+                            f"choose another with --results DIR.") from None
+        with lock:
+            try:
+                import fcntl
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except ImportError:  # no advisory locks on this system
+                pass
+            except OSError:
+                raise Busy(f"{self.folder}: another process is at this run; wait for it, or stop it first.") from None
+            yield

@@ -1,0 +1,236 @@
+"""What a run's record says of it: from its configuration and its progress to the fields of ``run.json`` and the frames
+beside it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..core.version import __version__
+from ..data.features import silent
+from ..data.stream import Stream
+from ..evaluation.beyond_accuracy import summarise
+from ..evaluation.continual import summaries
+from ..federation.parts import STAGE, Federation, Progress
+from ..kernels import ops
+from ..kernels.memory import peak_mib
+from ..plugin.silo import ModuleBackbone
+from ..plugin.state import Snapshot
+from ..records.record import Record
+from ..rng import Tables
+from ..stats import accounting
+from .config import RunConfig
+from .model_file import write_model
+
+
+def write_record(record: Record, content: dict[str, Any], progress: Progress, federation: Federation
+                 ) -> dict[str, Any]:
+    """Write all files of a finished run.
+
+    Args:
+        content: of ``run.json``, as ``summary`` gives it.
+        federation: gives the model the original ids of users and items, and the state that the method ranks by.
+
+    Returns:
+        The content of ``run.json``.
+    """
+    write_model(record.folder, progress, federation)
+    return record.finish(content, frames(progress))
+
+
+def failed(config: RunConfig, message: str, updates: Sequence[int] = ()) -> dict[str, Any]:
+    """The content of ``run.json`` of a run that failed.
+
+    Args:
+        updates: participants summed over the rounds that were done, per block.
+    """
+    return {"error": message, "method": config.method.name, "backbone": config.backbone.name,
+            "dataset": config.source.name, "seed": config.seed, "settings": config.settings, "hash": config.hash,
+            "environment": environment(config.device), "client_updates": list(updates)}
+
+
+def privacy_notes(config: RunConfig, rounds: int) -> list[str]:
+    """What clipping and noise guarantee the client that took part in most rounds, and what they do not."""
+    method = config.method.cls(config.method_settings)
+    return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config))]
+
+
+def method_uploads(config: RunConfig) -> list[str]:
+    """What clients send besides public parameters."""
+    return list(config.method.cls(config.method_settings).uploads(config.backbone.cls(config.backbone_settings), 0))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions and hardware of this process."""
+    packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
+    return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
+            "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "compiled_kernels": ops.why_not() is None,
+            "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def frames(progress: Progress) -> dict[str, pd.DataFrame]:
+    """The Parquet files of a record, by name."""
+    means, users = [], []
+    for t, s, scores in progress.tests:
+        for metric, values in scores.values.items():
+            means.append((t, s, metric, float(values.mean()), len(values)))
+            users.append(pd.DataFrame({"trained_block": np.int16(t), "tested_block": np.int16(s),
+                                       "user": scores.users.cpu().numpy(), "metric": metric,
+                                       "value": values.cpu().numpy()}))
+    every = pd.concat(users, ignore_index=True)
+    every["metric"] = every["metric"].astype("category")
+    analysis = [pd.DataFrame({"block": np.int16(t), "kind": kind, "id": ids.cpu().numpy().astype(np.int32),
+                              "value": values.cpu().numpy()}) for t, kind, ids, values in progress.analysis]
+    shifts = pd.concat(analysis or [pd.DataFrame({"block": np.zeros(0, np.int16), "kind": [], "id": np.zeros(
+        0, np.int32), "value": np.zeros(0)})], ignore_index=True)
+    shifts["kind"] = shifts["kind"].astype("category")
+    return {"analysis.parquet": shifts,
+            "metrics.parquet": pd.DataFrame(
+                means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
+            "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
+
+
+def matrices(progress: Progress, domains: bool = False) -> dict[str, np.ndarray]:
+    """R[t, s] of every metric, nan above the diagonal.
+
+    Args:
+        domains: the steps are domains, which are tested once: with a model of their own, whatever comes after.
+    """
+    steps = 1 + max(t for t, _, _ in progress.tests)
+    result = {metric: np.full((steps, steps), np.nan) for metric in progress.tests[0][2].values}
+    for t, s, scores in progress.tests:
+        for metric in result:
+            result[metric][t:steps if domains else t + 1, s] = scores.mean(metric)
+    return result
+
+
+NEARLY = 0.95
+
+
+def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
+    """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
+    if STAGE not in curve:
+        return curve
+    return curve.assign(valid=curve["valid"].where(curve[STAGE] == curve[STAGE].max()))
+
+
+def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
+    """What it takes to come to ``NEARLY`` of each block's best validation metric.
+
+    Args:
+        curve: one row per round, as ``rounds.parquet`` has them.
+
+    Returns:
+        Per block: ``rounds`` from 1; ``seconds`` of training and evaluation; ``bytes_up`` and ``bytes_down`` of all
+        clients, up to that round.
+    """
+    result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
+    for _, block in last_stage(curve).groupby("step"):
+        valid = block["valid"].to_numpy()
+        first = int(np.argmax(valid >= NEARLY * np.nanmax(valid))) + 1  # nan is not
+        rows = block.iloc[:first]
+        asked = rows["participants"] + rows.get("dropped", 0)
+        result["rounds"].append(first)
+        result["seconds"].append(float((rows["train_seconds"] + rows["evaluate_seconds"]).sum()))
+        result["bytes_up"].append(int((rows["bytes_up"] * rows["participants"]).sum()))
+        result["bytes_down"].append(int((rows["bytes_down"] * asked).sum()))
+    return result
+
+
+def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool,
+            most_rounds: int | None = None, interactions: Sequence[int] | None = None) -> dict[str, Any]:
+    """The content of ``run.json`` but for status and file hashes.
+
+    Args:
+        elapsed: wall time of the run, in seconds.
+        shared_base: whether block 0 was taken from an earlier run.
+        most_rounds: that a client took part in; None: all of the run's.
+        interactions: to find in each block's test; None: not known.
+    """
+    curve = pd.DataFrame(list(progress.curve))
+    per_block = curve.groupby("step")
+    asked = curve["participants"] + curve.get("dropped", 0)  # who fails has received the model
+    notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
+    metrics, matrix, continual = {}, {}, {}
+    averaged = slice(None if config.is_domains else 1, None)
+    for name, r in matrices(progress, config.is_domains).items():
+        diagonal = [float(x) for x in np.diag(r)]
+        metrics[name] = {"per_block": diagonal,
+                         "avg_incremental": float(np.mean(diagonal[averaged])) if len(diagonal) > 1 else None}
+        matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
+        continual[name] = summaries(r)
+    return {
+        "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
+        "seed": config.seed, "device": config.device, "settings": config.settings, "idle_settings": config.inactive,
+        "metrics": metrics,
+        "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
+                   "interactions": None if interactions is None else list(interactions)},
+        "continual": continual, "matrix": matrix,
+        **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
+        "rounds": per_block.size().tolist(),
+        "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
+        "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
+                    "evaluate": float(curve["evaluate_seconds"].sum())},
+        "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
+        "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
+                  "down_per_client_round": per_block["bytes_down"].min().tolist(),
+                  "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
+                  "total_down": int((curve["bytes_down"] * asked + curve.get("bytes_down_new", 0)).sum())},
+        "nearly_best": nearly_best(curve),
+        "privacy": {**_who_has(config, progress.best.model, progress.client_state),
+                    "upload_noise": config.server.upload_noise, "notes": notes},
+        "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
+        "environment": {**environment(config.device), "ways": list(progress.ways)},
+    }
+
+
+def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
+    """What a record says of the features of a run's items, per domain; nothing if it has none.
+
+    ``silent`` are the items without a text or vector, whose features are zeros.
+    """
+    if config.features is None:
+        return {}
+    each = stream.features
+    return {"features": {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
+                         "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
+                         "dim": [v.shape[2] for v in each]}}
+
+
+def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
+    """What clients upload, and what they keep; where there is no server, neither."""
+    if config.is_central or (config.is_domains and config.stream.topology == "central"):
+        return {"uploaded": [], "kept_at_client": []}
+    if config.is_domains:
+        public, dense = ([*dict.fromkeys(name.rpartition("/")[2] for name in tables)]
+                         for tables in (model.public, model.dense))
+        shared = dense if config.stream.topology == "federated" else []
+        prepared = getattr(config.backbone.cls, "prepared", ModuleBackbone.prepared)
+        texts = ["features"] if shared and prepared is not ModuleBackbone.prepared else []
+        if shared and (sent := getattr(config.method.cls, "sent", ())):
+            uploaded = [name for name in dense if name.startswith(sent)]
+            others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
+            return {"uploaded": [*uploaded, *others, *texts],
+                    "kept_at_client": [*public, *(name for name in dense if name not in uploaded)]}
+        return {"uploaded": [*shared, *texts], "kept_at_client": [*public, *([] if shared else dense)]}
+    return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
+            "kept_at_client": [*model.private, *state]}
