@@ -1,8 +1,8 @@
 """fedcl_bench: a benchmark suite for federated continual recommendation on RecBole.
 
 What a plugin is written from can be imported from here, and what runs and reads results: ``run``, ``load`` and
-``Results`` (docs/records.md). It is loaded when asked for, as it needs PyTorch, which the command line's help does not wait
-for.
+``Results`` (docs/records.md). It is loaded when asked for, as it needs PyTorch, which the command line's help does not
+wait for.
 """
 
 from __future__ import annotations

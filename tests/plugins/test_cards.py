@@ -318,7 +318,8 @@ def test_f3crec_teacher_is_the_best_round_and_start_is_the_last(registry, ml100k
         f = federation(registry, ml100k, method, rounds=100, patience=1, init_from=init_from)
         progress = iter(run(f))
         base = next(p for p in progress if p.trained)
-        assert base.round == base.best.round + 2 and not torch.equal(base.model.public[ITEM], base.best.model.public[ITEM])
+        assert base.round == base.best.round + 2
+        assert not torch.equal(base.model.public[ITEM], base.best.model.public[ITEM])
         after = next(progress)
         assert torch.equal(after.server_state[ITEM], base.best.model.public[ITEM])
         first = next(progress)
