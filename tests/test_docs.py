@@ -214,7 +214,7 @@ def sensitivity_command(words, args, capsys):
 
 
 def records_command(words, args, capsys):
-    """tables, compare, figures and reproduction: from the published records unless the page made its own."""
+    """tables, compare and figures: from the published records unless the page made its own."""
     if has_own_plugin(args) or getattr(args, "by", None):  # published records are from before there were groups
         words = small(words)
     elif args.records == Path("results"):
@@ -294,7 +294,7 @@ def audit_command(words, args, capsys):
 BENCH = {"run": run_command, "audit": audit_command, "grid": grid_command, "tune": tune_command,
          "sensitivity": sensitivity_command,
          "tables": records_command, "compare": records_command, "figures": records_command,
-         "reproduction": records_command, "pack": pack_command, "check": check_command, "data": data_command,
+         "pack": pack_command, "check": check_command, "data": data_command,
          "report": plain_command, "list": plain_command, "doctor": plain_command, "new-plugin": plain_command}
 
 
@@ -370,7 +370,7 @@ def check(words: list[str], capsys, monkeypatch, done: set[tuple[str, ...]]) -> 
         elif words[1] == "run_bench.py":
             bench(words[2:], capsys, done)
         else:
-            assert words[1].startswith(("benchmarks/", "tools/")), "no known command"
+            assert words[1].startswith(("benchmarks/", "tools/", "results/make_pages.py")), "no known command"
             script(ROOT / words[1], words[2:], monkeypatch)
     elif first == "ray":
         ray(words[1:])

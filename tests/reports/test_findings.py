@@ -41,7 +41,7 @@ def words():
 
 @pytest.fixture(scope="module")
 def numbers():
-    """The published numbers, which tests/reports/test_standing_page.py holds to the records."""
+    """The published numbers, which tests/reports/test_pages.py holds to the records."""
     with open(ROOT / "results/pages/standing.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from standing import FACTS
 
 import fedcl_bench as fb
 from fedcl_bench.experiments import papers
@@ -105,7 +106,7 @@ def test_fcucrs_numbers_are_those_of_the_records(registry):
 def pilot_lines(registry) -> list[list[str]]:
     """FFMSR's pilot as the page has it: of every line of Tables 3-7 the table, its name, Recall@10 of both domains and
     their mean with its p, and the mean NDCG@10 with its p. A line of an earlier table is not repeated."""
-    (reading,) = [reading for reading in papers.get("ffmsr").READINGS if reading.folder]
+    (reading,) = [reading for reading in FACTS["ffmsr"].readings if reading.folder]
     source = Source(load_runs(ROOT / "results/published" / reading.folder), registry, None, reading.settings, None)
     lines, earlier = [], set()
     for number in reading.tables:
