@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import random
 import re
+import sys
 import textwrap
 import warnings
 from dataclasses import replace
@@ -35,9 +36,11 @@ from fedcl_bench.recbole.domain_facts import DomainFacts
 from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, made, prepared
 from fedcl_bench.recbole.models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
 from fedcl_bench.recbole.parameters import classify
-from fedcl_bench.reports.pages import write_page
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "results"))
+from make_pages import FOLDER, index, write  # noqa: E402
+
 WIDTH = 8  # of sequences
 _FIELDS = (USER, ITEM, LABEL, NEGATIVE, SEQUENCE, LENGTH, INVERSE)
 _OF_OTHERS = ("inter_matrix", "inter_feat", "inter_num", "history_user_matrix", "user_counter", "item_counter",
@@ -545,7 +548,8 @@ def main() -> None:
     for module, probe in ((client_facts, of_clients), (domain_facts, of_domains)):
         module.TABLE.update({name: probe(name) for name in module.TABLE})
         write_table(Path(module.__file__), module.TABLE)
-    write_page(ROOT / "results/pages/recbole-models.md", page())
+    write(ROOT / FOLDER / "recbole-models.md", page())
+    write(ROOT / FOLDER / "README.md", index(ROOT / FOLDER))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ..core.version import __version__
 from . import commands
 from .commands.data import with_action
 
-_READERS = ("tables", "compare", "figures", "reproduction")  # of records; nearly half their time goes into imports
+_READERS = ("tables", "compare", "figures")  # of records; nearly half their time goes into imports
 
 
 class _Parser(argparse.ArgumentParser):

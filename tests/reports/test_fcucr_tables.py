@@ -1,4 +1,4 @@
-"""FCUCR's tables and reproduction page from records over sessions: numbers, stars, what is missing, both starts."""
+"""FCUCR's tables from records over sessions: numbers, stars, and what is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import Key, Printed, fcucr
 from fedcl_bench.reports.render import csv_text, latex, markdown
-from fedcl_bench.reports.reproduction import page
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec, Tuned, expected_settings
@@ -251,52 +250,6 @@ def test_latex_and_csv(built):
     assert len(csv_text(built).splitlines()) == 1 + 15 * 5
 
 
-# The page
-
-def make(folder, registry, numbers=(2, 3, 4, 5), **options):
-    only = {name: options.pop(name) for name in ("datasets", "backbones") if name in options}
-    return page("fcucr", [fcucr.TABLES[n] for n in numbers], source(folder, registry, **options), "COMMAND", **only)
-
-
-def test_page_has_every_printed_number(runs, registry):
-    text = make(runs, registry)
-    sections = {part.split(":")[0]: part for part in text.split("\n## ")}
-    for number in range(2, 6):
-        for key, printed in fcucr.printed()[number].items():
-            part = sections[f"Table {number}"].split(f"### {fcucr.DATASETS[key.dataset]}")[1].split("###")[0]
-            shown = f"({int(printed.text):,})" if key.metric == "round_seconds" else f"({printed.text})"
-            assert shown in part, key
-    assert "| 2 Main comparison | 120 |" in text and "| 4 Rounds whose" in text
-    assert "(here 5, so that the interval is 3.14 s for n = 3" in text
-
-
-def test_page_says_who_leads(runs, registry):
-    text = make(runs, registry, (2,), datasets=["xing"])
-    assert "| XING | SASRec | +0.0500 | +0.1082 | < 0.0001 | 40 | 3 of 3 | **yes** | τ +" in text
-    assert "| XING | GRU4Rec | – | +0.0546 | | | | cannot be checked: no record | τ +" in text
-    text = make(runs, registry, (2,), datasets=["xing"], assignments=[("init", "server")])
-    assert "| XING | SASRec | -0.0100 | +0.1082 | < 0.0001 | 40 | 0 of 3 | **no** |" in text
-    assert "`run_bench.py grid --paper fcucr --table 2 --datasets xing --seeds 3 --set init=server`" in text
-
-
-def test_page_shows_both_starts(runs, registry):
-    """Whatever start the page's tables are of."""
-    for assignments in ((), [("init", "server")]):
-        text = make(runs, registry, (2,), assignments=assignments)
-        section = text.split("## What the start of φ does")[1].split("\n## ")[0]
-        sasrec = section.split("### SASRec, XING")[1].split("###")[0]
-        assert ("| per_client | FCUCR | 0.2600 ± 0.0100 | 0.1300 ± 0.0050 | 0.0210 ± 0.0000 | 0.0105 ± 0.0000 | – | – "
-                "| 0-2 |") in sasrec
-        assert ("| per_client | FedAvg | 0.2100 ± 0.0100 | 0.1050 ± 0.0050 | 0.0200 ± 0.0000 | 0.0100 ± 0.0000 | "
-                "+0.0500 | < 0.0001 | 0-2 |") in sasrec
-        assert "| per_client | w/o both | 0.2300 ± 0.0100 |" in sasrec
-        assert "| server | FedAvg | 0.1600 ± 0.0000 | 0.0800 ± 0.0000 | 0.0300 ± 0.0000 |" in sasrec
-        assert "| -0.0100 | < 0.0001 | 0-2 |" in sasrec
-        assert "- No record of w/o TASD, w/o IUPR, w/o both on SASRec, XING, init=server." in section
-        assert "- No record of any line on Tmall." in section
-    assert "### GRU4Rec" not in make(runs, registry, (2,), backbones=["sasrec"])
-
-
 # The commands
 
 def test_tables_command(runs, registry, tmp_path, capsys, monkeypatch):
@@ -312,16 +265,6 @@ def test_tables_command(runs, registry, tmp_path, capsys, monkeypatch):
                                 (["--table", "2", "--set", "init=client"], "one of server, per_client")):
         assert main([*options, *arguments]) == 2
         assert expected in capsys.readouterr().err
-
-
-def test_reproduction_command_writes_its_own_page(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["reproduction", "--paper", "fcucr", "--table", "2,3", "--records", str(runs),
-                 "--datasets", "xing"]) == 0
-    assert capsys.readouterr().out == "results/pages/reproduction-fcucr.md\n"
-    text = (tmp_path / "results/pages/reproduction-fcucr.md").read_text()
-    assert text.startswith("# Reproduction of FCUCR (Zhang et al., WWW 2026)\n")
-    assert f"`run_bench.py reproduction --records {runs.name} --paper fcucr --table 2 3 --datasets xing`" in text
 
 
 def test_pack_and_grid_take_figures_by_name(runs, tmp_path, capsys, monkeypatch):

@@ -8,17 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from standing import FACTS, OPEN, judge
 from helpers import lay_shop
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers.definitions import Printed
 from fedcl_bench.reports import domain_figures
 from fedcl_bench.reports.paper_figures import Job, Skip
-from fedcl_bench.reports.reproduction import page
-from fedcl_bench.reports.standing import OPEN, judge
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec
@@ -41,7 +39,7 @@ def test_mean_lengths_that_are_not_those_of_the_printed_counts():
     office, retail = (Key(dataset, "", "average_length", "", "D0") for dataset in (OFFICE, RETAIL))
     assert ffmsr.inconsistencies() == {(2, office): "the paper prints 7.84, and its counts give 7.83",
                                        (2, retail): "the paper prints 26.90, and its counts give 31.47"}
-    (known,) = [known for known in ffmsr.KNOWN if known.holds(2, office._replace(row="users"))]
+    (known,) = [known for known in FACTS["ffmsr"].known if known.holds(2, office._replace(row="users"))]
     assert round(684_837 / 87_346, 2) == 7.84 and "87,346 users" in known.text
 
 
@@ -151,11 +149,6 @@ def test_lines_across_backbones_are_tested_by_every_metric(pilots):
     (across,) = [note for note in notes if "against lines on other backbones" in note]
     assert re.search(r"on sasrec: recall@3 [01]\.\d+, ndcg@3 [01]\.\d+\.$", across)
     assert not any("not tested" in note for note in notes)
-
-
-def test_pilots_have_no_reproduction_page(pilots):
-    with pytest.raises(UserError, match="pilot_users: found in --set, accepted: runs of all users"):
-        page("ffmsr", [table_of_pilots(4)], pilots, "")
 
 
 def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):

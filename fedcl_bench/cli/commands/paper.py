@@ -1,4 +1,4 @@
-"""Options and behaviour of the commands that rebuild a paper from records: tables, reproduction, pack."""
+"""Options and behaviour of the commands that rebuild a paper from records: tables, pack."""
 
 from __future__ import annotations
 

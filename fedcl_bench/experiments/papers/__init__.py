@@ -8,12 +8,11 @@ from typing import Iterable
 from ...core.errors import UserError, unknown
 from ...runs.specs import RunSpec
 from . import f3crec, fcucr, ffmsr
-from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading
+from .definitions import Key, Lead, PaperTable, Printed
 
 PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr, "ffmsr": ffmsr}
 
-__all__ = ["PAPERS", "Contrast", "Key", "Known", "Lead", "PaperTable", "Printed", "Reading", "figure_specs", "get",
-           "label", "select", "specs"]
+__all__ = ["PAPERS", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "label", "select", "specs"]
 
 
 def get(paper: str) -> ModuleType:

@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from ...runs.specs import RunSpec
 
@@ -57,78 +57,12 @@ class Lead:
 
     Attributes:
         metric, column: of the number by which the best of a backbone's baselines is found.
-        printed: the columns whose mean is the paper's number; not ``column`` where the paper prints wrong means.
-        about: what is compared, in sentences for the reproduction page.
         name_p: whether the p-values are written below the table.
     """
 
     metric: str
     column: str
-    printed: tuple[str, ...]
-    about: str
     name_p: bool = False
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A setting whose values are shown side by side on the reproduction page, because the numbers hang on it.
-
-    Attributes:
-        setting, values: its name, and each value with what it means.
-        backbones, rows, metrics: of the runs shown; rows as in ``PaperTable``. The first row is what the others are
-            tested against, on the first metric.
-        text: paragraphs above the numbers.
-    """
-
-    title: str
-    setting: str
-    values: tuple[tuple[str, str], ...]
-    backbones: tuple[str, ...]
-    rows: tuple[str, ...]
-    metrics: tuple[str, ...]
-    text: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One way in which a paper's runs were made again, and where their records were published.
-
-    Attributes:
-        title: what is special about it, in words.
-        folder: of its records, in the folder of published ones; empty for all of these.
-        tables: the numbers of those that it has runs of.
-        tuned: the folder of its tuned settings below ``tuned`` beside the published records, which empty text names
-            itself; None for the plugins' and datasets' defaults.
-        settings: what all of its runs were set to.
-    """
-
-    title: str
-    folder: str
-    tables: tuple[int, ...]
-    tuned: str | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of why numbers come out otherwise than printed. Only what was found, or is not in the paper.
-
-    Attributes:
-        text: part of a sentence.
-        tables, datasets, backbones, rows: of the cells that it is about; empty for any.
-    """
-
-    text: str
-    tables: tuple[int, ...] = ()
-    datasets: tuple[str, ...] = ()
-    backbones: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-
-    def holds(self, table: int, key: Key) -> bool:
-        """Whether it is about a cell."""
-        about = ((self.tables, table), (self.datasets, key.dataset), (self.backbones, key.backbone),
-                 (self.rows, key.row))
-        return all(not names or name in names for names, name in about)
 
 
 @dataclass(frozen=True)

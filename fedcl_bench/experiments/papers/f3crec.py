@@ -9,14 +9,12 @@ from functools import cache
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading, read_printed
+from .definitions import Key, Lead, PaperTable, Printed, read_printed
 
 TITLE = "F3CRec (Lim et al., CIKM 2025)"
 OURS = "f3crec"  # the paper's own method
 BASELINE = "ft"
 METRIC = "ndcg@20"  # of figures, unless another is asked for
-PRINTED_RUNS = 1  # seeds behind a printed number
-PAGE = "reproduction.md"
 DATASETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k": "Lastfm-2K",
             "hetrec2011-ml": "HetRec2011"}
 BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec"}
@@ -34,24 +32,7 @@ LABELS = {
     "interactions": "# of interactions", "sparsity": "sparsity (%)",
 }
 STATISTICS = ("accumulated_users", "accumulated_items", "interactions", "sparsity")
-LEAD = Lead("ndcg@20", "avg", ("D1", "D2", "D3"), "N@20, mean over D1-D3. Paper: the mean of its printed D1-D3. p: "
-            "two-sided paired t-test over users, each averaged over D1-D3 and the seeds both have.")
-CONTRASTS: tuple[Contrast, ...] = ()
-READINGS = (  # the first that has a number of a cell decides its standing
-    Reading("the data", "", (1,)),
-    Reading("released settings", "f3crec-released", (3, 4, 5, 6, 7, 8)),
-    Reading("settings tuned on validation", "f3crec", (2, 3, 4, 5, 6, 7), tuned=""),
-    Reading("the same with private parameters carried over", "f3crec-carried", (2,), tuned="carried",
-            settings=(("reset_private", False),)),
-    Reading("released settings and split file", "f3crec-authors-split", (2,),
-            settings=(("split_file", "splits/ml-100k.f3crec_authors.tsv"),)))
-SAME_LINE: dict[str, str] = {}
 LEFT_OUT: dict[int, str] = {}  # tables that cannot be built, and why
-WITHOUT_DATA = {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"}
-KNOWN = (
-    Known("the code of RLP2 and SPP was never released, so ours are re-implementations from the description",
-          rows=("rlp2", "spp")),
-)
 SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper, one seed."
 
 
@@ -84,7 +65,7 @@ TABLES = {table.number: table for table in (
                       "Sparsity: 100 (1 - interactions of the block / (accumulated users x accumulated items)).")),
     PaperTable(2, "Main comparison", tuple(DATASETS), tuple(BACKBONES), tuple(METHODS), ("ndcg@20", "recall@20"),
                ("D1", "D2", "D3", "avg", "change"), ("dataset", "metric", "column"), ("row",), row_spec, best="max",
-               lead=LEAD, change_of=BASELINE,
+               lead=Lead("ndcg@20", "avg"), change_of=BASELINE,
                notes=(SEEDS, "D1-D3: the metric on the block just trained. Improv.: of Avg over FT, over the seeds "
                       "both have.",
                       "* p ≤ .05, two-sided paired t-test of F3CRec against the best baseline on N@20, and F3CRec is "

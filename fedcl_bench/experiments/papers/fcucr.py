@@ -11,14 +11,12 @@ from itertools import product
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading, read_printed
+from .definitions import Key, Lead, PaperTable, Printed, read_printed
 
 TITLE = "FCUCR (Zhang et al., WWW 2026)"
 OURS = "fcucr"  # the paper's own method
 BASELINE = "ft"
 METRIC = "hit@10"  # of figures, unless another is asked for
-PRINTED_RUNS = 5  # runs behind a printed number
-PAGE = "reproduction-fcucr.md"
 DATASETS = {"xing": "XING", "retailrocket": "RetailRocket", "lastfm-1k": "LastFM", "tmall": "Tmall"}
 BACKBONES = {"gru4rec": "GRU4Rec", "sasrec": "SASRec", "tisasrec": "TiSASRec"}  # those FCUCR is put on
 STATIC = {"pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
@@ -44,24 +42,7 @@ LABELS = {
     "users": "Users", "items": "Items", "sessions": "Sessions", "average_length": "Averaged Length",
 }
 _TYPES = {"window": int, "transfer_interval": int}
-READINGS = (  # the first that has a number of a cell decides its standing
-    Reading("the data", "", (1,)),
-    Reading("the released code's choices", "fcucr", (2, 3, 4, 5), settings=(("patience", 0),)),
-    Reading("the same with a common start", "fcucr", (2, 3), settings=(("patience", 0), ("init", "server"))),
-    Reading("settings tuned on validation", "fcucr-tuned", (2,), tuned="fcucr", settings=(("patience", 5),)),
-    Reading("settings tuned with a common start", "fcucr-tuned-server", (2,), tuned="fcucr-server",
-            settings=(("patience", 5), ("init", "server"))))
-SAME_LINE = {BCE: BASELINE}  # rows that stand for one printed line
 LEFT_OUT: dict[int, str] = {}  # tables that cannot be built, and why
-WITHOUT_DATA = {name: f"no published run on {DATASETS[name]}: the paper does not say which of its users and sessions "
-                      f"it keeps" for name in ("retailrocket", "lastfm-1k", "tmall")}
-KNOWN = (
-    Known("the paper counts before items are left out that nobody trains on; the authors' file has no trace of these",
-          tables=(1,), datasets=("xing",)),
-    Known("the paper prints no settings of this baseline, so ours may be others", tables=(2,), backbones=tuple(STATIC)),
-    Known("the paper does not say with which loss it trained this baseline; ours has one negative", tables=(2,),
-          backbones=tuple(WHOLE_SESSIONS), rows=(BCE,)),
-)
 
 
 def label(table: int, name: str) -> str:
@@ -99,8 +80,7 @@ TABLES = {table.number: table for table in (
                (*_SAMPLED, *_FULL, "upload_mib"), ("value",), ("dataset", "backbone", "row"), ("metric",), row_spec,
                best="max",
                only=(*product(STATIC, ["ft"]), *product(WHOLE_SESSIONS, ["ft", BCE]), *product(BACKBONES, METHODS)),
-               lead=Lead("hit@10", "value", ("value",), "HR@10. p: two-sided paired t-test over users, each averaged "
-                         "over the seeds both have. All lines of a dataset are ranked together.", name_p=True),
+               lead=Lead("hit@10", "value", name_p=True),
                notes=(_SEEDS, _RANKED,
                       "FedAvg on a sequential backbone is the paper's Fed-GRU4Rec, Fed-SASRec and Fed-TiSASRec; on "
                       "PFedRec, FedRAP and GPFedRec it is these methods as they are. Best and second: among all lines "
@@ -148,28 +128,3 @@ def _values(name: str, values: tuple[float, ...]) -> list[RunSpec]:
 FIGURES = {"early": _early, "probability": _probability, "k": partial(_values, "neighbours", NEIGHBOURS),
            "lambda": partial(_values, "lambda_tasd", LAMBDAS), "noise": partial(_values, "prototype_noise", NOISE)}
 FIGURE_ALIASES = {"2a": "early", **dict.fromkeys(("2b", "2c", "2bc"), "probability")}
-
-_STARTS = (("per_client", "every client has its own random start (the released code)"),
-           ("server", "all clients start from the server's (Algorithm 1 of the paper)"))
-CONTRASTS = (Contrast(
-    "What the start of φ does", "init", _STARTS,
-    tuple(BACKBONES), (OURS, "without=tasd", "without=iupr", "without=both", BASELINE), (*_SAMPLED, *_FULL),
-    ("The released code lets every client draw its own start of the representation module φ, the item table included, "
-     "and the server's start is never sent out; Algorithm 1 of the paper sends it. The mean of N independent starts is "
-     "√N times smaller than each of them (XING, 877 clients: 29.6 times). So with starts of their own the first "
-     "average leaves an item row that no client has touched √N times smaller than it would be after a common start, "
-     "and the item's score, an inner product with the row, shrinks alike. In rows that clients trained on, what the "
-     "training added to the average stands out against the small remainder. Matrices of φ shrink in the same way; "
-     "biases and layer normalisations start equal at all clients.",
-     "Sampled items are drawn alike from all items, most of which few clients train on (XING has 2.9 training "
-     "interactions per item). Among 100 of them it can then be enough to tell items that were trained on much from "
-     "items that were not, which needs no knowledge of the user. A list of all items contains every item that was "
-     "trained on, and among those this tells nothing apart. So each line is shown with both starts and with both "
-     "rankings; what differs between the starts, all else being equal, is owed to the start.",
-     "p: two-sided paired t-test over users of FCUCR against the line, HR@10, each user averaged over the seeds both "
-     "have.")), Contrast(
-    "What the start does to backbones of whole sessions", "init", _STARTS, tuple(WHOLE_SESSIONS), (BCE, BASELINE),
-    (*_SAMPLED, *_FULL),
-    ("DMI-GNN, HearInt and MiaSRec score by the direction of an item's row and not by its length. What is said above "
-     "of rows that no client has touched does not hold for them: such a row scores as high as its direction says.",
-     "p: as above, of the line with one negative against cross-entropy over all items.")))

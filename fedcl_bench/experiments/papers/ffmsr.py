@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ...runs.specs import RunSpec
-from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading, read_printed
+from .definitions import Key, Lead, PaperTable, Printed, read_printed
 
 TITLE = "FFMSR (Lu et al., 2025)"
 OURS = "ffmsr"  # the paper's own method
 BASELINE = "ft"
 METRIC = "recall@10"  # of figures, unless another is asked for
-PRINTED_RUNS = 1  # runs behind a printed number; the paper does not say
-PAGE = "reproduction-ffmsr.md"
 DATASETS = {"amazon-office+amazon-arts": "Office-Arts", "online-retail-ffmsr+amazon-pantry": "OnlineRetail-Pantry"}
 LOCAL = {"recbole:SASRec": "SASRec", "recbole:BERT4Rec": "BERT4Rec", "recbole:FEARec": "FEARec",
          "recbole:FDSA": "FDSA", "recbole:S3Rec": "S3Rec", "unisrec": "UniSRec"}
@@ -43,23 +41,9 @@ LABELS = {
     "recall@10": "R@10", "recall@50": "R@50", "ndcg@10": "N@10", "ndcg@50": "N@50", "users": "#Users",
     "items": "#Items", "interactions": "#Inters.", "average_length": "Avg. n",
 }
-READINGS = (  # a pilot's numbers stand beside none of the paper's, so its cells are open
-    Reading("the data", "", (2,)),
-    Reading("a pilot of 2,000 users of each domain", "ffmsr-pilot", (3, 4, 5, 6, 7), settings=(
-        ("pilot_users", 2000), ("pilot_core", 2), ("dim", 64), ("max_length", 20), ("lr", 0.003), ("rounds", 20),
-        ("patience", 5))))
-SAME_LINE: dict[str, str] = {}
 LEFT_OUT = {  # tables that cannot be built, and why
     8: "it leaves out the users whom Office and Arts share. Who they are only the publisher's ids say, which the "
        "released files do not have."}
-WITHOUT_DATA: dict[str, str] = {}
-KNOWN = (
-    Known("the released code chooses the tested round by the test; ours by the validation", tables=(3, 4, 6, 7)),
-    Known("the shipped files are cut at histories of 51 interactions", tables=(2,),
-          rows=("interactions", "average_length")),
-    Known("the paper's 684,837 interactions and mean length of 7.84 belong to 87,346 users, as in the shipped file",
-          tables=(2,), datasets=("amazon-office+amazon-arts",), rows=("users",)),
-)
 
 
 def label(table: int, name: str) -> str:
@@ -95,9 +79,6 @@ _DOMAIN_NOTE = ("First and second domain: in the order of the dataset's name, an
                 "print. All items of the domain are ranked.")
 _TEST_NOTE = ("*, °: significantly better, worse than FFMSR on the mean: two-sided paired t-test over the users of "
               "both domains, each averaged over the seeds, Holm's correction over the rows, p ≤ .05.")
-_LEAD = Lead("recall@10", "mean", _DOMAINS, "R@10, mean of the two domains. p: two-sided paired t-test over the users "
-             "of both, each averaged over the seeds both have. All lines of a dataset are ranked together.",
-             name_p=True)
 
 
 def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
@@ -111,7 +92,8 @@ TABLES = {table.number: table for table in (
     PaperTable(2, "Data statistics", tuple(DATASETS), ("",), STATISTICS, ("",), _DOMAINS, ("dataset", "column"),
                ("row",), None, notes=("Ours; in parentheses: the paper.",)),
     PaperTable(3, "Main comparison", tuple(DATASETS), (*LOCAL, *CENTRAL, *FEDERATED), tuple(METHODS), _METRICS,
-               _COLUMNS, ("dataset", "backbone", "row"), ("column", "metric"), row_spec, best="max", lead=_LEAD,
+               _COLUMNS, ("dataset", "backbone", "row"), ("column", "metric"), row_spec, best="max",
+               lead=Lead("recall@10", "mean", name_p=True),
                only=(*product((*LOCAL, *CENTRAL), ["ft"]), *FEDERATED.items()),
                notes=(_SEEDS, _DOMAIN_NOTE, "CCDR and RecGURU pool the domains' samples; VQ-Rec under PFCR is the "
                       "paper's PFCR.")),
@@ -145,4 +127,3 @@ def inconsistencies() -> dict[tuple[int, Key], str]:
 
 FIGURES: dict[str, Callable[[], list[RunSpec]]] = {}
 FIGURE_ALIASES: dict[str, str] = {}
-CONTRASTS: tuple[Contrast, ...] = ()
