@@ -9,7 +9,7 @@ import torch
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation import loop, protocols
+from fedcl_bench.federation import cross_device, protocols
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_pairs
@@ -95,12 +95,12 @@ def test_fcucr_runs(registry, stream, backbone):
 def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbone):
     """Positives are all items of that session and nothing else; no negative is in any training session."""
     f = federation(registry, stream, "ft", backbone)
-    step, seen, train = stream.steps[0], [], loop.train_clients
+    step, seen, train = stream.steps[0], [], cross_device.train_clients
 
     def spy(work, *args, **kwargs):
         seen.append([chunk for part in work for chunk in part.chunks])
         return train(work, *args, **kwargs)
-    with patch.object(loop, "train_clients", spy):
+    with patch.object(cross_device, "train_clients", spy):
         last = finish(f)
     some = step.sessions["train"]
     assert len(seen) == 2

@@ -72,7 +72,7 @@ class CrossSilo:
             for domain in domains:
                 start = grow(Snapshot({}, {}), f.backbone, domain.seed, as_one_client(domain.step),
                              getattr(torch, f.server.precision), f.device)
-                yield SequentialModule(f.backbone, start)
+                yield SequentialModule(f.backbone, start).to(f.device)
             return
         features = f.stream.features or (None,) * len(domains)
         known = [domain.data(of_items, f.stream.known) for domain, of_items in zip(domains, features)]

@@ -255,9 +255,9 @@ def server_knows(pair: Pair) -> str:
         step, begun = _begun(f, start, f.stream.steps[start.step])
         opened, users = open_step(f, step, begun.model), _users(f, step, start)
         work = Work(replace(opened.training, protection=OPEN), opened.protocol.chunks(users, start.round, begun.model))
-        sums = train_clients([work], begun.model, opened.key(start.round))
+        sums = train_clients([work], begun.model, opened.key(opened.step.index, start.round))
         sent, (model, _) = sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
-        model = aggregate(f.backbone, model, users, OPEN, opened.key(start.round))
+        model = aggregate(f.backbone, model, users, OPEN, opened.key(opened.step.index, start.round))
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
         for others, way in _all_and_single(step.n_users):
             mismatch = _server_noticed(pair, start, model, sent, mine, others, way, parts_of(start))

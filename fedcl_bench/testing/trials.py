@@ -179,7 +179,7 @@ def client_round(f: Federation, progress: Progress,
     rows: dict[str, list[Tensor]] = {}
     for group in split(users):
         chunks = opened.protocol.chunks(group, round_, model)
-        train = trainer_of(chunks, model, opened.training, opened.key(round_))
+        train = trainer_of(chunks, model, opened.training, opened.key(opened.step.index, round_))
         for chunk in chunks:
             trained = train(chunk)
             values = {f"upload {name}": value for name, value in trained.changes(model).items()}

@@ -16,7 +16,7 @@ from fedcl_bench.training.list_trainer import BatchView
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.toolbox.distillation import ranks_of
 from fedcl_bench.core.errors import OutOfMemory, UserError, ran_out
-from fedcl_bench.federation import loop
+from fedcl_bench.federation.cross_device import CrossDevice
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.kernels import memory
 from fedcl_bench.kernels.memory import Available, available
@@ -208,7 +208,7 @@ def test_when_memory_ends_the_checkpoint_is_kept(registry, monkeypatch, tmp_path
     """The next try goes on from it, with the same numbers."""
     config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
     stream = load_stream(config.source, config.stream)
-    module, name = (rounds, "trainer_of") if where == "training" else (loop, "validate")
+    module, name = (rounds, "trainer_of") if where == "training" else (CrossDevice, "validate")
     usual, calls = getattr(module, name), []
 
     def failing(*arguments, **named):

@@ -89,7 +89,7 @@ def test_clipped_changes_have_at_most_the_norm_and_average_to_the_round(registry
         torch.testing.assert_close(clipped, expected, atol=1e-12, rtol=3e-6)
         assert (norms > clip).any() and torch.equal(clipped[norms < clip], free[norms < clip])
         torch.testing.assert_close(clipped.mean(0), mean, atol=1e-12, rtol=1e-9)
-        assert all((one.factors <= 1.0).all() for one in trained)
+        assert all((change.scale <= 1.0).all() for one in trained for change in one.public.values())
 
 
 @hypothesis.given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1, max_size=5),
