@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import rng
 from ..core.errors import PluginError
@@ -96,7 +96,7 @@ class Epoch:
         modules, tables = [domain.module for domain in self.domains], []
         for name in modules[0].rows:
             parts = [module.get(name) for module in modules]
-            whole = nn.Parameter(torch.cat([part.detach() for part in parts]))
+            whole = torch.cat([part.detach() for part in parts]).requires_grad_()
             whole.grad = torch.zeros_like(whole)
             sizes = [len(part) for part in parts]
             for part, rows, gradient in zip(parts, whole.data.split(sizes), whole.grad.split(sizes)):
