@@ -30,7 +30,7 @@ docs: $(VENV)/.installed-docs
 	mkdir -p build/pages/results/published build/pages/benchmarks
 	cp README.md CHANGELOG.md CONTRIBUTING.md build/pages
 	cp -r docs build/pages
-	cp -r results/pages results/audits results/central results/domains build/pages/results
+	cp -r results/pages results/audits results/bases results/central results/domains results/sensitivity build/pages/results
 	cp results/ambiguities.md build/pages/results
 	cp results/published/README.md build/pages/results/published
 	cp -r benchmarks/README.md benchmarks/results build/pages/benchmarks

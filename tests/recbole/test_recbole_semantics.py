@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers import by_domain
 from test_recbole_domains import (WIDTH, configured, federation_of, made_up, module_of, shops, some_batch,  # noqa: F401
                                   without_dropout)
 from torch.nn.utils import parametrize
@@ -96,7 +97,7 @@ def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path
     f = federation_of(config)
     config.check(f)
     *_, last = run(f)
-    centroids = last.model.public["clusters.centroids"]
+    centroids = torch.cat(by_domain(last.model.public)["clusters.centroids"])
     assert len(centroids) == 26 and len(centroids.unique(dim=0)) == 4  # of both domains' items together
     result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
     assert result["privacy"]["uploaded"] == ["semantics"] and min(result["rounds"]) == 4

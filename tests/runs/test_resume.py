@@ -17,6 +17,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 3
@@ -51,6 +52,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.records import record
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 
 torch.set_num_threads(1)
@@ -191,11 +193,11 @@ def test_a_model_may_be_deleted(tmp_path, config, stream):
     model = record.folder / "model.pt"
     model.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(Corrupt, match="model.pt"):
-        record.model()
+        read_model(record.folder)
     model.unlink()
     assert execute(config("ft"), lambda: stream, tmp_path)["reused"]
     with pytest.raises(Corrupt, match="is missing"):
-        record.model()
+        read_model(record.folder)
 
 
 def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, stream):
