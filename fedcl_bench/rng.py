@@ -204,5 +204,5 @@ class DrawKey:
     batch: int = 0
 
     def clients(self, purpose: str, users: Tensor) -> Tensor:
-        """One stream key per user; feed them to ``draws.bits``."""
+        """One stream key per user; feed them to ``rng.bits``."""
         return client_keys(key(self.seed, purpose, self.step, self.round, self.batch), users)

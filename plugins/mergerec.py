@@ -177,7 +177,7 @@ def learned(s: MergeRecSettings, merge: Merge, weights: Tensor, texts: Sequence[
 
     Args:
         texts: of each domain's items, (items, d_W).
-        key: names the random numbers (see ``draws.key``).
+        key: names the random numbers (see ``rng.key``).
     """
     with torch.no_grad():
         own = [recommender.vectors(model, known) for model, known in zip(merge.models, texts)]
@@ -215,7 +215,7 @@ def pseudo_users(sizes: Sequence[int], s: MergeRecSettings, key: int) -> Iterato
 
     Args:
         sizes: how many items each domain has.
-        key: names the random numbers (see ``draws.key``).
+        key: names the random numbers (see ``rng.key``).
     """
     generator, total = torch.Generator().manual_seed(key >> 1), sum(sizes)
     passes = -(-s.learning_steps * s.pseudo_users // total)

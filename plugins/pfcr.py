@@ -188,7 +188,7 @@ def responded(gradient: Tensor, s: PFCRSettings, key: int) -> Tensor:
       (e^eps + 1) / (e^eps + 2), modulo k; decoded as (level - c) c / k, which leaves the zero point where it is not.
 
     Args:
-        key: names the random numbers (see ``draws.key``).
+        key: names the random numbers (see ``rng.key``).
     """
     c, k, unbiased = s.ldp_clip, s.ldp_levels, s.ldp == "unbiased"
     width = 2 * c / (k - 1) if unbiased else c / k

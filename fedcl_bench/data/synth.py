@@ -12,7 +12,7 @@ What is in them, for a world of N users, M items, K interactions per user and B 
 - Half of the users are there from the beginning, the others begin at a random time, and all stay. Times are scaled so
   that the whole stream has equally many interactions at any time; blocks by count are then those of the drift.
 
-Every number is keyed by user or item (see ``draws``), so rows do not depend on how many users are made at once.
+Every number is keyed by user or item (see ``rng``), so rows do not depend on how many users are made at once.
 """
 
 from __future__ import annotations

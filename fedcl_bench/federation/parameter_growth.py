@@ -16,7 +16,7 @@ from ..plugin.state import Snapshot
 
 
 def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
-    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``draws.named``)."""
+    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``rng.named``)."""
     first, *others = rng.names_of(users)
     with rng.named(None):
         public, private = backbone.new_rows(seed, first, items)

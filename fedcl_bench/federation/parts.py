@@ -290,7 +290,7 @@ class Federation:
         self.method.check(self.stream)
 
     def check_kinds(self) -> None:
-        """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
+        """Raise UserError unless backbone, method and stream go together; see ``compatibility.py``."""
         if self.cross_silo:
             return compatibility.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
         sessions = bool(self.stream.steps[0].sessions)

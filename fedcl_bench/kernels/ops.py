@@ -43,7 +43,7 @@ def _within(what: str, numbers: Tensor | int | None, end: int, start: int = 0) -
 
 
 def mixed(numbers: Tensor) -> None:
-    """``draws.mix`` of every number, in its place; int64 of any shape."""
+    """``rng.mix`` of every number, in its place; int64 of any shape."""
     call("mixed", numbers, numbers.numel())
 
 

@@ -45,7 +45,7 @@ class Start:
     value: float = 0.0
 
     def draw(self, keys: Tensor) -> Tensor:
-        """float64 of shape (n, *shape) from n stream keys (see ``draws.client_keys``)."""
+        """float64 of shape (n, *shape) from n stream keys (see ``rng.client_keys``)."""
         index = torch.arange(math.prod(self.shape), device=keys.device)
         if self.std > 0.0:
             entries = rng.normals(keys[:, None], index) * self.std

@@ -1,6 +1,6 @@
 """Random operators inside foreign code, drawn from keyed streams instead of the global generator.
 
-Within ``Keyed`` random operators of PyTorch take their numbers from ``draws``, keyed by the client and counted in the
+Within ``Keyed`` random operators of PyTorch take their numbers from ``rng``, keyed by the client and counted in the
 order of calls. So a client's dropout does not depend on which clients it is trained with, on threads, or on anything
 drawn before. It works on one client as well as inside ``torch.func.vmap`` over clients, because operators are replaced
 before they are batched. What is not replaced here still moves a global generator; callers find that out beforehand.

@@ -63,7 +63,7 @@ def cluster(points: Tensor, count: int, how: Clustering, key: int) -> Clusters:
     Args:
         points: (n, d), not empty.
         count: of clusters; there are at most as many as points.
-        key: names the random numbers (see ``draws.key``).
+        key: names the random numbers (see ``rng.key``).
 
     Returns:
         (the number of each point's cluster, int64 (n,); centroids (k, d)).

@@ -54,7 +54,7 @@ def fit(vectors: Tensor, codes: int, centroids: int, key: int, rotate: bool = Tr
         vectors: (n, d) in floating point.
         codes: m, into which d is divided.
         centroids: of each part, k; there are at most n.
-        key: names the random numbers (see ``draws.key``).
+        key: names the random numbers (see ``rng.key``).
         rotate: False leaves the rotation out (PQ).
 
     Raises:

@@ -37,7 +37,7 @@ def randomise(numbers: Tensor, categories: int, kept: float, key: int) -> Tensor
     Args:
         numbers: of 0..k-1, int64 of any shape.
         categories: k, at least 2.
-        key: names the random numbers (see ``draws.key``), one per entry.
+        key: names the random numbers (see ``rng.key``), one per entry.
     """
     index = 2 * torch.arange(numbers.numel(), device=numbers.device).view(numbers.shape)
     keys = rng.row_keys(key, torch.zeros(1, dtype=torch.int64, device=numbers.device))

@@ -22,7 +22,7 @@ from ..plugin.state import Snapshot
 
 @contextmanager
 def seeded(seed: int, purpose: str, *counters: int, device: torch.device) -> Iterator[None]:
-    """Within the block, PyTorch's generators draw what is named so (see ``draws.key``); outside, as if it were not."""
+    """Within the block, PyTorch's generators draw what is named so (see ``rng.key``); outside, as if it were not."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(rng.key(seed, purpose, *counters) >> 1)
         yield

@@ -45,7 +45,7 @@ def test_the_cache_is_what_importing_gave_as_long_as_the_files_stay(folder):
     assert CARD in cached and sorted(map(repr, cached)) == sorted(map(repr, discover([folder]).metadata()))
     assert CARD not in read_all()
     (folder / "mine.py").write_text(MINE.replace("an example", "an EXAMPLE"))
-    assert read_all([folder]) is None and read_all() is not None
+    assert read_all([folder]) is None and {"ft", "f3crec"} <= {plugin.name for plugin in read_all()}
     (folder / "mine.py").write_text(MINE)
     (folder / "wrong.py").write_text("import nothing_of_this_name\n")
     assert "wrong" in discover([folder]).broken and read_all([folder]) is None  # its error may be gone next time
