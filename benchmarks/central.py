@@ -9,18 +9,18 @@ run it neither validates nor chooses an epoch.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from fedcl_bench.training.silo_samples import Epoch, SampleSet
-from fedcl_bench.training.mini_batches import Point
+from fedcl_bench.training.mini_batches import Epoch, Point
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Prefixes
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.evaluation.sample_ranking import Ranking, rank_samples
-from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
+from fedcl_bench.federation.cross_silo import CrossSilo
+from fedcl_bench.training.silo_modules import exported
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.core.settings import parse_assignments
@@ -44,14 +44,15 @@ def main() -> None:
     samples, test = step.sessions["train"].prefixes(), step.sessions["test"]
     chosen = torch.arange(0, len(test.lengths), args.every)
     test = Prefixes(test, test.start[chosen], test.start[chosen + 1]).written_out()
-    model, state = grow(Snapshot({}, {}), f.backbone, f.seed, step, torch.float32, f.device), {}
+    (domain,), state = CrossSilo(f).domains, {}
+    thinned = replace(domain.step, sessions={**domain.step.sessions, "test": test})
     print("backbone,dataset,seed,epoch,samples,loss,recall@20,mrr@20")
     for number in range(args.epochs):
-        epoch = Epoch(f.backbone, f.local, model, Point(state), DrawKey(f.seed, 0, number))
-        for _ in epoch.batches([SampleSet(samples, memory=model.memory)], model):
+        epoch = Epoch(f.backbone, f.local, [domain], (), Point(state), DrawKey(f.seed, 0, number))
+        for _ in epoch.batches(exported(domain.module, domain.prefix)):
             pass
-        model, state = epoch.trained(), epoch.state()
-        scores = rank_samples(f.backbone, model, test, Ranking([20], f.metrics))
+        state = epoch.state()
+        scores = rank_by_module(f.backbone, domain.module, thinned, "test", Ranking([20], f.metrics))
         print(f"{args.backbone},{args.dataset},{args.seed},{number + 1},{len(samples.end)},{epoch.loss:.4f},"
               f"{scores.mean('recall@20'):.4f},{scores.mean('mrr@20'):.4f}", flush=True)
 

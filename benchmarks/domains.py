@@ -16,13 +16,12 @@ import torch
 from machine import heading
 from torch import Tensor
 
-from fedcl_bench.training.silo_samples import Epoch
-from fedcl_bench.training.mini_batches import Point
-from fedcl_bench.training.silo_modules import ModuleEpoch, histories
+from fedcl_bench.training.mini_batches import Epoch, Point
+from fedcl_bench.training.silo_modules import histories
 from fedcl_bench.training.silo_parts import Domain
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
@@ -45,17 +44,11 @@ def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tupl
     """Name, domain and speed of each domain."""
     config = make_config(discover(), "ft", name.split()[0], dataset, 0, [("benchmark", OURS[name])], data_dir)
     f = config.federation(load_stream(config.source, config.stream))
-    silos = Silos.of(f)
-    start = silos.start()
-    for silo in silos.models:
+    clients = CrossSilo(f)
+    start = clients.start()
+    for silo in clients.silos:
         domain, = silo.domains
-        if domain.module is None:
-            model = silo.model(start)
-            epoch = Epoch(f.backbone, f.local, model, Point(), DrawKey(silo.seed, 0))
-            trained = epoch.batches(silo.parts, model)
-        else:
-            epoch = ModuleEpoch(f.backbone, f.local, [domain.module], (), Point(), DrawKey(silo.seed, 0))
-            trained = epoch.batches([domain.samples])
+        trained = Epoch(f.backbone, f.local, [domain], (), Point(), DrawKey(silo.seed, 0)).batches(start)
         yield f.stream.domains[domain.number], domain, per_second(lambda: next(trained), batches, f.local.batch_size)
 
 

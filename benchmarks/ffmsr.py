@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from domains import per_second, speed_of
 from machine import heading
 from torch import nn
 
-from fedcl_bench.training.mini_batches import Point
-from fedcl_bench.training.silo_modules import ModuleEpoch
+from fedcl_bench.training.mini_batches import Epoch, Point
 from fedcl_bench.training.silo_parts import Domain
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.plugin.silo import DomainData
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -57,8 +58,8 @@ def ours(domain: Domain, encodings: torch.Tensor, batches: int) -> float:
     module = backbone.module(DomainData(domain.step.n_users, domain.step.n_items, encodings, None))
     module.stage = "finetune"
     local = LocalSettings(batch_size=1024, optimiser="adam")
-    epoch = ModuleEpoch(backbone, local, [module], (), Point(), DrawKey(0, 0))
-    trained = epoch.batches([domain.samples])
+    epoch = Epoch(backbone, local, [replace(domain, module=module)], (), Point(), DrawKey(0, 0))
+    trained = epoch.batches(Snapshot({}, {}))
     return per_second(lambda: next(trained), batches, local.batch_size)
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     print(heading())
     print("| domain | FFMSR | RecBole's SASRec | the authors' FFMSR |")
     print("|---|--:|--:|--:|")
-    for domain in Silos.of(f).domains:
+    for domain in CrossSilo(f).domains:
         encodings = torch.randn(domain.step.n_items, LAYERS, WIDTH, generator=torch.Generator().manual_seed(0))
         dataset = types.SimpleNamespace(num=lambda field: domain.step.n_items + 1,
                                         layer_embedding=torch.cat([torch.zeros(1, LAYERS, WIDTH), encodings]))
