@@ -7,6 +7,7 @@ compares the pages with it.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import sys
@@ -306,5 +307,7 @@ def pages() -> list[Path]:
 
 
 if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:] or pages()):
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] + ".")
+    parser.add_argument("page", nargs="*", type=Path, help="default: all pages that have such tables")
+    for path in parser.parse_args().page or pages():
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
