@@ -205,7 +205,7 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     private = [{key: model.private[key][user].reshape(shape) for key, shape in shapes.items()}
                for user in range(step.n_users)]
     lists = [step.train.of(user).numpy() for user in range(step.n_users)]
-    served = model.served.get(ITEM)
+    served = model.personalised.get(ITEM)
 
     def engine():
         with workers():

@@ -75,7 +75,7 @@ _names: ContextVar[Tensor | None] = ContextVar("names", default=None)
 
 
 @contextmanager
-def named(numbers: Tensor | None) -> Iterator[None]:
+def global_client_ids(numbers: Tensor | None) -> Iterator[None]:
     """Within the block, client ``c`` draws as client ``numbers[c]``: some of a run's clients, numbered without gaps,
     draw what they draw among all of them. None: every client draws by its own number.
 

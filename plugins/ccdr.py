@@ -225,7 +225,7 @@ class CCDR(ModuleBackbone):
     needs_features = True
     topologies = ("central",)
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "batch_size": 1000}
-    readings = {"intra": {"contrast": "the paper", "link": "the code"}}
+    ambiguities = {"intra": {"contrast": "the paper", "link": "the code"}}
 
     def prepared(self, domains):
         """Categories are clusters of all domains' texts; items without text have none (-1)."""

@@ -63,7 +63,7 @@ class F3CRec(TopNDistillation):
     title = "adaptive replay memory at the client, item-wise temporal mean at the server"
     reference = "Lim et al., Federated Continual Recommendation, CIKM 2025, arXiv 2508.04792"
     Settings = F3CRecSettings
-    readings = {**TopNDistillation.readings, "inc_split": {"chronological": "released split", "random": "paper"},
+    ambiguities = {**TopNDistillation.ambiguities, "inc_split": {"chronological": "released split", "random": "paper"},
                 "valid_decimals": {5: "released code", 17: "not rounded"},
                 "repeated_positives": {"every": "each row", "once": "released code"}}
 

@@ -343,7 +343,7 @@ class FedDCSRBackbone(ModuleBackbone):
     Settings = FedDCSRSettings
     exchanges = frozenset({"shared representations"})
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.98, "batch_size": 256, "weighting": "interactions"}
-    readings = {
+    ambiguities = {
         "item_vectors": {"mean": "the code: 1.5 raw + 0.5 graph", "once": "raw + graph"},
         "padding": {"before": "the code", "after": "the suite's other backbones"},
         "predicts": {"last": "samples of FFMSR's protocol", "all": "the code, whose samples are whole histories"},

@@ -29,7 +29,7 @@ class FedMF(Backbone):
     title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
     reference = "Chai et al., Secure Federated Matrix Factorization, 2020; as used by F3CRec (Lim et al., CIKM 2025)"
     Settings = FedMFSettings
-    readings = {"item_lr": {"times_items": "released code", "plain": "paper"},
+    ambiguities = {"item_lr": {"times_items": "released code", "plain": "paper"},
                 "init_from": {"last": "released code", "best": "the model tested"}}
     factor_names = (USER, None)  # p_u of s(u, i) = p_u . q_i
 

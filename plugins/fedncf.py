@@ -32,7 +32,7 @@ class FedNCF(Backbone):
                  "(Lim et al., CIKM 2025)")
     Settings = FedNCFSettings
     defaults = {"init_from": "best", "reset_private": True}
-    readings = {"reset_private": {True: "released code", False: "paper"},
+    ambiguities = {"reset_private": {True: "released code", False: "paper"},
                 "init_from": {"best": "released code", "last": "that of FedMF"}}
 
     def new_rows(self, seed, users, items):

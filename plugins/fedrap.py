@@ -47,7 +47,7 @@ class FedRAP(Backbone):
     title = "additive personalisation: shared item table plus a personal one"
     reference = "Li et al., Federated Recommendation with Additive Personalization, ICLR 2024, arXiv 2301.09109"
     Settings = FedRAPSettings
-    readings = {"schedule": {"fixed": "released code", "tanh": "paper"}}
+    ambiguities = {"schedule": {"fixed": "released code", "tanh": "paper"}}
     defaults = {"init_from": "best", "local_epochs": 10, "tolerance": 1e-4, "batch_size": 2048}
     # Personal tables of XING's 24,390 items for each of its 877 clients take 85 MB per dimension.
     # With lambda .1 the unbounded term diverges there in round 23.

@@ -1,6 +1,6 @@
 """FFMSR: domains cluster what their items' texts say at a server, and filter what they receive.
 
-The numbers of equations are the paper's. Where the released code differs, a setting chooses; ``readings`` has them.
+The numbers of equations are the paper's. Where the released code differs, a setting chooses; ``ambiguities`` has them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class FFMSRBackbone(ModuleBackbone):
     Settings = FFMSRBackboneSettings
     needs_features = True
     exchanges = frozenset({SEMANTICS})
-    readings = {"layer_adapters": {"shared": "released code", "each": "one per layer"},
+    ambiguities = {"layer_adapters": {"shared": "released code", "each": "one per layer"},
                 "fusion_layers": {2: "Eq. 7", 3: "released code"},
                 "positions": {"after_filters": "Eqs. 18-19", "before_filters": "released code"},
                 "similarity": {"dot": "Eq. 22", "cosine": "released code"},
@@ -286,7 +286,7 @@ class FFMSR(DomainMethod):
     Settings = FFMSRSettings
     needs = SEMANTICS
     sent = ("semantics",)
-    readings = {"clustering": {"kmeans++": "Algorithm 1", "kmeans": "released code"},
+    ambiguities = {"clustering": {"kmeans++": "Algorithm 1", "kmeans": "released code"},
                 "centroid": {"weighted": "Algorithm 1", "plain": "released code"},
                 "upload_mode": {"training": "released code", "evaluation": "Eq. 11 without noise"},
                 "keep_optimiser": {False: "released code", True: "one optimiser"}}

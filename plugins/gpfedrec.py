@@ -91,7 +91,7 @@ class GPFedRec(Backbone):
     title = "graph-guided personalisation: item tables smoothed over a graph of users at the server"
     reference = "Zhang et al., GPFedRec, KDD 2024, arXiv 2305.07866"
     Settings = GPFedRecSettings
-    readings = {"graph_sign": {"paper": "paper", "code": "released code"},
+    ambiguities = {"graph_sign": {"paper": "paper", "code": "released code"},
                 "lr_offset": {"code": "released code", "none": "plain"},
                 "eval_item_table": {"local": "released code", "global": "averaged"}}
     defaults = {"init_from": "best", "batch_size": 256}

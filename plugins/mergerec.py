@@ -106,7 +106,7 @@ class MergeRec(DomainMethod):
     needs = TEXT_MODEL
     sent = ("content.", START)
     backbone_defaults = {"ids": False}
-    readings = {"initial_weight": {0.0: "the mean", 0.2: "released code, for eight domains"}}
+    ambiguities = {"initial_weight": {0.0: "the mean", 0.2: "released code, for eight domains"}}
 
     def stages(self):
         rounds = self.settings.federated_rounds

@@ -32,7 +32,7 @@ class NCF(Backbone):
     reference = ("tutorial model (federated collaborative filtering with BPR); He et al., Neural Collaborative "
                  "Filtering, WWW 2017; loss: Rendle et al., BPR, UAI 2009")
     Settings = NCFSettings
-    readings = {"output": {"logit": "definition of BPR", "sigmoid": "tutorial"}}
+    ambiguities = {"output": {"logit": "definition of BPR", "sigmoid": "tutorial"}}
     defaults = {"optimiser": "adam", "batch_size": 256, "local_epochs": 5, "weighting": "interactions",
                 "init_from": "best"}
     pairwise = True

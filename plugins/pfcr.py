@@ -146,7 +146,7 @@ class PFCR(DomainMethod):
     Settings = PFCRSettings
     needs = "codes"
     sent = (TABLE,)
-    readings = {"ldp": {"off": "no noise", "unbiased": "the paper", "released": "PFCR's code"},
+    ambiguities = {"ldp": {"off": "no noise", "unbiased": "the paper", "released": "PFCR's code"},
                 "single_train": {True: "PFCR's authors, on their code", False: "the paper"},
                 "weighting": {"uniform": "FedAvg of domains", "interactions": "PFCR's code, which counts samples"},
                 "frozen_dropout": {True: "PFCR's code", False: "a frozen encoder as it is ranked with"}}

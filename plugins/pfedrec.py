@@ -30,7 +30,7 @@ class PFedRec(Backbone):
     Settings = PFedRecSettings
     factor_names = ("score.weight", "score.bias")  # w_u and b_u of s(u, i) = w_u . q_i + b_u
     defaults = {"init_from": "best", "reset_private": True}
-    readings = {"reset_private": {True: "F3CRec's code", False: "paper"},
+    ambiguities = {"reset_private": {True: "F3CRec's code", False: "paper"},
                 "init_from": {"best": "F3CRec's code", "last": "that of FedMF"},
                 "eval_item_table": {"global": "F3CRec's code", "local": "PFedRec's code"}}
     session_defaults = {"lr": 1.0, "lr_eta": 1.0}  # by validation on XING

@@ -271,7 +271,7 @@ class RecGURU(ModuleBackbone):
     topologies = ("central",)
     uses_known_users = True
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.98}
-    readings = {
+    ambiguities = {
         "adversary": {"wasserstein": "what the released main program runs", "cross_entropy": "its other variant"},
         "tuning_reconstructs": {True: "what the released main program runs", False: "its other variant"},
         "fixed_encoder": {True: "the code's default", False: "the code's other value"},

@@ -26,7 +26,7 @@ class Reg(Method):
     title = "squared-error pull of old parameters towards the previous block's"
     reference = "baseline of F3CRec (Lim et al., CIKM 2025, section 5.1)"
     Settings = RegSettings
-    readings = {"reg_reduction": {"sum": "released helper", "mean": "averaged"}}
+    ambiguities = {"reg_reduction": {"sum": "released helper", "mean": "averaged"}}
 
     def _weight(self, anchor):
         mean = self.settings.reg_reduction == "mean"

@@ -73,7 +73,7 @@ class SPP(Method):
     reference = ("Lee et al., Continual Collaborative Distillation, KDD 2024; baseline of F3CRec (Lim et al., CIKM "
                  "2025), whose code is not released")
     Settings = SPPSettings
-    readings = {"replay_reduction": {"mean": "as other losses", "sum": "CCD's code"}}
+    ambiguities = {"replay_reduction": {"mean": "as other losses", "sum": "CCD's code"}}
     reimplementation = True
 
     @property
@@ -88,7 +88,7 @@ class SPP(Method):
         old = Snapshot({name: table[:step.old_items] for name, table in model.public.items()},
                        {name: table[:step.old_users, :step.old_items] if name in personal
                         else table[:step.old_users] for name, table in model.private.items()}, model.dense,
-                       memory={name: table[:step.old_users] for name, table in model.memory.items()})
+                       client_context={name: table[:step.old_users] for name, table in model.client_context.items()})
         for proxy, weight in zip(PROXIES, (self.settings.stability, self.settings.plasticity)):
             for state, tables in ((self.server_state, {**old.public, **old.dense}), (self.client_state, old.private)):
                 for name, table in tables.items():

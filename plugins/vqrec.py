@@ -117,7 +117,7 @@ class VQRec(ModuleBackbone):
     needs_features = True
     exchanges = frozenset({"codes"})
     of_stages = ("permutation_rounds", *_OF_PERMUTATION)
-    readings = {"coded": {"trained": "VQ-Rec's released index", "all": "PFCR's"},
+    ambiguities = {"coded": {"trained": "VQ-Rec's released index", "all": "PFCR's"},
                 "permutation_gradient": {"straight_through": "a permutation that is learned, as described",
                                          "released": "VQ-Rec's code"},
                 "permutation_rounds": {5: "VQ-Rec's code", 0: "PFCR's code"},

@@ -153,7 +153,7 @@ def stopped_everywhere(config, stream, results):
     """A run that is stopped at each sign of life, and goes on from there; its result, and where it was stopped."""
     told = []
     while True:
-        watch = Watch(lambda _, progress: told.append((progress.round, progress.under_way)), stop=lambda: True)
+        watch = Watch(lambda _, progress: told.append((progress.round, progress.fraction_done)), stop=lambda: True)
         try:
             return execute(config, lambda: stream, results, watch), told[:-1]  # the end is no stop
         except Interrupted:

@@ -240,7 +240,7 @@ class Round:
         dtype = next(iter(snapshot.public.values())).dtype
         model = copy.deepcopy(load(self.backbone, self.settings, snapshot, user, dtype))
         if self.backbone == "gpfedrec":
-            model.target = snapshot.served["item_embedding.weight"][user]
+            model.target = snapshot.personalised["item_embedding.weight"][user]
         n_items = len(next(iter(snapshot.public.values())))
         samples = self.samples(user, positives, n_items, model.pairwise)
         named = dict(model.named_parameters())
@@ -294,8 +294,8 @@ def fold_in(rounds, train, start):
     rounds that freeze the public ones; the others keep those of ``start``."""
     private = {key: table.clone() for key, table in start.private.items()}
     for round in rounds:
-        _, _, trained = round.run(train, type(start)(start.public, private, start.dense, start.local, start.served),
-                                  nothing)
+        begin = type(start)(start.public, private, start.dense, start.local, start.personalised)
+        _, _, trained = round.run(train, begin, nothing)
         for user, values in trained.items():
             for key, value in values.items():
                 private[key][user] = value.reshape(private[key][user].shape)

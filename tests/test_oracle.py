@@ -14,7 +14,7 @@ from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation import round as rounds
-from fedcl_bench.federation.cold_start import cold_start_of, shown
+from fedcl_bench.federation.cold_start import cold_start_of, truncated_for_new_users
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.server import aggregate
 from fedcl_bench.plugin.state import Snapshot
@@ -79,7 +79,7 @@ def noisy(model, generator, scale):
     """Every parameter plus normal noise."""
     return Snapshot(*({name: table + scale * torch.randn(table.shape, generator=generator, dtype=torch.float64)
                        .to(table.dtype) for name, table in getattr(model, kind).items()}
-                      for kind in ("public", "private", "dense", "local", "served")))
+                      for kind in ("public", "private", "dense", "local", "personalised")))
 
 
 def tables(step, backbone, dtype, scale=0.3):
@@ -174,7 +174,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
                                                  s.graph_neighbours, s.graph_threshold)
         close(answer.public[ITEM], mean_table)
         for user, table in zip(users.tolist(), served):
-            close(answer.served[ITEM][user], table)
+            close(answer.personalised[ITEM][user], table)
     if method_name == "f3crec":
         for key, table in method.aggregate(answer.public).items():
             if table.dim() == 2:
@@ -332,7 +332,7 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     train = LocalSettings(**{**LOCAL[local], **training})
     f = federation(registry, stream, build(registry, "method", "ft"), backbone, SEED, local=train, fold_in=k,
                    fold_in_rounds=rounds, precision="float64")
-    step = shown(stream.steps[1], k)
+    step = truncated_for_new_users(stream.steps[1], k)
     model = noisy(tables(step, backbone, torch.float64)[1], torch.Generator().manual_seed(5), 0.1)
     after = cold_start_of(f, step, model).arrived(model)
 
@@ -350,9 +350,9 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
         torch.testing.assert_close(table, expected[key], atol=1e-9, rtol=1e-9)
         assert torch.equal(table[:step.old_users], model.private[key][:step.old_users])
     assert max(float((table - start.private[key]).abs().max()) for key, table in after.private.items()) > 1e-4
-    for kind in ("public", "dense", "memory"):
+    for kind in ("public", "dense", "client_context"):
         assert getattr(after, kind) is getattr(model, kind)
-    for kind in ("local", "served"):
+    for kind in ("local", "personalised"):
         for key, table in getattr(after, kind).items():
             assert torch.equal(table[:step.old_users], getattr(model, kind)[key][:step.old_users])
             assert torch.equal(table[step.old_users:], model.public[key].expand_as(table[step.old_users:]))

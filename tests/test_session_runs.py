@@ -46,7 +46,7 @@ def numbers(progress):
     found = {f"curve {name} {row['round']}": torch.tensor(value, dtype=torch.float64) for row in progress.curve
              for name, value in row.items() if not name.endswith("_seconds")}
     for which, model in (("model", progress.model), ("best", progress.best.model)):
-        found |= {f"{which} {name}": value for kind in ("public", "private", "dense", "served")
+        found |= {f"{which} {name}": value for kind in ("public", "private", "dense", "personalised")
                   for name, value in getattr(model, kind).items()}
     found |= {f"client {name}": value for name, value in progress.client_state.items()}
     found |= {f"server {name}": value for name, value in progress.server_state.items()}

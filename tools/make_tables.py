@@ -86,7 +86,7 @@ def ambiguities(*plugins: str) -> str:
         for kind, name in (("method", method), ("backbone", backbone)):
             cls = registry.get(kind, name).cls
             helps = {row[0]: row[3] for of in (*CORE_SETTINGS, cls.Settings) for row in describe(of)}
-            for setting, values in cls.readings.items():
+            for setting, values in cls.ambiguities.items():
                 if (name, setting) in seen:
                     continue
                 seen.add((name, setting))

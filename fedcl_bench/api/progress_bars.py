@@ -60,7 +60,7 @@ class Display:
 
     def update(self, stream: Stream, progress: Progress) -> None:
         """Show the state after a round; does nothing for the call after a whole step."""
-        if progress.under_way:
+        if progress.fraction_done:
             return self._update_round(progress)
         if stream.domains:
             return self._update_domains(stream, progress)
@@ -129,4 +129,4 @@ class Display:
             self._task = self._bar.add_task(f"  block {step}", total=rounds, status="")
         best = f", best validation {progress.best_value:.4f}" if progress.curve and not self._config.is_domains else ""
         self._bar.update(self._task, completed=progress.round, status=f"round {progress.round + 1}: "
-                         f"{progress.under_way:.0%}{best}")
+                         f"{progress.fraction_done:.0%}{best}")

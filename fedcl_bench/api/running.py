@@ -7,7 +7,7 @@ from typing import Any, Iterable
 
 from ..core.errors import UserError
 from ..core.files import closed_to_others
-from ..core.text import shown
+from ..core.text import quoted
 from ..kernels.memory import importing
 from ..core.settings import LARGEST_SEED, MOST_SEEDS
 
@@ -90,5 +90,5 @@ def _names(registry: Registry, method: str, backbone: str | None) -> tuple[str, 
 def _whole(name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:
     """A whole number of an argument, checked."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UserError(f"run: found {name}={shown(value)}, accepted: a whole number from {low} to {high}.")
+        raise UserError(f"run: found {name}={quoted(value)}, accepted: a whole number from {low} to {high}.")
     return value

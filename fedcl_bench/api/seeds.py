@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from ..data.datasets import load_stream, thin_note
-from ..data.features import Hearing, notes as notes_of
+from ..data.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
 from ..evaluation.continual import SUMMARIES
 from ..federation import cold_start
@@ -44,7 +44,7 @@ class SharedStream:
         self.config, self.check = config, check
         self.stream: Stream | None = None
 
-    def load(self, note: Callable[[str], None], hearing: Hearing = Hearing()) -> Stream:
+    def load(self, note: Callable[[str], None], hearing: Callbacks = Callbacks()) -> Stream:
         """The stream; ``note`` is told, the first time, what all seeds have in common.
 
         Raises:
@@ -126,7 +126,7 @@ def _run(config: RunConfig, overrides: Layers, stream: SharedStream, execution: 
 
         watch = Watch(update, display.warn, display.note, execution.stop)
         engine = execution.engine_of(config, display.warn)
-        hearing = Hearing(display.warn, display.counting)
+        hearing = Callbacks(display.warn, display.counting)
         done = execute(config, lambda: stream.load(display.note, hearing), execution.results, watch,
                        rerun=execution.rerun, engine=engine)
         log.finish(Path(done["record"]))

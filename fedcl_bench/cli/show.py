@@ -160,9 +160,9 @@ def show_plugin(plugin: Plugin, core: Iterable[type]) -> None:
     for text in (plugin.cls.reference, str(plugin.path)):
         console.print(text, markup=False)
     _show_settings(f"\nsettings of {plugin.name}", plugin.cls.Settings)
-    if plugin.cls.readings:
+    if plugin.cls.ambiguities:
         console.print("\nread differently by paper and code (`sensitivity` varies them)", style="bold")
-    for name, values in plugin.cls.readings.items():
+    for name, values in plugin.cls.ambiguities.items():
         told = ", ".join(f"{as_text(value)} ({whose})" for value, whose in values.items())
         console.print(f"  {name}: {told}", markup=False)
     for cls in core:

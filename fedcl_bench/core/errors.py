@@ -30,7 +30,7 @@ class Busy(UserError):
     """Another process is at the same run."""
 
 
-class Misfit(UserError):
+class Incompatible(UserError):
     """Plugins that do not go together. Whoever knows all plugins can add which others would do.
 
     Attributes:

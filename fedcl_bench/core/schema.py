@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from .errors import Corrupt
-from .text import for_terminal, shown
+from .text import for_terminal, quoted
 
 Check = Callable[[Any, str], None]
 _HUGE = 2 ** 100  # whole numbers beyond are no floating-point numbers
@@ -36,7 +36,7 @@ def _said(value: Any) -> str:
         return f"a mapping of {len(value)}"
     if isinstance(value, (list, tuple)):
         return f"a list of {len(value)}"
-    return "nothing" if value is None else " ".join(shown(value).split())
+    return "nothing" if value is None else " ".join(quoted(value).split())
 
 
 def text(value: Any, field: str) -> None:

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Iterable, Mapping
 
 from .errors import PluginError, UserError, unknown
-from .text import shown
+from .text import quoted
 
 LARGEST = 1_000_000_000  # whole number that a setting may have if it does not say another
 LARGEST_SEED = (1 << 63) - 1
@@ -76,7 +76,7 @@ def _condition(text: str) -> tuple[_Comparison, ...]:
     """The alternatives of a condition; raises PluginError for one that cannot be read."""
     parts = [re.fullmatch(r"(\w+)(?:(!?=)(.*))?", part) for part in text.split(" or ")]
     if None in parts:
-        raise PluginError(f"only_if: found {shown(text)}, accepted: NAME, NAME=VALUE|VALUE or NAME!=VALUE|VALUE, or "
+        raise PluginError(f"only_if: found {quoted(text)}, accepted: NAME, NAME=VALUE|VALUE or NAME!=VALUE|VALUE, or "
                           f"several of them joined by ' or '.")
     return tuple(_Comparison(part[1], part[2] or "", tuple((part[3] or "").split("|"))) for part in parts)
 
@@ -162,7 +162,7 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
         if not numbers and field.default != ():
             raise ValueError
     except (TypeError, ValueError, OverflowError, RecursionError):
-        raise UserError(f"setting '{name}' ({origin}): found {shown(value)}, accepted: {accepted(field, kind)}"
+        raise UserError(f"setting '{name}' ({origin}): found {quoted(value)}, accepted: {accepted(field, kind)}"
                         f"{more if meta['high'] is None else ''}.") from None
     return result
 
@@ -248,8 +248,8 @@ def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:
             raise UserError(f"{option}: found '{pair}', accepted: NAME=VALUE, as {option} lr=0.5.")
         name = name.strip().replace("-", "_")
         if name in result:
-            raise UserError(f"{option}: found '{name}' twice, {shown(result[name])} and {shown(value.strip())}; leave "
-                            f"one of them out.")
+            raise UserError(f"{option}: found '{name}' twice, {quoted(result[name])} and {quoted(value.strip())}; "
+                            f"leave one of them out.")
         result[name] = value.strip()
     return result
 

@@ -43,7 +43,7 @@ def is_safe_in_record(name: object) -> bool:
 def safe_name(name: str, where: str, longest: int = LONGEST) -> str:
     """The name; raises UserError unless it is safe in a file's name."""
     if not is_safe(name, longest):
-        raise UserError(f"{where}: found the name {shown(name)}, accepted: at most {longest} {ACCEPTED}.")
+        raise UserError(f"{where}: found the name {quoted(name)}, accepted: at most {longest} {ACCEPTED}.")
     return name
 
 
@@ -53,7 +53,7 @@ def refuse_link(path: Path) -> None:
         raise UserError(f"{path}: is a symbolic link, which could lead anywhere; delete it.")
 
 
-def shown(value: object, longest: int = 60) -> str:
+def quoted(value: object, longest: int = 60) -> str:
     """A value in quotes for a message, cut where it is long."""
     if not isinstance(value, str):
         return for_terminal(reprlib.repr(value))

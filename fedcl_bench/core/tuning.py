@@ -52,7 +52,7 @@ class Sizes:
         adapted: rows of texts that go through an adapter's experts together.
         dropped: entries of a forward pass whose dropout is drawn at once.
         clustered: points that one thread assigns to clusters at a time.
-        told_every: seconds of an epoch between two signs of life, after which it can be stopped.
+        report_every: seconds of an epoch between two signs of life, after which it can be stopped.
     """
 
     chunk_elements: int = 1 << 20
@@ -91,7 +91,7 @@ class Sizes:
     adapted: int = 1024
     dropped: int = 4096
     clustered: int = 2048
-    told_every: float = 1.0
+    report_every: float = 1.0
 
 
 SIZES = Sizes()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequenc
 
 from ..core.errors import UserError, unknown
 from ..core.files import write_atomically
-from ..core.text import shown
+from ..core.text import quoted
 from . import archives, hdf
 from .overlap import persons_file
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows
@@ -197,7 +197,7 @@ def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pa.RecordB
     frame = frame[domains == domain]
     splits = frame["split"].astype(object).map(str)
     if (wrong := ~splits.isin(SPLITS)).any():
-        raise UserError(f"{label}: column 'split' has {shown(splits[wrong].iloc[0])}, expected {', '.join(SPLITS)}.")
+        raise UserError(f"{label}: column 'split' has {quoted(splits[wrong].iloc[0])}, expected {', '.join(SPLITS)}.")
     split = pd.Categorical(splits, SPLITS)
     frame = frame.iloc[split.codes.argsort(kind="stable")].drop_duplicates(["user_id", "item_id"])
     yield frame_batch(frame.assign(order=frame.groupby("user_id", dropna=False).cumcount()),

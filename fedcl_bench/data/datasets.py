@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import domain_streams, prepared, session_streams, stream as blocks
-from .features import FeatureSource, Hearing, load_features
+from .features import FeatureSource, Callbacks, load_features
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetConfig, DatasetSource, session_columns
@@ -13,7 +13,7 @@ from .stream import Stream, StreamSettings, build_blocks, build_static, read_spl
 
 
 def load_stream(source: DatasetSource, settings: StreamSettings, features: FeatureSource | None = None,
-                hearing: Hearing = Hearing()) -> Stream:
+                hearing: Callbacks = Callbacks()) -> Stream:
     """The dataset's stream: mapped if it was prepared (see ``prepared``), else built.
 
     Args:

@@ -37,7 +37,7 @@ _WAYS = (f"Accepted: a file with ':token_seq' columns beside the interactions, o
 
 
 @dataclass(frozen=True)
-class Hearing:
+class Callbacks:
     """What hears of long or odd work on a stream.
 
     Attributes:
@@ -125,7 +125,7 @@ def _files(encoder: str, part: DatasetSource) -> list[Path]:
 
 
 def load_features(features: FeatureSource, source: DatasetSource, stream: Stream,
-                  hearing: Hearing = Hearing()) -> tuple[Tensor, ...]:
+                  hearing: Callbacks = Callbacks()) -> tuple[Tensor, ...]:
     """Of each domain the vectors of its items, in the stream's order: float32 of shape (items, layers, d).
 
     They are mapped from a file beside the domain's, which is made if it is not there. Where it cannot be written, they
@@ -167,7 +167,7 @@ def notes(stream: Stream) -> list[str]:
             for name, vectors in zip(stream.domains, stream.features) if (count := silent(vectors))]
 
 
-def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], hearing: Hearing) -> Tensor:
+def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], hearing: Callbacks) -> Tensor:
     """The features of a domain, from its file if that is whole."""
     files, column = _files(features.encoder, part), part.config.ITEM_ID_FIELD
     if features.encoder.startswith(GIVEN):
@@ -193,7 +193,7 @@ def _given(features: FeatureSource, files: Sequence[Path], items: Sequence[str],
     return vectors[:, -features.layers:]  # all of them for 0
 
 
-def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Hearing) -> np.ndarray:
+def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Callbacks) -> np.ndarray:
     """The vectors of texts by an encoder."""
     if features.model is None:
         return tfidf.encode(texts, features.dim)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from ..core.errors import UserError
-from ..core.text import shown
+from ..core.text import quoted
 from .table_reader import frame_batch
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def batches(path: Path, label: str, keys: Sequence[str], columns: Sequence[str],
         except KeyError:
             raise UserError(f"{label}: has no table '{key}'; expected {', '.join(keys)}.") from None
         except HoldsObjects as error:
-            raise UserError(f"{label}: table '{key}' holds pickled objects ({shown(str(error))}), which could run "
+            raise UserError(f"{label}: table '{key}' holds pickled objects ({quoted(str(error))}), which could run "
                             f"code of whoever wrote it; it is not read.\nGet the publisher's file, or save its columns "
                             f"as numbers.") from None
         except Exception as error:  # PyTables' own errors derive from nothing more precise

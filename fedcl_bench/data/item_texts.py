@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Sequence
 
 from ..core.errors import UserError
-from ..core.text import shown
+from ..core.text import quoted
 
 _WORDS = ":token_seq"
 
@@ -55,7 +55,7 @@ def _all_texts(path: Path, item_column: str) -> dict[str, str]:
         if len(row) != len(header):
             raise UserError(f"{path}, row {number}: found {len(row)} fields, the header has {len(header)}.")
         if row[at] in texts:
-            raise UserError(f"{path}, row {number}: describes the item {shown(row[at])} again; leave one row of it.")
+            raise UserError(f"{path}, row {number}: describes the item {quoted(row[at])} again; leave one row of it.")
         texts[row[at]] = " ".join(" ".join(row[i] for i in words).split())
     return texts
 

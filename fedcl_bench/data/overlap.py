@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.text import shown
+from ..core.text import quoted
 from ..core.schema import read_bytes
 from .source import DatasetSource, persons_beside
 from .stream import Stream
@@ -45,18 +45,18 @@ def read_persons(inter: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is no text ({error.reason} at byte {error.start:,}).\n{_CURE}") from None
     if tuple(header.split("\t")) != _HEADER:
-        raise UserError(f"{path}, line 1: found {shown(header)}, accepted: {' and '.join(_HEADER)}, with a tab between "
-                        f"them.\n{_CURE}")
+        raise UserError(f"{path}, line 1: found {quoted(header)}, accepted: {' and '.join(_HEADER)}, with a tab "
+                        f"between them.\n{_CURE}")
     persons: dict[str, str] = {}
     known: set[str] = set()
     for number, line in enumerate(lines, start=2):
         fields = line.split("\t")
         if len(fields) != 2 or not all(fields):
-            raise UserError(f"{path}, line {number}: found {shown(line)}, accepted: a user and a person, with a tab "
+            raise UserError(f"{path}, line {number}: found {quoted(line)}, accepted: a user and a person, with a tab "
                             f"between them.\n{_CURE}")
         user, person = fields
         if user in persons or person in known:
-            what = f"user {shown(user)}" if user in persons else f"person {shown(person)}"
+            what = f"user {quoted(user)}" if user in persons else f"person {quoted(person)}"
             raise UserError(f"{path}, line {number}: found {what} again, accepted: each once.\n{_CURE}")
         persons[user] = person
         known.add(person)

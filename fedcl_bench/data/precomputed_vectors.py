@@ -15,7 +15,7 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.text import shown
+from ..core.text import quoted
 from .archives import arrays_of, one_array
 from .item_texts import item_ids
 from .table_reader import read_parquet
@@ -71,17 +71,17 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
     row_of = {item: row for row, item in enumerate(ids)}
     if len(row_of) != len(ids):
         twice = next(item for row, item in enumerate(ids) if row_of[item] != row)
-        raise UserError(f"{path}: has several vectors of the item {shown(twice)}, accepted: one.\n{_CURE}")
+        raise UserError(f"{path}: has several vectors of the item {quoted(twice)}, accepted: one.\n{_CURE}")
     known = [number for number, item in enumerate(items) if item in row_of]
     if not known:
-        raise UserError(f"{path}: has none of the domain's {len(items):,} items; its ids are as {shown(ids[0])}, the "
-                        f"domain's as {shown(items[0])}.\nGive the vectors the ids of the domain's .inter file.")
+        raise UserError(f"{path}: has none of the domain's {len(items):,} items; its ids are as {quoted(ids[0])}, the "
+                        f"domain's as {quoted(items[0])}.\nGive the vectors the ids of the domain's .inter file.")
     result = np.zeros((len(items), *(vectors.shape[1:] if vectors.ndim == 3 else (1, vectors.shape[1]))), np.float32)
     with np.errstate(over="ignore"):
         result[known] = vectors[[row_of[items[number]] for number in known]].reshape(len(known), *result.shape[1:])
     if not np.isfinite(result).all():
         wrong = items[int(np.flatnonzero(~np.isfinite(result).all(axis=(1, 2)))[0])]
-        raise UserError(f"{path}: the vector of the item {shown(wrong)} has a number that is not finite in single "
+        raise UserError(f"{path}: the vector of the item {quoted(wrong)} has a number that is not finite in single "
                         f"precision, accepted: finite ones.\n{_CURE}")
     return result
 

@@ -14,7 +14,7 @@ import yaml
 
 from ..core.errors import UserError, unknown
 from ..core.files import shipped
-from ..core.text import JOIN, LONGEST, for_terminal, safe_name, shown
+from ..core.text import JOIN, LONGEST, for_terminal, safe_name, quoted
 from .plain_yaml import parsed
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ def dataset_name(dataset: str) -> str:
     """
     names = [_single_name(part) for part in parts_of(dataset)]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"dataset {shown(dataset)}: found {twice[0]} {names.count(twice[0])} times, accepted: each "
+        raise UserError(f"dataset {quoted(dataset)}: found {twice[0]} {names.count(twice[0])} times, accepted: each "
                         f"domain once.")
     if len(names) > 1 and len(JOIN.join(names)) > LONGEST:
-        raise UserError(f"dataset {shown(dataset)}: the joined names have {len(JOIN.join(names))} characters, "
+        raise UserError(f"dataset {quoted(dataset)}: the joined names have {len(JOIN.join(names))} characters, "
                         f"accepted: at most {LONGEST}; give the files shorter names.")
     return JOIN.join(names)
 
@@ -246,7 +246,7 @@ def _check_plugins(settings: Any, where: str) -> None:
     """Raise UserError unless the settings of each plugin are a mapping."""
     for plugin, values in settings.items() if isinstance(settings, dict) else ():
         if not isinstance(plugin, str) or not isinstance(values, dict):
-            raise UserError(f"{where}, {shown(plugin)}: found {shown(values)}, accepted: a plugin's name with a "
+            raise UserError(f"{where}, {quoted(plugin)}: found {quoted(values)}, accepted: a plugin's name with a "
                             f"mapping of its settings.")
 
 
@@ -257,7 +257,7 @@ def _check_intervals(intervals: Any, where: str) -> None:
         parts = text.split(";") if isinstance(text, str) else [""]
         matches = [re.fullmatch(rf"\s*[(\[]{number},{number}[)\]]\s*", part) for part in parts]
         if not all(match and float(match[1]) <= float(match[2]) for match in matches):
-            raise UserError(f"{where}, field 'val_interval', column {shown(column)}: found {shown(text)}, accepted: "
+            raise UserError(f"{where}, field 'val_interval', column {quoted(column)}: found {quoted(text)}, accepted: "
                             f"intervals, as '[3,inf)' or '[1,2];(4,5]'.")
 
 
@@ -272,7 +272,7 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
             raise UserError(f"{where}, field '{key}': found {value!r}, accepted: "
                             f"{'a mapping' if kind is dict else 'a text'}.")
         if isinstance(value, str) and for_terminal(value) != value:
-            raise UserError(f"{where}, field '{key}': found {shown(value)}, accepted: a text without control "
+            raise UserError(f"{where}, field '{key}': found {quoted(value)}, accepted: a text without control "
                             f"characters.")
     return cls(**content)
 

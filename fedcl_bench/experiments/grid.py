@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping
 
 from ..data.source import dataset_name
 from ..core.errors import Corrupt, UserError, unknown
-from ..core.text import shown
+from ..core.text import quoted
 from ..runs.config import RunConfig, make_config
 from ..records.record import Record
 from ..runs.registry import Registry
@@ -113,7 +113,7 @@ def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         try:
             result[name] = _FIELDS[name](value)
         except ValueError as error:
-            raise UserError(f"{path}, field '{name}': found {shown(value)}, accepted: {error}.") from None
+            raise UserError(f"{path}, field '{name}': found {quoted(value)}, accepted: {error}.") from None
     return result
 
 

@@ -20,9 +20,9 @@ from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Federation, Progress
 from ..plugin.state import Snapshot
 
-_PER_USER = ("private", "local", "served", "memory")  # parts of a snapshot
+_PER_USER = ("private", "local", "personalised", "client_context")  # parts of a snapshot
 # What a row ends with where it is shorter than those of another part: RecBole's id of no item or no key; no item.
-_PADDING = {"memory": 0, "client_state": -1}
+_PADDING = {"client_context": 0, "client_state": -1}
 
 
 def check_divisible(federation: Federation) -> None:

@@ -1,4 +1,4 @@
-"""Which readings a result hangs on: every setting that a paper and its code read differently, changed one at a time."""
+"""Which ambiguities a result hangs on: each setting that a paper and its code read differently, changed alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case:
 
 def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
           tuned: Tuned | None = None) -> tuple[list[Case], list[str]]:
-    """The default case, then one for each other value of each setting in ``readings`` of the method and the backbone.
+    """The default case, then one for each other value of each of the ``ambiguities`` of the method and the backbone.
 
     A setting changes for both methods if both have it. One without effect beside the others is left out.
 
@@ -50,10 +50,10 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
     usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
     result, notes = [Case(proposed, against)], []
-    for name, values in readings(registry, proposed).items():
+    for name, values in ambiguities(registry, proposed).items():
         if name not in usual:
-            raise PluginError(f"readings of {proposed.method} or {proposed.backbone} name '{name}', expected a setting "
-                              f"of their runs.")
+            raise PluginError(f"ambiguities of {proposed.method} or {proposed.backbone} name '{name}', expected a "
+                              f"setting of their runs.")
         if name in inactive:
             notes.append(f"{name} is left out, as it has no effect {inactive[name]}.")
             continue
@@ -67,12 +67,12 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
     return result, notes
 
 
-def readings(registry: Registry, spec: RunSpec) -> dict[str, Mapping[Any, str]]:
+def ambiguities(registry: Registry, spec: RunSpec) -> dict[str, Mapping[Any, str]]:
     """Setting to its values with whose reading each is, as the spec's backbone and method declare; a setting of both
     has the values of both."""
     merged: dict[str, Mapping[Any, str]] = {}
     for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
-        for setting, values in registry.get(kind, name).cls.readings.items():
+        for setting, values in registry.get(kind, name).cls.ambiguities.items():
             merged[setting] = {**merged.get(setting, {}), **values}
     return merged
 

@@ -57,8 +57,8 @@ class Apart(Population):
         users, count, dropped = self._ask("participants", (step.index, round_))
         return torch.tensor(users), count, dropped
 
-    def sum(self, here: Tables) -> Tables:
-        answer = self._ask("sum", {name: table.numpy() for name, table in here.items()})
+    def all_reduce(self, here: Tables) -> Tables:
+        answer = self._ask("all_reduce", {name: table.numpy() for name, table in here.items()})
         return {name: torch.tensor(values) for name, values in answer.items()}  # a copy: what is received is read-only
 
     def mean(self, here: UserScores, metric: str) -> float:
@@ -119,8 +119,8 @@ class ShardTask:
 class Shard:
     """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
-    Requests are ("sum" | "mean" | "participants", content), ("outline", what displays look at) after every round and
-    step, ("progress", all of it) if the answer to that is ``GATHER``, ("error", (class, text)) and ("done", None).
+    Requests are ("all_reduce" | "mean" | "participants", content), ("outline", what displays look at) after every round
+    and step, ("progress", all of it) if the answer to that is ``GATHER``, ("error", (class, text)) and ("done", None).
     """
 
     def __init__(self, threads: int = 1):
@@ -147,7 +147,7 @@ class Shard:
         try:
             federation = replace(task.federation(), population=Apart(self._ask))
             require(federation)
-            with rng.named(task.names):
+            with rng.global_client_ids(task.names):
                 for progress in run(federation, task.progress):
                     if self._ask("outline", outline(progress)) == GATHER:
                         self._ask("progress", progress)
@@ -289,7 +289,7 @@ class Conductor:
 
     # Answers, given what the shards have said, in their order.
 
-    def _sum(self, parts: list[dict[str, np.ndarray]]) -> list[Any]:
+    def _all_reduce(self, parts: list[dict[str, np.ndarray]]) -> list[Any]:
         total = {name: np.array(values) for name, values in parts[0].items()}
         for part in parts[1:]:
             for name, values in part.items():

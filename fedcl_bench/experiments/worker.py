@@ -110,11 +110,11 @@ class _Parent:
 def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Callable[[str], None]) -> Any:
     """The stream of a configuration, perhaps an earlier job's."""
     from ..data.datasets import load_stream
-    from ..data.features import Hearing
+    from ..data.features import Callbacks
 
     key = (dataset, config.source.fingerprint, config.source.persons, config.stream, config.features)
     if key not in streams:
-        streams[key] = load_stream(config.source, config.stream, config.features, Hearing(warn))
+        streams[key] = load_stream(config.source, config.stream, config.features, Callbacks(warn))
     streams.move_to_end(key)
     while len(streams) > STREAMS:
         streams.popitem(last=False)

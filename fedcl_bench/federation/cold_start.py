@@ -26,7 +26,7 @@ from .protocols import list_chunks
 from .round import Work, train_clients
 
 
-def shown(step: Step, fold_in: int) -> Step:
+def truncated_for_new_users(step: Step, fold_in: int) -> Step:
     """A step as its clients know it: of a new user the first ``fold_in`` training interactions; 0: all."""
     if fold_in == 0 or step.index == 0:
         return step
@@ -63,7 +63,7 @@ class ColdStart:
         def joined(tables: Tables, rows: Tables) -> Tables:
             return {name: torch.cat([table[:self.old], rows[name]]) for name, table in tables.items()}
         return replace(model, private=joined(model.private, private), local=joined(model.local, new.local),
-                       served=joined(model.served, new.served))
+                       personalised=joined(model.personalised, new.personalised))
 
     def _received(self, model: Snapshot) -> Snapshot:
         """The new users alone, with the server's tables in place of those of their own."""
@@ -73,14 +73,14 @@ class ColdStart:
         def rows(tables: Tables) -> Tables:
             return {name: table[self.old:] for name, table in tables.items()}
         private = {**rows(model.private), **{name: table.clone() for name, table in self.start.items()}}
-        return Snapshot(model.public, private, model.dense, copies(model.local), copies(model.served),
-                        rows(model.memory))
+        return Snapshot(model.public, private, model.dense, copies(model.local), copies(model.personalised),
+                        rows(model.client_context))
 
     def _folded_in(self, new: Snapshot, users: Tensor) -> Tables:
         """Private parameters after the rounds of local training that each of ``users`` does alone."""
         f, first = self.federation, torch.arange(self.step.n_users, device=users.device) + self.old
         work = Work(self.training, list_chunks(self.step, users, new, self.training))
-        with rng.named(rng.names(first)):
+        with rng.global_client_ids(rng.names(first)):
             for round_ in range(f.server.fold_in_rounds):
                 sums = train_clients([work], new, DrawKey(f.seed, self.step.index, round_))
                 new = replace(new, private={**new.private, **sums.private})
@@ -150,7 +150,7 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
     counts = torch.zeros(step.n_items, dtype=torch.int64, device=device)
     strangers = torch.zeros(step.n_users, dtype=torch.bool, device=device)
     for part in f.stream.steps[:step.index + 1]:
-        part = shown(part.to(device), f.server.fold_in)
+        part = truncated_for_new_users(part.to(device), f.server.fold_in)
         counts += torch.bincount(part.train.values, minlength=step.n_items)
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:
@@ -160,4 +160,4 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
 
 def _everywhere(f: Federation, here: Tables) -> Tables:
     """Sums over all clients, given those over the clients here."""
-    return here if f.population.sum is None else f.population.sum(here)
+    return here if f.population.all_reduce is None else f.population.all_reduce(here)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plugin.backbone import Backbone
 from ..plugin.silo import DomainMethod, ModuleBackbone
-from ..core.errors import Misfit, UserError
+from ..core.errors import Incompatible, UserError
 from ..plugin.method import Method, does_something
 from ..plugin.local_settings import LocalSettings
 from ..plugin.sequential import SequentialBackbone
@@ -20,11 +20,11 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
         init: who starts the public parameters, ``server`` or ``per_client``.
     """
     if isinstance(backbone, ModuleBackbone):
-        raise Misfit(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.",
-                     "backbone", lambda cls: not issubclass(cls, ModuleBackbone))
+        raise Incompatible(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.",
+                           "backbone", lambda cls: not issubclass(cls, ModuleBackbone))
     if isinstance(method, DomainMethod):
-        raise Misfit(f"method '{method.name}' is one of domains; name two or more, as in --dataset A+B.", "method",
-                     lambda cls: not issubclass(cls, DomainMethod))
+        raise Incompatible(f"method '{method.name}' is one of domains; name two or more, as in --dataset A+B.",
+                           "method", lambda cls: not issubclass(cls, DomainMethod))
     sequential = isinstance(backbone, SequentialBackbone)
     if sequential and not sessions:
         raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
@@ -33,8 +33,8 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
         raise UserError(f"setting 'negatives': found {local.negatives}, accepted: 1 with a sequential backbone, which "
                         f"has one per target.")
     if sessions and backbone.own_samples(local) is not None:
-        raise Misfit(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set stream=blocks, or a "
-                     f"sequential backbone with sessions.", "backbone", _is_sequential)
+        raise Incompatible(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set "
+                           f"stream=blocks, or a sequential backbone with sessions.", "backbone", _is_sequential)
     if init == "per_client" and not sequential:
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
@@ -54,11 +54,11 @@ def check_in_epochs(backbone: Backbone, method: Method, domains: bool, topology:
         said = (f"backbone '{backbone.name}' is not sequential, and domains are sequences of items of many users"
                 if domains else f"setting 'topology': found central, accepted: federated with backbone "
                                 f"'{backbone.name}', which is not sequential")
-        raise Misfit(f"{said}.", "backbone", _is_sequential)
+        raise Incompatible(f"{said}.", "backbone", _is_sequential)
     if does_something(method):
         said = ("clients of one user each, and here each is a domain of many" if domains else
                 "many clients, and with topology=central one holds all sessions")
-        raise Misfit(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
+        raise Incompatible(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
     if getattr(backbone.settings, "loss", "cross_entropy") != "cross_entropy":
         raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
                         f"{'stream=domains' if domains else 'topology=central'}, as in the papers of "
@@ -74,11 +74,12 @@ def check_classes(backbone: type, method: type) -> None:
         needs = method.needs
         if not issubclass(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges):
             what = f"exchanges {needs}" if needs else "is about modules of domains"
-            raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
-                         lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
+            raise Incompatible(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
+                               lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
     elif issubclass(backbone, ModuleBackbone) and does_something(method):
-        raise Misfit(f"method '{method.name}' is about clients of one user each, and '{backbone.name}' is for domains "
-                     f"of many.", "method", lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
+        raise Incompatible(f"method '{method.name}' is about clients of one user each, and '{backbone.name}' is for "
+                           f"domains of many.", "method",
+                           lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
 
 
 def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
@@ -100,16 +101,17 @@ def check_known_users(backbone: Backbone) -> None:
         return issubclass(cls, ModuleBackbone) and cls.uses_known_users
 
     if not uses(type(backbone)):
-        raise Misfit(f"setting 'known_users': found true, accepted: false with '{backbone.name}', which makes nothing "
-                     f"of who the users are.", "backbone", uses)
+        raise Incompatible(f"setting 'known_users': found true, accepted: false with '{backbone.name}', which makes "
+                           f"nothing of who the users are.", "backbone", uses)
 
 
 def check_vectors(backbone: Backbone) -> None:
     """Raise UserError unless clients score by inner products with a vector of their own."""
     if backbone.factor_names is None:
-        raise Misfit(f"setting 'cold_start': found mean, accepted: fold_in or popularity with '{backbone.name}', whose "
-                     f"scores are no inner products of items' public vectors and one of the user.", "backbone",
-                     lambda cls: cls.factor_names is not None)
+        raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
+                           f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
+                           f"the user.", "backbone",
+                           lambda cls: cls.factor_names is not None)
 
 
 def _is_sequential(cls: type) -> bool:
@@ -127,20 +129,23 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
         return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
 
     if method.needs_sequential and not sequential:
-        raise Misfit(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found '{backbone.name}'.",
-                     "backbone", _is_positionwise)
+        raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
+                           f"'{backbone.name}'.",
+                           "backbone", _is_positionwise)
     if not does_something(method):
         return
     if sequential and not method.needs_sequential:
-        raise Misfit(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
-                     f"'{backbone.name}' has none of.", "method", acts_on_sessions)
+        raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
+                           f"'{backbone.name}' has none of.", "method", acts_on_sessions)
     if sequential and not backbone.positionwise:
-        raise Misfit(f"method '{method.name}' works on a representation at every position, made of the items up to "
-                     f"there; '{backbone.name}' represents a session as a whole.", "method", acts_on_sessions)
+        raise Incompatible(f"method '{method.name}' works on a representation at every position, made of the items "
+                           f"up to there; '{backbone.name}' represents a session as a whole.", "method",
+                           acts_on_sessions)
     if sessions and method.first_step > 0:
-        raise Misfit(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions has one; "
-                     f"use another method with '{backbone.name}', or --set stream=blocks.", "method", acts_on_sessions)
+        raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
+                           f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
+                           acts_on_sessions)
     if not backbone.whole_tables and backbone.new_personal(0, range(0)):
-        raise Misfit(f"method '{method.name}' needs whole personal tables, of which '{backbone.name}' with its present "
-                     f"settings trains single rows (see: list {backbone.name}).", "method",
-                     lambda cls: not does_something(cls))
+        raise Incompatible(f"method '{method.name}' needs whole personal tables, of which '{backbone.name}' with its "
+                           f"present settings trains single rows (see: list {backbone.name}).", "method",
+                           lambda cls: not does_something(cls))

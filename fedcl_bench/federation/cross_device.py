@@ -21,7 +21,7 @@ from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from . import server
 from .client_sampling import Attendance
-from .cold_start import ColdStart, cold_start_of, ranks_by, shown
+from .cold_start import ColdStart, cold_start_of, ranks_by, truncated_for_new_users
 from .divergence import require_finite
 from .early_stopping import EarlyStopping
 from .parameter_growth import grow, reset_private
@@ -33,7 +33,7 @@ Observer = Callable[[DrawKey, Snapshot, Trained], None]
 
 
 @dataclass(frozen=True)
-class Group:
+class Participants:
     """Who takes part in a round.
 
     Attributes:
@@ -81,7 +81,7 @@ class CrossDevice:
     same_group: bool
     cold_start: ColdStart | None
     observe: Observer | None = None
-    group: Group | None = None
+    group: Participants | None = None
 
     @staticmethod
     def steps(f: Federation) -> Sequence[Step]:
@@ -128,7 +128,7 @@ class CrossDevice:
         """The server averages what they upload, with its noise, lets the method aggregate, and answers."""
         f, method, sums = self.federation, self.method, update.sums
         key, users = self.key(self.step.index, progress.round), self.group.users
-        model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.sum)
+        model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.all_reduce)
         model = server.aggregate(f.backbone, model, users, self.training.protection, key, self.group.count)
         model = replace(model, public=checks.checked_aggregate(method, model.public))
         answers = server.answer(method, key.round, users, sums.uploads, self.step.n_users)
@@ -174,7 +174,7 @@ class CrossDevice:
         shared = _bytes(model.public, model.dense)
         sent, answered = (_bytes({name: values[0] for name, values in extra.items()})
                           for extra in (update.uploads, update.answers))
-        down = shared + answered + _bytes({name: table[0] for name, table in model.served.items()})
+        down = shared + answered + _bytes({name: table[0] for name, table in model.personalised.items()})
         if round_ == 0 and self.method.downloads_previous_model():
             down += _bytes({name: table[:self.step.old_items] for name, table in model.public.items()})
         new = self.cold_start.count if last and self.cold_start is not None else 0
@@ -192,7 +192,7 @@ class CrossDevice:
         if progress.round and not ended:
             return []
         first, final = None if progress.round else model, best.model if ended else None
-        return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.sum)
+        return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.all_reduce)
 
     def state(self, update: Update) -> dict[str, Tables]:
         """What the run carries besides the model: the method's state."""
@@ -205,13 +205,13 @@ class CrossDevice:
     def key(self, unit: int, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, unit, round_)
 
-    def _participants(self, progress: Progress) -> Group:
+    def _participants(self, progress: Progress) -> Participants:
         """Of the next round."""
         f = self.federation
         users, count, dropped = f.population.participants(self.step, self.attendance, f.seed, progress.round)
         work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
                 for training, alike in self._by_epochs(users, progress.round)]
-        return Group(users, count, dropped if self.attendance.dropout else None, work)
+        return Participants(users, count, dropped if self.attendance.dropout else None, work)
 
     def _by_epochs(self, users: Tensor, round_: int) -> list[tuple[Training, Tensor]]:
         """The participants here by how many local epochs they do; at least one entry."""
@@ -232,7 +232,7 @@ class CrossDevice:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method, step = f.acting_in(step), shown(step, f.server.fold_in)
+    method, step = f.acting_in(step), truncated_for_new_users(step, f.server.fold_in)
     start = progress.best.model if f.server.init_from == "best" else progress.model
     model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
@@ -255,7 +255,7 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> CrossDevice:
     """A step with rows for all its users and items in ``model``."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training, known = training_of(f, step, model), shown(step, f.server.fold_in)
+    training, known = training_of(f, step, model), truncated_for_new_users(step, f.server.fold_in)
     protocol = protocol_of(f, step, training, ranks_by(f, step, training.method))
     attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)

@@ -40,7 +40,7 @@ from ..training.silo_samples import SequentialModule
 from .divergence import require_finite
 from .early_stopping import EarlyStopping
 from .parameter_growth import grow
-from .parts import STAGE, Best, Federation, Progress, Update, Within
+from .parts import STAGE, Best, Federation, Progress, Update, PartialRound
 
 
 class CrossSilo:
@@ -102,7 +102,7 @@ class CrossSilo:
         model = merged(replace(silo_modules.exported(domain.module, domain.prefix),
                                dense={domain.prefix + name: value for name, value in dense.items()})
                        for domain in self.domains)
-        return model if self.federation.stream.domains else replace(model, memory=first.module.memory)
+        return model if self.federation.stream.domains else replace(model, client_context=first.module.client_context)
 
     # ------------------------------------------------------------------------------------------------------- stages
 
@@ -140,7 +140,7 @@ class CrossSilo:
                     module.enter_stage(now.name)
                     first = torch.zeros(1, dtype=torch.int64, device=self.federation.device)  # are its scores right?
                     scores_after(self.federation.backbone, module, domain.step, "valid", first)
-        model = replace(merged(silo.exported() for silo in self.silos), memory=progress.model.memory)
+        model = replace(merged(silo.exported() for silo in self.silos), client_context=progress.model.client_context)
         return replace(progress, model=model, server_state={} if now.new_optimiser else progress.server_state)
 
     # ------------------------------------------------------------------------------------------------------- a round
@@ -149,11 +149,11 @@ class CrossSilo:
         """An epoch at each silo that has not ended; yields now and then the progress with how far the round is."""
         stage, told = self.stages[self.stage], time.perf_counter()
         epochs = self._epochs(progress, stops)
-        before = replace(progress, under_way=0.0, within=None)
+        before = replace(progress, fraction_done=0.0, within=None)
         for number, epoch in enumerate(epochs):
             for share in epoch.batches(before.model) if stage.trains else ():
-                if time.perf_counter() - told > SIZES.told_every:
-                    yield replace(before, under_way=(number + share) / len(epochs),
+                if time.perf_counter() - told > SIZES.report_every:
+                    yield replace(before, fraction_done=(number + share) / len(epochs),
                                   within=partial(self._within, epochs, before))
                     told = time.perf_counter()
         units = {domain.number: epoch for epoch in epochs for domain in epoch.domains}
@@ -164,7 +164,7 @@ class CrossSilo:
     def _epochs(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> list[Epoch]:
         """The next epoch of each silo that trains, or the one that the run was stopped in."""
         f = self.federation
-        within = progress.within() if progress.within else Within(progress.model, progress.server_state)
+        within = progress.within() if progress.within else PartialRound(progress.model, progress.server_state)
         reached = {number: point for number, *point in within.epochs}
         epochs = []
         for silo in self.silos:
@@ -179,11 +179,11 @@ class CrossSilo:
     def _trained(self, epochs: Sequence[Epoch], before: Progress) -> tuple[Snapshot, Tables]:
         """All parameters, and what all optimisers remember, trained so far. Those of who has ended stay."""
         trained = [silo_modules.exported(domain.module, domain.prefix) for epoch in epochs for domain in epoch.domains]
-        model = replace(merged([before.model, *trained]), memory=before.model.memory)
+        model = replace(merged([before.model, *trained]), client_context=before.model.client_context)
         return model, dict(before.server_state, **{name: value for epoch in epochs
                                                    for name, value in epoch.state().items()})
 
-    def _within(self, epochs: Sequence[Epoch], before: Progress) -> Within:
+    def _within(self, epochs: Sequence[Epoch], before: Progress) -> PartialRound:
         """How far a round is; the tables are copies.
 
         Raises:
@@ -194,7 +194,7 @@ class CrossSilo:
         for epoch, (_, point) in zip(epochs, points):
             for domain in epoch.domains:
                 self.require_finite(domain.number, point.loss, model, before.round)
-        return Within(model, {name: value.clone() for name, value in state.items()},
+        return PartialRound(model, {name: value.clone() for name, value in state.items()},
                       tuple((number, point.batches, point.loss, point.seconds) for number, point in points))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:

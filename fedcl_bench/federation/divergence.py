@@ -16,7 +16,7 @@ from .parts import Federation
 
 
 @contextmanager
-def naming(f: Federation, key: DrawKey) -> Iterator[None]:
+def locate_errors(f: Federation, key: DrawKey) -> Iterator[None]:
     """Put block or domain, and round before what a failure in the ranking says."""
     try:
         yield

@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping
 from ..kernels.memory import keep_freed_blocks
 from .cross_device import CrossDevice, Observer
 from .cross_silo import CrossSilo
-from .divergence import naming
+from .divergence import locate_errors
 from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress, Update
 
@@ -24,7 +24,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     """Run a federation, yielding the progress after every round and after every step.
 
     Call ``federation.check()`` first. Within a round whose clients hold many users it yields the progress before it,
-    with ``under_way`` and ``within`` set.
+    with ``fraction_done`` and ``within`` set.
 
     Args:
         progress: continue from here; the numbers are those of an uninterrupted run.
@@ -75,12 +75,12 @@ def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStoppin
     ended = _ended(stops)
     for unit in due:
         if clients.last_stage and stops[unit].ended and (ended or not clients.together):
-            with naming(clients.federation, clients.key(unit, progress.round)):
+            with locate_errors(clients.federation, clients.key(unit, progress.round)):
                 found = clients.test(unit, best)
             tests, analysis = [*tests, *found[0]], [*analysis, *found[1]]
     shifts = clients.analyse(progress, update.model, best, ended)
     return replace(progress, round=progress.round + 1, trained=clients.last_stage and ended, model=update.model,
-                   best=best, under_way=0.0, within=None, curve=(*progress.curve, *rows),
+                   best=best, fraction_done=0.0, within=None, curve=(*progress.curve, *rows),
                    tests=tuple(sorted((*progress.tests, *tests), key=lambda test: test[0])),
                    analysis=(*progress.analysis, *shifts, *analysis), **clients.state(update))
 
@@ -90,7 +90,7 @@ def _validated(clients: CrossDevice | CrossSilo, unit: int, stop: EarlyStopping,
     """The best round after a unit has been validated, if that is due, and the unit's row of the curve."""
     model, loss, due = update.model, update.loss[unit], stop.due
     clients.require_finite(unit, loss, model, round_)
-    with naming(clients.federation, clients.key(unit, round_)):
+    with locate_errors(clients.federation, clients.key(unit, round_)):
         chosen = stop.observe(clients.validate(unit, model, round_) if due else None)
         best = clients.best(unit, model, round_, best) if chosen else best
         more = clients.more(unit, model, round_, due)

@@ -16,9 +16,9 @@ from ..plugin.state import Snapshot
 
 
 def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
-    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``rng.named``)."""
+    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``rng.global_client_ids``)."""
     first, *others = rng.names_of(users)
-    with rng.named(None):
+    with rng.global_client_ids(None):
         public, private = backbone.new_rows(seed, first, items)
         parts = [private, *(backbone.new_rows(seed, interval, range(0))[1] for interval in others)]
     return public, {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
@@ -45,7 +45,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     new_public, new_private = _new_rows(backbone, seed, users, items)
     if method is not None:
         (named,) = rng.names_of(users)
-        with rng.named(None):
+        with rng.global_client_ids(None):
             new_private = {**new_private, **method.new_private(seed, named, backbone)}
         # A method may make state up to the last number it is told; there are no more than the clients that are here.
         method.client_state = {name: values[:step.n_users].to(device) for name, values in method.client_state.items()}
@@ -53,9 +53,9 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
     dense = model.dense or grown({}, backbone.new_dense(seed))
     local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
-    served = grown_each(model.served, public) if backbone.serves_tables else {}
+    served = grown_each(model.personalised, public) if backbone.serves_tables else {}
     return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served,
-                    backbone.remember(step, model.memory))
+                    backbone.remember(step, model.client_context))
 
 
 def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:

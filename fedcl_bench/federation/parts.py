@@ -107,7 +107,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Within:
+class PartialRound:
     """How far a round is whose clients hold many users, so that a run goes on from within it.
 
     Attributes:
@@ -158,7 +158,7 @@ class Progress:
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
         ways: how clients were trained in every step so far (see ``training/strategies.py``).
-        under_way: the share of the next round that is done; only shown, and not saved.
+        fraction_done: the share of the next round that is done; only shown, and not saved.
         within: gives how far that round is, if clients hold many users; it looks at what is being trained, so it is
             asked before the next progress is.
     """
@@ -175,8 +175,8 @@ class Progress:
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
     ways: tuple[str, ...] = ()
-    under_way: float = 0.0
-    within: Callable[[], Within] | None = None
+    fraction_done: float = 0.0
+    within: Callable[[], PartialRound] | None = None
 
     @property
     def best_value(self) -> float:

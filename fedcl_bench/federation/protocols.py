@@ -63,14 +63,14 @@ class Lists:
         """
         f, step = self.f, self.step
         steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
-        catalogue = catalogue_of(steps, model.item_vectors, f.population.sum)
+        catalogue = catalogue_of(steps, model.item_vectors, f.population.all_reduce)
         of_items = any(metric.of_items for metric in f.metrics)
         tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid], f.topk, self.method,
                           draw_candidates(earlier, f.evaluation, f.seed).get("test"), f.metrics,
                           catalogue if of_items or earlier is steps[-1] else None)
                  for earlier in steps]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
-                                 f.population.sum)
+                                 f.population.all_reduce)
         return [(step.index, earlier.index, UserScores(scores.users, scores.values))
                 for earlier, scores in zip(steps, tests)], analysis
 
@@ -119,10 +119,10 @@ class SessionSteps:
         """The test sessions under the model of a round, the probability of each item to find, and what the lists under
         full ranking are like."""
         f, t = self.f, self.step.index
-        catalogue = catalogue_of([self.step], model.item_vectors, f.population.sum)
+        catalogue = catalogue_of([self.step], model.item_vectors, f.population.all_reduce)
         ranking = self._rank(model, "test", round_, f.topk, f.metrics, catalogue)
         scores = ranking.scores
-        analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.sum)
+        analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.all_reduce)
         return ([(t, t, UserScores(scores.users, scores.values))],
                 [(t, TARGET, scores.users, ranking.probabilities), *analysis])
 

@@ -30,11 +30,11 @@ class Population:
     """All clients of a run, which are here. ``experiments/shards.py`` has those that are spread over workers.
 
     Attributes:
-        sum: adds up tables over all clients, given the sums over the clients here; None: they are all of them. May
-            reuse the memory of what it is given.
+        all_reduce: adds up tables over all clients, given the sums over the clients here; None: they are all of them.
+            May reuse the memory of what it is given.
     """
 
-    sum: Callable[[Tables], Tables] | None = None
+    all_reduce: Callable[[Tables], Tables] | None = None
 
     def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
         """Ids, ascending, of the clients here whose updates arrive in a round; how many do in all; how many fail."""
@@ -106,10 +106,10 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: A
             rest = float(totals.square) - totals.squares
             totals.change[name] += start_elsewhere(backbone, seed, name, rest).to(totals.change[name])
         public, dense = ({name: totals.change[name] / whole for name in kind} for kind in (model.public, model.dense))
-        return Snapshot(public, private, dense, memory=model.memory), totals.loss
+        return Snapshot(public, private, dense, client_context=model.client_context), totals.loss
     public, dense = ({name: _mean(totals.change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, sums.local, model.served, model.memory), totals.loss
+    return Snapshot(public, private, dense, sums.local, model.personalised, model.client_context), totals.loss
 
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
@@ -138,8 +138,8 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
         tables = _uploaded_tables(model, users, protection, key)
         if (answer := backbone.serve(tables)) is not None:
             public, served = answer
-            return replace(model, public=public, served={
-                name: table if len(users) == model.n_users else model.served[name].index_copy(0, users, table)
+            return replace(model, public=public, personalised={
+                name: table if len(users) == model.n_users else model.personalised[name].index_copy(0, users, table)
                 for name, table in served.items()})
     if protection.noise == 0.0:
         return model

@@ -73,7 +73,7 @@ class Backbone:
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
         central_defaults: the same with ``topology=central``, and of domains.
         ignored: the run's settings that have no effect with this backbone, and why; a user who sets one is told.
-        readings: settings that a paper and its code read differently (see ``Method``).
+        ambiguities: settings that a paper and its code read differently (see ``Method``).
         factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a
             private constant: the names of the two, or of the first and None. ``factors`` follows from them.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
@@ -97,7 +97,7 @@ class Backbone:
     session_defaults: ClassVar[Mapping[str, Any]] = {}
     central_defaults: ClassVar[Mapping[str, Any]] = {}
     ignored: ClassVar[Mapping[str, str]] = {}
-    readings: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
+    ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     factor_names: ClassVar[tuple[str, str | None] | None] = None
     pairwise: ClassVar[bool] = False
     whole_tables: bool = False

@@ -60,7 +60,7 @@ class Method:
         reimplementation: the method's code was never released and this follows its description; results say so.
         encodes_next_session: with a sequential backbone, clients also encode the session that comes next.
         needs_sequential: the method works on what a sequential backbone makes of a session.
-        readings: settings of its runs, its own or others, that a paper and its code read differently: by name, each
+        ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
@@ -75,7 +75,7 @@ class Method:
     reimplementation: ClassVar[bool] = False
     encodes_next_session: ClassVar[bool] = False
     needs_sequential: ClassVar[bool] = False
-    readings: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
+    ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings

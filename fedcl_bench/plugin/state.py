@@ -21,8 +21,8 @@ class Snapshot:
         private: each client's own parameters, each (users, ...), or (users, items, ...) for personal tables.
         dense: public parameters without item rows.
         local: each client's own trained copy of the public item tables, each (users, items, ...), if it keeps one.
-        served: tables that the server made for each client, each (users, items, ...), if it does.
-        memory: what clients remember of their own data besides parameters, each (users, ...), if they do (see
+        personalised: tables that the server made for each client, each (users, items, ...), if it does.
+        client_context: what clients remember of their own data besides parameters, each (users, ...), if they do (see
             ``Backbone.remember``).
     """
 
@@ -30,12 +30,12 @@ class Snapshot:
     private: Tables
     dense: Tables = field(default_factory=dict)
     local: Tables = field(default_factory=dict)
-    served: Tables = field(default_factory=dict)
-    memory: Tables = field(default_factory=dict)
+    personalised: Tables = field(default_factory=dict)
+    client_context: Tables = field(default_factory=dict)
 
     @property
     def n_users(self) -> int:
-        return len(next(iter((self.private or self.memory).values())))
+        return len(next(iter((self.private or self.client_context).values())))
 
     @property
     def n_items(self) -> int:
@@ -49,7 +49,7 @@ class Snapshot:
     def clients(self, users: Tensor) -> Tables:
         """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...); not to be written to."""
         rows = _slice(users)
-        return {**{name: table[rows] for name, table in (self.private | self.memory).items()},
+        return {**{name: table[rows] for name, table in (self.private | self.client_context).items()},
                 **{name: value.expand(len(users), *value.shape) for name, value in self.dense.items()}}
 
     def tables(self) -> Iterator[Tensor]:

@@ -231,7 +231,7 @@ class S3RecSettings(FDSASettings):
 
 
 _OF_TEXT = {"FDSA": FDSASettings, "S3Rec": S3RecSettings}
-_READINGS = {"item_text": {"vectors": "UniSRec's paper", "noise": "UniSRec's released FDSA and S3Rec, whose initial "
+_AMBIGUITIES = {"item_text": {"vectors": "UniSRec's paper", "noise": "UniSRec's released FDSA and S3Rec, whose initial "
                            "weights are drawn over the vectors"}}
 
 
@@ -248,7 +248,7 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
     return type(name, (RecBoleBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's {models.names()[name]} recommender {name}",
         "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": settings, "ignored": ignored,
-        "readings": _READINGS if name in _OF_TEXT else {},
+        "ambiguities": _AMBIGUITIES if name in _OF_TEXT else {},
         "__module__": __name__})
 
 

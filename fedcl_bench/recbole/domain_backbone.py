@@ -151,6 +151,6 @@ def domain_backbone_class(name: str, cls: type[Backbone]) -> type[RecBoleDomainB
     others."""
     return type(name, (RecBoleDomainBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's sequential recommender {name}, of a domain",
-        "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": cls.Settings, "readings": cls.readings,
+        "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": cls.Settings, "ambiguities": cls.ambiguities,
         "needs_features": name in READS_TEXT, "__module__": __name__,
         "exchanges": frozenset({SEMANTICS} if issubclass(cls.Settings, AddedSemanticSettings) else ())})

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ..core.errors import Corrupt, UserError
 from ..core.files import sweep, write_atomically
-from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, shown
+from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, quoted
 from ..core.schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
 from .schema import CURE, SCHEMA, parse_meta
 
@@ -62,7 +62,7 @@ def _hash(content: bytes) -> str:
 def _check_name(name: str, where: str) -> None:
     """Raise UserError unless a file's name is safe."""
     if not is_safe_in_record(name):
-        raise UserError(f"{where}: found the name {shown(name)}, accepted: {ACCEPTED_IN_RECORD}.")
+        raise UserError(f"{where}: found the name {quoted(name)}, accepted: {ACCEPTED_IN_RECORD}.")
 
 
 def _list(column: str, values: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import pandas as pd
 from ..data.stream import StreamSettings
 from ..core.errors import UserError, unknown
 from ..evaluation.metrics import SHIPPED
-from ..core.text import shown
+from ..core.text import quoted
 from ..records.run import Run
 from ..runs.specs import RunSpec
 from ..records.store import comparable, describe, incremental, one_data, one_protocol
@@ -29,7 +29,7 @@ def parse_blocks(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         numbers = [first, last] if dash else [first]
         if not all(re.fullmatch("0|[1-9][0-9]{0,3}", number) for number in numbers) or int(numbers[-1]) < int(first):
-            raise UserError(f"--blocks: found {shown(text)}, accepted: blocks as 1-3 or 1,3, at most 9999.")
+            raise UserError(f"--blocks: found {quoted(text)}, accepted: blocks as 1-3 or 1,3, at most 9999.")
         blocks |= set(range(int(first), int(last or first) + 1))
     return tuple(sorted(blocks))
 

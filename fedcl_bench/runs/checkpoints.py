@@ -18,7 +18,7 @@ import torch
 from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
 from ..federation.parameter_growth import grow
-from ..federation.parts import Best, Federation, Progress, Within
+from ..federation.parts import Best, Federation, Progress, PartialRound
 from ..federation.cross_silo import CrossSilo
 from ..core.files import replacing
 from ..plugin.state import Snapshot
@@ -84,7 +84,7 @@ def save_progress(path: Path, progress: Progress, elapsed: float, run: str = "")
         elapsed: wall time spent on the run so far, in seconds.
         run: hash of the run or, of a shared block 0, its ``base_hash``.
     """
-    content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "under_way"}
+    content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "fraction_done"}
     if progress.within:
         within = progress.within()
         content["within"] = {**vars(within), "model": dict(vars(within.model))}
@@ -132,7 +132,7 @@ def _progress_from(saved: dict[str, Any]) -> Progress:
     saved["best"] = Best(**{**saved["best"], "model": Snapshot(**saved["best"]["model"])})
     saved["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in saved["tests"])
     if within := saved["within"]:
-        within = Within(**{**within, "model": Snapshot(**within["model"])})
+        within = PartialRound(**{**within, "model": Snapshot(**within["model"])})
         saved["within"] = lambda: within
     return Progress(**saved)
 
@@ -147,7 +147,7 @@ def check_tables(path: Path, progress: Progress, federation: Federation) -> None
     else:
         expected = grow(Snapshot({}, {}), f.backbone, f.seed, replace(step, old_users=0, old_items=0),
                         getattr(torch, f.server.precision), torch.device("meta"))  # shapes alone
-    for kind in ("public", "private", "dense", "local", "served"):
+    for kind in ("public", "private", "dense", "local", "personalised"):
         known = getattr(expected, kind)
         for found in (getattr(progress.model, kind), getattr(progress.best.model, kind)):
             for name in {**known, **found}:

@@ -19,12 +19,12 @@ from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_la
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
 from ..plugin.silo import DomainMethod, ModuleBackbone
-from ..core.errors import Misfit, UserError
+from ..core.errors import Incompatible, UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
 from ..federation import compatibility
 from ..federation.parts import Federation, FederationSettings
 from ..plugin.metric import Metric
-from ..core.text import shown
+from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
 from ..records.store import short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
@@ -62,7 +62,7 @@ class RunConfig:
 
     def __post_init__(self):
         if not 0 <= self.seed <= LARGEST_SEED:
-            raise UserError(f"found the seed {shown(self.seed)}, accepted: seeds from 0 to {LARGEST_SEED}.")
+            raise UserError(f"found the seed {quoted(self.seed)}, accepted: seeds from 0 to {LARGEST_SEED}.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class RunConfig:
         require_item_tables(federation)
         try:
             federation.check()
-        except Misfit as error:
+        except Incompatible as error:
             raise self.registry.naming(error) from None
 
 
@@ -330,7 +330,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
         in_domains = issubclass(method_plugin.cls, DomainMethod)
         compatibility.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls,
                                     method_plugin.cls)
-    except Misfit as error:
+    except Incompatible as error:
         raise registry.naming(error) from None
     layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
                      method_plugin.name)

@@ -18,12 +18,12 @@ from types import ModuleType
 from typing import Callable, Iterable
 
 from ..plugin.backbone import Backbone
-from ..core.errors import Misfit, UserError
+from ..core.errors import Incompatible, UserError
 from ..evaluation import metrics
 from ..core.files import shipped
 from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
-from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, shown
+from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
 from .plugin_errors import at_import, words
 from .identity import identity, identity_of
@@ -126,7 +126,7 @@ class Registry:
         """Whether what stands in the place of a method is a backbone: a federated recommender, alone."""
         return ("method", name) not in self.plugins and ("backbone", name) in self.plugins
 
-    def naming(self, error: Misfit) -> UserError:
+    def naming(self, error: Incompatible) -> UserError:
         """The error with the names of the plugins that would do instead."""
         names = [name for name in self.names(error.kind) if error.fits(self.get(error.kind, name).cls)]
         return UserError(f"{error}\n{error.kind.capitalize()}s that fit: {', '.join(names) or 'none is installed'}.")
@@ -159,20 +159,20 @@ def _unfit(kind: str, cls: type) -> str:
     Its name becomes part of paths, commands and tables.
     """
     if not is_safe(cls.name, LONGEST_OF_PLUGIN):
-        return f"its name is {shown(cls.name)}, accepted: at most {LONGEST_OF_PLUGIN} {ACCEPTED}"
+        return f"its name is {quoted(cls.name)}, accepted: at most {LONGEST_OF_PLUGIN} {ACCEPTED}"
     if kind == "metric" and not re.fullmatch(_METRIC_NAME, cls.name):
-        return (f"its name is {shown(cls.name)}, accepted: lower-case letters, digits and, between them, - and _, with "
-                f"a letter first")
+        return (f"its name is {quoted(cls.name)}, accepted: lower-case letters, digits and, between them, - and _, "
+                f"with a letter first")
     for attribute in ("title", "reference"):
         text = getattr(cls, attribute, None)
         if not isinstance(text, str) or for_terminal(text) != text or attribute == "title" and not text.strip():
-            return f"its {attribute} is {'missing' if text is None else shown(text)}, accepted: a printable text"
+            return f"its {attribute} is {'missing' if text is None else quoted(text)}, accepted: a printable text"
     try:
-        told = [text for name, values in getattr(cls, "readings", {}).items() for text in (name, *values.values())]
+        told = [text for name, values in getattr(cls, "ambiguities", {}).items() for text in (name, *values.values())]
         if not all(for_terminal(text) == text for text in told):
-            return "its readings hold a text that cannot be printed"
+            return "its ambiguities hold a text that cannot be printed"
     except (AttributeError, TypeError):
-        return "its readings are no mapping of settings to {value: whose reading it is}"
+        return "its ambiguities are no mapping of settings to {value: whose reading it is}"
     try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown

@@ -206,7 +206,7 @@ class _Saving:
         if asked and progress.step < len(stream.steps):
             where = f"after round {progress.round}" if progress.round else "at the start"
             if progress.within:
-                where = f"at {progress.under_way:.0%} of round {progress.round + 1}"
+                where = f"at {progress.fraction_done:.0%} of round {progress.round + 1}"
             where += "" if stream.domains else f" of block {progress.step}"
             raise Interrupted(f"stopped {where}; the same command goes on from there.")
         return progress

@@ -21,7 +21,7 @@ from .worlds import with_other_data, with_steps
 
 WAYS = ("content", "rows")
 INTERACTIONS = "interactions"
-_KINDS = ("private", "memory", "local")
+_KINDS = ("private", "client_context", "local")
 
 
 def parts_of(start: Progress) -> list[str]:

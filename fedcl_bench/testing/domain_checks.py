@@ -123,7 +123,7 @@ def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables
         f = replace(f, topology="local")
     seen = []
     for progress in run(f):
-        if not progress.under_way and not progress.step:
+        if not progress.fraction_done and not progress.step:
             tests = {f"test {name}": values for t, _, scores in progress.tests if t == _MINE
                      for name, values in scores.values.items()}
             seen.append(of_domain(f, progress, _MINE) | tests | (sent[-1] if sent else {}))
@@ -183,8 +183,8 @@ def evaluation_data(pair: Pair) -> str:
 
     def trained(stream: Stream) -> list[Tables]:
         f = pair.federation(stream)
-        return [of_domain(f, progress, number) for progress in run(f) if not progress.under_way and not progress.step
-                for number in range(len(f.stream.steps))]
+        return [of_domain(f, progress, number) for progress in run(f) if not progress.fraction_done and not
+                progress.step for number in range(len(f.stream.steps))]
 
     where = "the test" if chooses else "validation and test"
     for left, right in zip(trained(domain_stream(DOMAINS)), trained(domain_stream(DOMAINS, 1 if chooses else 2))):

@@ -362,16 +362,16 @@ def resumes(pair: Pair) -> str:
 def _stops(pair: Pair) -> Iterator[Progress]:
     """The states that a run is resumed from: after every round and step before the end, and within each round that has
     batches, of its first sign of life after the middle."""
-    seconds, SIZES.told_every, within = SIZES.told_every, 0.0, -1
+    seconds, SIZES.report_every, within = SIZES.report_every, 0.0, -1
     try:
         for point in run(pair.federation()):
-            if point.within and (within == point.round or point.under_way < 0.5):
+            if point.within and (within == point.round or point.fraction_done < 0.5):
                 continue
             within = point.round if point.within else -1
             if point.step < len(pair.stream.steps):
                 yield point
     finally:
-        SIZES.told_every = seconds
+        SIZES.report_every = seconds
 
 
 def _hidden(plugin) -> str:

@@ -190,7 +190,7 @@ def client_round(f: Federation, progress: Progress,
                 rows.setdefault(name, []).append(value.detach())
     order = torch.cat(rows["user"]).argsort()
     result = {name: torch.cat(parts)[order] for name, parts in rows.items()}
-    result |= {f"memory {name}": table[result["user"]] for name, table in model.memory.items()}
+    result |= {f"memory {name}": table[result["user"]] for name, table in model.client_context.items()}
     return result | {f"state {name}": table[result["user"]] for name, table in f.method.client_state.items()
                      if len(table) > int(result["user"].max())}
 
@@ -256,7 +256,8 @@ def all_tables(progress: Progress) -> Tables:
     """All parameters and the method's state."""
     model = progress.model
     kinds = {"public": model.public, "dense": model.dense, "private": model.private, "local": model.local,
-             "served": model.served, "client state": progress.client_state, "server state": progress.server_state}
+             "personalised": model.personalised, "client state": progress.client_state,
+             "server state": progress.server_state}
     return {f"{kind} {name}": table for kind, tables in kinds.items() for name, table in tables.items()}
 
 

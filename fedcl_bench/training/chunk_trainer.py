@@ -167,7 +167,7 @@ class ChunkTrainer:
         if not self.all_rows:  # of personal tables, a client touches the same rows
             self.private |= {name: self._held(table) for name, table in self.personal.items()}
         self.dense = {name: value.expand(len(users), *value.shape) for name, value in model.dense.items()}
-        self.memory = {name: table.index_select(0, users) for name, table in model.memory.items()}
+        self.client_context = {name: table.index_select(0, users) for name, table in model.client_context.items()}
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
         self.replaced: Tables = {}
@@ -178,7 +178,7 @@ class ChunkTrainer:
         if self.starts_alone:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
-        self.served = self._served()
+        self.personalised = self._served()
 
     @property
     def all_rows(self) -> bool:
@@ -187,7 +187,7 @@ class ChunkTrainer:
 
     def _served(self) -> Tables:
         """The tables that the server made for the clients, each (C, items, ...)."""
-        return {name: table[self.users] for name, table in self.model.served.items()}
+        return {name: table[self.users] for name, table in self.model.personalised.items()}
 
     def _held(self, tables: Tensor) -> Tensor:
         """Of tables with a row per user and item, the rows that the clients hold, (C, slots, ...)."""

@@ -42,7 +42,7 @@ class LazyDecayTrainer(ListTrainer):
                      for name in tables}
         self.start = {name: value.clone() for name, value in self.clients.items() if name not in self.personal}
         # How far the rows that are not held begin from those served, each (C, items, ...), and squared, (C,).
-        self.away = {name: model.public[name] - table[self.users] for name, table in model.served.items()}
+        self.away = {name: model.public[name] - table[self.users] for name, table in model.personalised.items()}
         for away in self.away.values():
             away.flatten(0, 1).index_fill_(0, self._cells, 0.0)
         self.squares = sum(torch.linalg.vector_norm(away.flatten(1), dim=1).double().square()
@@ -52,7 +52,7 @@ class LazyDecayTrainer(ListTrainer):
         return Slots.distinct(samples, positives, replayed, n_items)
 
     def _served(self) -> Tables:
-        return {name: self._held(table) for name, table in self.model.served.items()}
+        return {name: self._held(table) for name, table in self.model.personalised.items()}
 
     @property
     def _cells(self) -> Tensor:
@@ -83,8 +83,8 @@ class LazyDecayTrainer(ListTrainer):
         begun = self._own_copies()
         for name, rows in self.rows.items():
             factor = self.decay[name].to(rows).view(-1, *[1] * (rows.dim() - 1))
-            rest = begun[name].mul_(factor) if name not in self.served else torch.lerp(
-                self.served[name], begun[name], factor)
+            rest = begun[name].mul_(factor) if name not in self.personalised else torch.lerp(
+                self.personalised[name], begun[name], factor)
             self.moved[name] = rows - rest
         self.kept = self.tables_now() if self.backbone.keeps_local_tables else {}
 

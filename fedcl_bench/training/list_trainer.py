@@ -258,7 +258,7 @@ class ListTrainer(ChunkTrainer):
             loss, hook, own_term = self._own_loss(view, draw), "own_loss", None
 
             def scores() -> Tensor:
-                return self.backbone.score({**self.clients, **self.memory}, self.rows)
+                return self.backbone.score({**self.clients, **self.client_context}, self.rows)
         else:
             made, loss, own_term = self._scored_loss(view)
             hook = "pair_loss" if view.pairs is not None else "loss"
@@ -287,7 +287,7 @@ class ListTrainer(ChunkTrainer):
             loss = self.backbone.pair_loss(*(scores.gather(1, slots) for slots in view.pairs), view.weights)
         else:
             loss = self.backbone.loss(scores, self._labels if view.labels is None else view.labels, view.weights)
-        return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)
+        return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.personalised, self.draw.round)
 
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
         return self.backbone.score(clients, rows)
@@ -358,8 +358,8 @@ class ListTrainer(ChunkTrainer):
     def _pull(self, gradients: Tables, parameters: Tables) -> None:
         """Add the gradient of the pull towards the tables that the server made for the clients."""
         if self.pull > 0.0:
-            for name in gradients.keys() & self.served.keys():
-                gradients[name].add_(parameters[name], alpha=self.pull).sub_(self.served[name], alpha=self.pull)
+            for name in gradients.keys() & self.personalised.keys():
+                gradients[name].add_(parameters[name], alpha=self.pull).sub_(self.personalised[name], alpha=self.pull)
 
     @torch.no_grad()
     def _distance(self) -> Tensor | float:
@@ -367,7 +367,7 @@ class ListTrainer(ChunkTrainer):
         if self.pull == 0.0:
             return 0.0
         return 0.5 * self.pull * sum(torch.linalg.vector_norm((self.rows[name] - served).flatten(1), dim=1).square()
-                                     for name, served in self.served.items())
+                                     for name, served in self.personalised.items())
 
     def _finish(self) -> None:
         """After the last local batch: complete ``moved``."""

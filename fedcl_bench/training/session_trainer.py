@@ -82,7 +82,7 @@ def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, seq
     """The item rows that ``session_vectors`` reads of some users' sequences under the server's table: (C, L + n, d)."""
     real = sequence.real
     rows = embedding(sequence.items.clamp(min=0), model.public[ITEM]) * real.unsqueeze(2)
-    memory = {name: table[users] for name, table in model.memory.items()}
+    memory = {name: table[users] for name, table in model.client_context.items()}
     more = backbone.more_items(memory, sequence)
     return rows if more is None else torch.cat([rows, embedding(more, model.public[ITEM])], 1)
 
@@ -134,7 +134,7 @@ class SessionTrainer(ChunkTrainer):
             replayed = following[:, :-1]
         layout = Slots.whole if training.backbone.whole_tables else Slots.touched
         self.sampled = torch.cat([self.items, negatives], 1)
-        memory = {name: table[users] for name, table in model.memory.items()}
+        memory = {name: table[users] for name, table in model.client_context.items()}
         more = training.backbone.more_items(memory, self.sequence)
         looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
         slots = layout(looked_up, length + 1, replayed, model.n_items)
@@ -225,7 +225,7 @@ class SessionTrainer(ChunkTrainer):
         if rows.shape[1] > samples:  # those of more items come last
             rows, more = rows.split([samples, rows.shape[1] - samples], 1)
             inputs = torch.cat([inputs, more], 1)
-        clients = {**self.clients, **self.memory, **self.derived}
+        clients = {**self.clients, **self.client_context, **self.derived}
         session = self.backbone.session_vectors(clients, inputs, self.sequence, dropout)
         hook = "encode" if self.backbone.positionwise else "session_vectors"
         shape, meaning = self._shape_of_vectors()

@@ -42,7 +42,7 @@ def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dr
     """
     count, table = len(sequence.real), model.public[ITEM]
     clients = {name: value.expand(count, *value.shape) for name, value in model.dense.items()}
-    memory = {name: value.expand(count, *value.shape[1:]) for name, value in model.memory.items()}
+    memory = {name: value.expand(count, *value.shape[1:]) for name, value in model.client_context.items()}
     memory |= {name: value.expand(count, *value.shape) for name, value in (derived or {}).items()}
     inputs = embedding(sequence.items.clamp(min=0), table) * sequence.real.unsqueeze(2)
     more = backbone.more_items(memory, sequence)
@@ -87,7 +87,7 @@ class SequentialModule(DomainModule):
 
     def __init__(self, backbone: SequentialBackbone, start: Snapshot):
         super().__init__()
-        self.backbone, self.memory, self.rows = backbone, start.memory, tuple(start.public)
+        self.backbone, self.client_context, self.rows = backbone, start.client_context, tuple(start.public)
         self.derived: Tables = {}
         for name, value in (start.public | start.dense).items():
             self._parameters[name] = nn.Parameter(value.detach().clone())  # names may have dots
@@ -100,7 +100,7 @@ class SequentialModule(DomainModule):
         """Its parameters as they are now."""
         return Snapshot({name: self._parameters[name] for name in self.rows}, {},
                         {name: value for name, value in self._parameters.items() if name not in self.rows},
-                        memory=self.memory)
+                        client_context=self.client_context)
 
     def losses(self, samples: Prefixes, chosen: Tensor, numbers: Tensor, draw: DrawKey) -> Tensor:
         """The loss of each of some samples of a batch, in some order, (n,).

@@ -166,8 +166,9 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
     """The layout of parameters that a compiled round can train; None where something else has a say in it."""
     (item, table), = model.public.items()
     if (backbone.factor_names is None or backbone.overrides("factors") or not ops.serve(table) or model.dense
-            or model.served or model.memory or settings.tolerance > 0.0 or settings.negative_draw != "repeated"
-            or backbone.pull(model.n_items) > 0.0 or any(value.dtype != table.dtype for value in model.private.values())
+            or model.personalised or model.client_context or settings.tolerance > 0.0
+            or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
+            or any(value.dtype != table.dtype for value in model.private.values())
             or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads")))):
         return None
     vector, constant = backbone.factor_names

@@ -16,7 +16,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data import language_models, tfidf
 from fedcl_bench.records.store import short_name
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.features import Hearing, locate_features, notes, silent
+from fedcl_bench.data.features import Callbacks, locate_features, notes, silent
 from fedcl_bench.data.item_texts import read_texts
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
@@ -53,7 +53,7 @@ def located(encoder, layers=0, dim=16, pooling="own", **settings):
     return source, settings, locate_features(source, encoder, layers, dim, pooling)
 
 
-def made(encoder="tfidf", hearing=Hearing(), **options):
+def made(encoder="tfidf", hearing=Callbacks(), **options):
     source, settings, of_items = located(encoder, **options)
     return load_stream(source, settings, of_items, hearing)
 
@@ -154,11 +154,11 @@ def test_other_texts_encoders_and_sizes_are_other_files():
 def test_a_file_of_other_content_is_made_anew(spoil):
     expected, warnings = [vectors.clone() for vectors in made().features], []
     spoil(*files())
-    again = made(hearing=Hearing(warnings.append)).features
+    again = made(hearing=Callbacks(warnings.append)).features
     assert all(map(torch.equal, expected, again))
     (warning,) = warnings
     assert "its content is not what was written under this name; it is made anew" in warning
-    assert all(map(torch.equal, made(hearing=Hearing(pytest.fail)).features, expected))
+    assert all(map(torch.equal, made(hearing=Callbacks(pytest.fail)).features, expected))
 
 
 def test_where_nothing_can_be_kept_features_are_in_memory():
@@ -166,7 +166,7 @@ def test_where_nothing_can_be_kept_features_are_in_memory():
     path = files()[0]
     path.unlink()
     path.mkdir()
-    again = made(hearing=Hearing(warnings.append)).features
+    again = made(hearing=Callbacks(warnings.append)).features
     assert all(map(torch.equal, expected, again))
     assert "is no file" in warnings[0] and "cannot be kept" in warnings[1] and len(warnings) == 2
 
@@ -340,7 +340,7 @@ def tiny_model(folder, cls_token="[CLS]"):
 def test_a_language_model_gives_the_last_layers_of_the_first_token():
     tokenizer, network = tiny_model("bert")
     counted = []
-    stream = made("./bert", hearing=Hearing(counting=lambda label, total: counting(counted, label, total)))
+    stream = made("./bert", hearing=Callbacks(counting=lambda label, total: counting(counted, label, total)))
     assert counted == ["encoding texts of books", 6, "encoding texts of games", 4]
     assert [tuple(vectors.shape) for vectors in stream.features] == [(6, 2, 8), (4, 2, 8)]
     row = {token: number for number, token in enumerate(stream.item_tokens.tolist())}

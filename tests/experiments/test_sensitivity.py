@@ -29,7 +29,7 @@ class Own(Method):
     name = "own"
     title = "a method with two readings"
     Settings = OwnSettings
-    readings = {"strength": {1: "paper", 2: "code"}, "batch_size": {512: "code", 256: "paper"}}
+    ambiguities = {"strength": {1: "paper", 2: "code"}, "batch_size": {512: "code", 256: "paper"}}
 """
 
 
@@ -43,7 +43,7 @@ def settings_by_name(planned):
     return {case.setting: (case.proposed.settings, case.against.settings) for case in planned}
 
 
-def test_readings_of_method_and_backbone_change_one_at_a_time(registry):
+def test_ambiguities_of_method_and_backbone_change_one_at_a_time(registry):
     """For both methods, if both have the setting; and the default is what the runs have, not what a class says."""
     planned, notes = of(registry, "f3crec", "fedncf")
     assert planned[0] == Case(RunSpec("f3crec", "fedncf", "ml-100k"), RunSpec("ft", "fedncf", "ml-100k")) and not notes
@@ -89,16 +89,16 @@ def test_a_new_method_needs_its_class_alone(tmp_path):
         of(discover([tmp_path]), "own", "fedmf")
 
 
-@pytest.mark.parametrize("readings,message", [
+@pytest.mark.parametrize("ambiguities,message", [
     ('["strength"]', "no mapping of settings"), ('{"strength": (1, 2)}', "no mapping of settings"),
     ('{"strength": {1: 2}}', "no mapping of settings"), ('{"strength": {1: "a\\x1b[2J"}}', "cannot be printed")])
-def test_readings_of_another_form_are_named(tmp_path, readings, message):
-    (tmp_path / "own.py").write_text(OWN.replace(OWN[OWN.index('{"strength"'):].strip(), readings))
+def test_ambiguities_of_another_form_are_named(tmp_path, ambiguities, message):
+    (tmp_path / "own.py").write_text(OWN.replace(OWN[OWN.index('{"strength"'):].strip(), ambiguities))
     registry = discover([tmp_path])
     assert message in registry.broken["own"] and not registry.knows("method", "own")
 
 
-def test_list_shows_the_readings(capsys):
+def test_list_shows_the_ambiguities(capsys):
     assert main(["list", "kd"]) == 0
     out = capsys.readouterr().out
     assert "read differently by paper and code" in out and "kd_reduction: mean (released code), sum (Eq. 5" in out
@@ -172,7 +172,7 @@ def test_the_command(tmp_path, capsys, same_process):
 
 
 @pytest.mark.parametrize("words,message", [
-    (["ft", "--backbone", "biasmf"], "neither ft nor biasmf names readings"),
+    (["ft", "--backbone", "biasmf"], "neither ft nor biasmf names ambiguities"),
     (["f3crec", "--backbone", "fedmf", "--format", "jpg"], "format 'jpg'"),
     (["f3crec", "--backbone", "fedmf", "--metric", "ndgc@20"], "Did you mean 'ndcg@20'"),
     (["f3crec", "--backbone", "fedmf", "--metric", "ndcg@7"], "unknown metric 'ndcg@7'"),

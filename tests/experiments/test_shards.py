@@ -241,7 +241,7 @@ def test_progress_in_parts_and_together_again(made):
 def test_clients_that_go_by_other_names():
     """They draw as those; rows of tables do not."""
     keys = rng.client_keys(5, torch.arange(10))
-    with rng.named(torch.tensor([1, 2, 3, 7])):
+    with rng.global_client_ids(torch.tensor([1, 2, 3, 7])):
         assert torch.equal(rng.client_keys(5, torch.arange(4)), keys[[1, 2, 3, 7]])
         assert torch.equal(rng.row_keys(5, torch.arange(4)), keys[:4])
         assert rng.names_of(range(0, 4)) == [range(1, 4), range(7, 8)] and rng.names_of(range(2, 2)) == [range(0)]

@@ -133,7 +133,7 @@ def test_equals_a_plain_module_on_the_same_batches(registry, log, name, more, ne
     start = grow(Snapshot({}, {}), f.backbone, f.seed, f.stream.steps[0], torch.float64, f.device)
     plain, rounds, best = Plain(f, name.split(",")[0], start), 0, None
     for progress in run(f):
-        if progress.under_way or not progress.round:
+        if progress.fraction_done or not progress.round:
             continue
         assert progress.curve[-1]["loss"] == pytest.approx(plain.epoch(rounds), rel=near)
         rounds += 1
@@ -156,7 +156,7 @@ def test_an_epoch_goes_on_from_the_batch_that_it_was_stopped_after(registry, log
     config = configured(registry, "dmi-gnn", global_dropout=0.5, weight_decay=1e-5, precision="float32")
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
-    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    monkeypatch.setattr(SIZES, "report_every", 0.0)
     parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
     batches = -(-len(stream.steps[0].sessions["train"].prefixes().end) // config.local.batch_size)
     assert batches > 2 and len(told) == 3 * (batches + 1) and told == sorted(set(told))

@@ -13,7 +13,7 @@ from fedcl_bench.data.stream import Ragged
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.cold_start import notes, ranks_by, shown
+from fedcl_bench.federation.cold_start import notes, ranks_by, truncated_for_new_users
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs.config import make_config
@@ -67,11 +67,11 @@ def with_train(stream, change):
 
 def test_what_clients_know_of_a_step(stream):
     step = stream.steps[1]
-    known = shown(step, K)
+    known = truncated_for_new_users(step, K)
     for user in range(step.n_users):
         items = step.train.of(user)
         assert torch.equal(known.train.of(user), items if user < step.old_users else items[:K])
-    assert shown(stream.steps[0], K) is stream.steps[0] and shown(step, 0) is step
+    assert truncated_for_new_users(stream.steps[0], K) is stream.steps[0] and truncated_for_new_users(step, 0) is step
     lists = Ragged(torch.tensor([0, 2, 2, 5]), torch.arange(5))
     assert lists.at_most(torch.tensor([1, 1, 9])).values.tolist() == [0, 2, 3, 4]
     assert lists.at_most(torch.tensor([0, 0, 1])).indptr.tolist() == [0, 0, 0, 1]
@@ -157,8 +157,8 @@ def test_popularity(registry, stream, method):
     f.method.client_state, f.method.server_state = dict(end.client_state), dict(end.server_state)
     for t in (1, 2):
         step = stream.steps[t]
-        counts = sum(torch.bincount(shown(past, K).train.values, minlength=step.n_items)
-                     for past in stream.steps[:t + 1])
+        known = [truncated_for_new_users(past, K).train.values for past in stream.steps[:t + 1]]
+        counts = sum(torch.bincount(values, minlength=step.n_items) for values in known)
         users = torch.arange(step.n_users)
         made_up = torch.randn(len(users), step.n_items, generator=torch.Generator().manual_seed(1)).double()
         usual, scores = (each.rescore(users, made_up.clone(), end.model, f.backbone)
@@ -297,6 +297,7 @@ def test_what_a_model_recommends_is_what_was_tested(tmp_path, monkeypatch):
     results = running.run("ft", "fedmf", "ml-100k", k_core=70, rounds=1, dim=4, fold_in=K, cold_start="popularity")
     model = results.model()
     step = model.stream.steps[-1]
-    counts = sum(torch.bincount(shown(past, K).train.values, minlength=step.n_items) for past in model.stream.steps)
+    known = [truncated_for_new_users(past, K).train.values for past in model.stream.steps]
+    counts = sum(torch.bincount(values, minlength=step.n_items) for values in known)
     assert model.scores(model.user_ids[-1]).tolist() == counts.tolist()
     assert model.scores(model.user_ids[0]).tolist() != counts.tolist()

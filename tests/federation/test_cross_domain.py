@@ -40,7 +40,7 @@ def progresses(config, *, after=Progress()):
     """What a run has after each round that follows some progress, with new modules."""
     f = config.federation(load_stream(config.source, config.stream, config.features))
     config.check(f)
-    return [progress for progress in run(f, after) if not progress.under_way]
+    return [progress for progress in run(f, after) if not progress.fraction_done]
 
 
 def is_resumed_to_the_bit(seen, config):

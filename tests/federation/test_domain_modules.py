@@ -211,7 +211,7 @@ def test_equals_a_plain_loop(known, shops, topology):
     f = federation_of(configured(known, topology=topology))
     plain, number = PlainLoop(f), 0
     for progress in run(federation_of(configured(known, topology=topology))):
-        if progress.under_way or progress.step:
+        if progress.fraction_done or progress.step:
             continue
         rows = progress.curve[-2:]
         assert [row["loss"] for row in rows] == pytest.approx(plain.round(number), rel=1e-9)
@@ -236,7 +236,7 @@ def test_a_run_stopped_after_any_batch_goes_on_to_the_same_bits(known, shops, tm
     config = configured(known, method, topology=topology, dropout=0.4, precision="float32")
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
-    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    monkeypatch.setattr(SIZES, "report_every", 0.0)
     parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
     assert len(told) > 2 * max(whole["rounds"]) and told == sorted(set(told))
     same_numbers(whole, parts)
@@ -247,7 +247,7 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
     f = federation_of(config)
     before, seen = CrossSilo(f).start(), []
     for progress in run(f):
-        if not progress.under_way and not progress.step:
+        if not progress.fraction_done and not progress.step:
             seen.append(progress)
     frozen, hints = "books/late.weight", "books/hints"
     assert torch.equal(seen[1].model.dense[frozen], before.dense[frozen])
@@ -309,7 +309,7 @@ def test_checkpoints_of_stages_are_those_of_the_run(known, shops, tmp_path):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_checkpoints_within_a_round_are_those_of_the_run(known, shops, tmp_path, monkeypatch, topology):
-    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    monkeypatch.setattr(SIZES, "report_every", 0.0)
     f = federation_of(configured(known, topology=topology))
     progress = [progress for progress in run(f) if progress.round == 1 and progress.within][0]
     within = progress.within()
@@ -318,7 +318,7 @@ def test_checkpoints_within_a_round_are_those_of_the_run(known, shops, tmp_path,
 
 
 def test_an_epoch_that_diverges_is_no_checkpoint(known, shops, tmp_path, monkeypatch):
-    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    monkeypatch.setattr(SIZES, "report_every", 0.0)
     config = configured(known, lr=1e200, precision="float32")
     with pytest.raises(RunFailed, match="training diverged in domain 'books', round 1"):
         stopped_everywhere(config, load_stream(config.source, config.stream), tmp_path / "results")

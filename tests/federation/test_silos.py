@@ -140,7 +140,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
     f = federation_of(configured(registry, topology, name, **more))
     plain, domains, rounds, best = PlainDomains(f, name), CrossSilo(f).domains, 0, {}
     for progress in run(f):
-        if progress.under_way or progress.step:
+        if progress.fraction_done or progress.step:
             continue
         rows = progress.curve[-2:]
         assert [row["step"] for row in rows] == [0, 1]
@@ -168,7 +168,7 @@ def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shop
     config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2)
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
-    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    monkeypatch.setattr(SIZES, "report_every", 0.0)
     parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
     assert len(told) > 6 and told == sorted(set(told)) and {round_ for round_, _ in told} == {0, 1, 2}
     same_numbers(whole, parts)
@@ -177,7 +177,7 @@ def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shop
 def test_a_domain_alone_ends_and_chooses_by_itself(registry, shops):
     """Each stops once its own validation gets no better, and is tested with its own best round."""
     f = federation_of(configured(registry, "local", rounds=40, patience=3, lr=0.02))
-    seen = [progress for progress in run(f) if not progress.under_way]
+    seen = [progress for progress in run(f) if not progress.fraction_done]
     last = seen[-1]
     rounds = [sum(row["step"] == number for row in last.curve) for number in (0, 1)]
     assert len(set(rounds)) == 2 and max(rounds) < 40

@@ -50,7 +50,7 @@ def rounds_of(f):
 
 
 def each_round(f):
-    return (progress for progress in run(f) if not progress.under_way and not progress.step)
+    return (progress for progress in run(f) if not progress.fraction_done and not progress.step)
 
 
 def pfcr(registry, **settings):

@@ -24,7 +24,7 @@ import fedcl_bench as fb
 from fedcl_bench.audit import audit
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import build_stream
-from fedcl_bench.data.features import Hearing, load_features, locate_features
+from fedcl_bench.data.features import Callbacks, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
@@ -184,7 +184,7 @@ def told(tmp_path, monkeypatch):
     source = locate(f"{tmp_path}/books+{tmp_path}/games", None, settings)
     stream = build_stream(source, settings)
 
-    def load(encoder, hearing=Hearing()):
+    def load(encoder, hearing=Callbacks()):
         made = load_features(locate_features(source, encoder, 0, 4), source, stream, hearing)
         return [vectors.clone() for vectors in made]  # what is mapped may not be cut off
     return load
@@ -200,7 +200,7 @@ def test_features_kept_beside_the_data(told):
         as_it_was = not path.exists() or path.is_file() and path.read_bytes() == content
         warnings = []
         with in_time():
-            again = told("tfidf", Hearing(warnings.append))
+            again = told("tfidf", Callbacks(warnings.append))
         assert all(map(torch.equal, again, expected)) and bool(warnings) != as_it_was
     fuzz(path, check)
 

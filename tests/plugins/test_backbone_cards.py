@@ -289,9 +289,10 @@ def test_gpfedrec_pull_concerns_the_whole_table(registry):
     """reg x the mean of (Q - R)^2 over all entries; in round 1 R is the table everybody starts from, so it is 0."""
     backbone = build(registry, "backbone", "gpfedrec", dim=2, hidden=(), reg=2.0, lr=1e-6)
     model = initial(backbone, 2, 10)
-    assert all(torch.equal(table, model.public[ITEM]) for table in model.served[ITEM])
+    assert all(torch.equal(table, model.public[ITEM]) for table in model.personalised[ITEM])
     _, without, _ = train_once(backbone, model, ragged([1], [2]))
-    away = replace(model, served={ITEM: model.served[ITEM] + torch.tensor([0.5, 0.1]).double()[:, None, None]})
+    moved = model.personalised[ITEM] + torch.tensor([0.5, 0.1]).double()[:, None, None]
+    away = replace(model, personalised={ITEM: moved})
     _, loss, _ = train_once(backbone, away, ragged([1], [2]))
     assert loss - without == pytest.approx(2.0 * (0.25 + 0.01) / 2)
 

@@ -61,10 +61,10 @@ class World:
         self.sampled = torch.cat([self.items, negatives.where(self.sequence.real, self.items[:, :1])], 1)
         step = SimpleNamespace(sessions={"train": self.sessions}, n_users=self.clients, n_items=N_ITEMS,
                                train=SimpleNamespace(lengths=torch.tensor(LENGTHS)))
-        self.memory = backbone.remember(step, {})
+        self.client_context = backbone.remember(step, {})
         self.derived = {name: value.expand(self.clients, *value.shape) for name, value in
                         backbone.derive({ITEM: self.table[0].detach()}, DrawKey(SEED, 0)).items()}
-        self.more = backbone.more_items(self.memory, self.sequence)
+        self.more = backbone.more_items(self.client_context, self.sequence)
 
     def rows(self, items=None):
         items = self.sampled if items is None else items
@@ -73,7 +73,8 @@ class World:
     def vectors(self, dropout=None):
         inputs = self.rows()[:, :LONGEST] * self.sequence.real.unsqueeze(2)
         inputs = inputs if self.more is None else torch.cat([inputs, self.rows(self.more)], 1)
-        return self.backbone.session_vectors({**self.dense, **self.memory, **self.derived}, inputs, self.sequence,
+        known = {**self.dense, **self.client_context, **self.derived}
+        return self.backbone.session_vectors(known, inputs, self.sequence,
                                              dropout or Dropout(torch.arange(self.clients)))
 
     def loss(self):
@@ -238,7 +239,7 @@ def test_the_best_interest_is_each_items_own(registry):
 
 
 def test_neighbours_are_of_a_clients_own_sessions(registry):
-    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. Within 3 positions, in both directions, the most frequent first."""
+    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. PartialRound 3 positions, in both directions, the most frequent first."""
     neighbours = item_graphs.neighbours
     items, start, user = np.array([1, 2, 1, 3, 5, 2, 1, 1, 5]), np.array([0, 5, 7, 9]), np.array([0, 0, 1])
     found = {}

@@ -43,7 +43,7 @@ def made(registry):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_go_on_from_whatever_they_write(made, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(SIZES, "told_every", 0.05)
+    monkeypatch.setattr(SIZES, "report_every", 0.05)
     for progress in run(made(name)[1]):
         other = made(name)[1]
         save_progress(tmp_path / "kept.pt", progress, 1.0, "a run")

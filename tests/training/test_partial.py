@@ -40,7 +40,7 @@ def start(backbone, step):
     """Where a round begins; what the server served differs from what it broadcasts."""
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float64, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
-    for table in model.served.values():
+    for table in model.personalised.values():
         table += 0.1 * torch.randn(table.shape, generator=generator, dtype=torch.float64)
     return model
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from ...api.stopping import stop_between_rounds as stop_between_rounds
 from ...core.errors import Corrupt, UserError, unknown
-from ...core.text import for_terminal, shown
+from ...core.text import for_terminal, quoted
 from ...core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if not re.fullmatch("0|[1-9][0-9]{0,18}", text) or not low <= int(text) <= high:
             limit = "" if high >= LARGEST and len(text) < 10 else f" to {high}"
-            raise argparse.ArgumentTypeError(f"found {shown(text)}, accepted: a whole number from {low}{limit}")
+            raise argparse.ArgumentTypeError(f"found {quoted(text)}, accepted: a whole number from {low}{limit}")
         return int(text)
     return convert
 

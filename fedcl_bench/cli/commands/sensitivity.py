@@ -1,4 +1,4 @@
-"""``sensitivity``: which readings of a paper a result hangs on."""
+"""``sensitivity``: which ambiguities of a paper a result hangs on."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ examples:
   run_bench.py sensitivity f3crec:lambda_kd=0.01 --backbone fedmf --tuned --metric recall@20
   run_bench.py sensitivity fcucr --backbone sasrec --dataset xing --data-dir DIR --format svg
 
-Every setting that the paper and its code read differently is changed alone; `readings` of a method and a backbone name
-them (results/ambiguities.md). The runs are ordinary records: finished ones are not repeated, Ctrl-C lets the running
-rounds end and saves, and the same command goes on from there.
+Every setting that the paper and its code read differently is changed alone; `ambiguities` of a method and a backbone
+name them (results/ambiguities.md). The runs are ordinary records: finished ones are not repeated, Ctrl-C lets the
+running rounds end and saves, and the same command goes on from there.
 Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix in the command or the data,
 130 interrupted.
 """
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     metric = _metric(registry, proposed, tuned, args.metric)
     planned, left_out = cases(registry, proposed, against, tuned)
     if len(planned) == 1:
-        raise UserError(f"sensitivity: neither {proposed.method} nor {proposed.backbone} names readings that have an "
-                        f"effect here; see `readings` in docs/plugins.md.")
+        raise UserError(f"sensitivity: neither {proposed.method} nor {proposed.backbone} names ambiguities that have "
+                        f"an effect here; see `ambiguities` in docs/plugins.md.")
     device = resolve_device(args.device or "cpu")
     tasks = {spec: grid.make_tasks(registry, [spec], range(args.seeds), args.data_dir, tuned, device)
              for case in planned for spec in case.specs}
