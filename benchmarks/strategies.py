@@ -24,13 +24,13 @@ from machine import heading
 from fedcl_bench import rng
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation import loop, server, sums
+from fedcl_bench.federation import loop
 from fedcl_bench.federation.loop import run
 from fedcl_bench.kernels import functional, memory, ops, topk
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.toolbox import distillation
-from fedcl_bench.training import (chunk_trainer, compiled_softmax, list_trainer, sampling, session_trainer, strategies,
+from fedcl_bench.training import (compiled_softmax, list_trainer, sampling, session_trainer, strategies,
                                   tiled_softmax)
 from fedcl_bench.training.chunk_trainer import writable
 from fedcl_bench.training.optimisers import make_optimiser
@@ -117,16 +117,10 @@ PATHS = {
     "shared dense parameters": ("sasrec", [(functional, "shared", no)]),
     "keep_freed_blocks": ("fedmf", [(loop, "keep_freed_blocks", return_freed_blocks)]),
     "keep_freed_blocks, FCUCR": ("fcucr", [(loop, "keep_freed_blocks", return_freed_blocks)]),
-    "NumPy's memory": ("fedmf", [(sums, "_empty_like", torch.empty_like)]),
-    "kernel: first_slots": ("adam", [(chunk_trainer, "ops", NO_OPS)]),
-    "kernel: group, weights": ("adam", [(list_trainer, "ops", NO_OPS)]),
+    "kernel: group": ("adam", [(list_trainer, "ops", NO_OPS)]),
     "kernel: weighted_bce": ("adam", [(functional, "ops", NO_OPS)]),
     "kernel: weighted_bce, F3CRec": ("f3crec", [(functional, "ops", NO_OPS)]),
     "kernel: nearest": ("rlp2", [(functional, "ops", NO_OPS)]),
-    "kernel: add_rows": ("fcucr", [(sums, "ops", NO_OPS)]),
-    "kernel: add_rows, F3CRec": ("f3crec", [(sums, "ops", NO_OPS)]),
-    "kernel: mean": ("fedmf", [(server, "ops", NO_OPS)]),
-    "kernel: mean, XING": ("sasrec", [(server, "ops", NO_OPS)]),
     "kernel: highest": ("fedmf", [(topk, "ops", NO_OPS)]),
     "kernel: highest, XING": ("sasrec", [(topk, "ops", NO_OPS)]),
     "kernel: mixed": ("adam", [(rng, "ops", NO_OPS)]),

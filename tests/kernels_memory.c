@@ -51,10 +51,9 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     for (int64_t i = 0; i < clients * n; i++) if (items[i] < 0 || items[i] >= m) return "negatives";
 
     int64_t *canonical = INTEGERS(clients * n);
-    int32_t *table_of_slots = make(m, 4), *order = make(clients * n, 4);
-    uint8_t *first = make(clients * n, 1), *positive = make(n, 1);
-    memset(table_of_slots, -1, 4 * m);
-    first_slots(items, clients, n, table_of_slots, canonical, first);
+    int32_t *order = make(clients * n, 4);
+    uint8_t *positive = make(n, 1);
+    for (int64_t i = 0; i < clients * n; i++) canonical[i] = i % n;
     if (group((uint64_t *)keys, 0, NULL, own, NULL, clients, n - p, size, order)) return "group of pairs";
     if (group((uint64_t *)keys, p, count, own, canonical, clients, n, size, order)) return "group";
     for (int64_t j = 0; j < n; j++) positive[j] = j < p;
@@ -64,7 +63,6 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     float *steps = floats(clients * n * batches), *past = floats(clients * batches * d), *vectors = floats(clients * d);
     for (int64_t b = 0; b < batches; b++) {
         const int64_t start = b * size, end = start + size < n ? start + size : n;
-        batch_weights_float(order, start, end, share, clients, n, n, weights);
         if (inner_batch_float(table, items, n, vectors, b % 2 ? constants : NULL, steps, past, batches, b, b % 3 != 1,
                               order, start, end, share, positive, 0, clients, n, d, loss, b % 3 ? to : NULL,
                               b % 2 ? constants : NULL))
@@ -89,12 +87,10 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
                               asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past, moved,
                               moved_constants, losses))
             return "inner_round";
-    add_rows_at_float(vectors, users, moved, clients, d);
     for (int64_t i = 0; i < clients * n; i++)
         if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])
             return "slots of inner_round";
     add_outer_float(table, held_items, n_held, all_steps, all_past, updates, clients, n, d);
-    mean_float(weights, steps, 3.0, clients * n);
     mixed((uint64_t *)keys, clients);
     row_products_float(table, items, vectors, constants, clients, n, d, weights);
     const int64_t entries = 1 + below(9), nearest = 1 + below(entries);

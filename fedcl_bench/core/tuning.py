@@ -36,7 +36,6 @@ class Sizes:
         most_updates: local batches in a round up to which every update is kept apart, instead of added to copies.
         slot_table: clients x items of a chunk up to which a table finds the local rows of one item; beyond, a sort.
         short_round: samples of a round below which threads would only wait for each other in a method's own loss.
-        averaged: numbers of a table that one thread averages at a time.
         scored: users x items scored together by one thread, 2 MiB of float32.
         product_items: items from which scores that are one matrix product are made for more users together.
         product_users: so many users then, as long as that is at most ``product_scores`` numbers (128 MiB).
@@ -74,7 +73,6 @@ class Sizes:
     most_updates: int = 32
     slot_table: int = 1 << 20
     short_round: int = 1 << 18
-    averaged: int = 1 << 19
     scored: int = 1 << 19
     product_items: int = 1 << 14
     product_users: int = 64

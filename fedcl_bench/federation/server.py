@@ -18,9 +18,6 @@ from ..evaluation.drift import Add
 from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces
-from ..kernels import ops
-from ..core.parallel import in_order
-from ..core.tuning import SIZES
 from ..stats.clip_noise import Protection, upload_key
 from .client_sampling import Attendance
 from .sums import RoundSums
@@ -113,15 +110,8 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: A
 
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
-    """What the server sent plus the mean change, in the sum's memory; in pieces that threads take in turns."""
-    if not (ops.serve(change) and table.is_contiguous()):
-        return change.div_(whole).add_(table)
-    if change.numel() <= SIZES.averaged:
-        ops.mean(change, table, float(whole))
-        return change
-    pieces = zip(change.view(-1).split(SIZES.averaged), table.view(-1).split(SIZES.averaged))
-    list(in_order(lambda piece: ops.mean(*piece, float(whole)), list(pieces), change.device))
-    return change
+    """What the server sent plus the mean change, in the sum's memory."""
+    return change.div_(whole).add_(table)
 
 
 def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, key: DrawKey,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from ..training.trained import Change, Trained, beside
 from ..rng import Tables
 from ..evaluation.drift import Add
 from ..plugin.state import Snapshot
-from ..kernels import ops
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,8 @@ class RoundSums:
     def __init__(self, model: Snapshot, users: int, weights: Tensor | None, own_start: bool):
         self.model, self.users, self.weights, self.own_start = model, users, weights, own_start
         device = next(iter(model.public.values())).device
-        self.change = {name: _empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}
+        self.change = {name: torch.zeros_like(table, memory_format=torch.contiguous_format)
+                       for name, table in {**model.public, **model.dense}.items()}
         self.private: Tables = {}
         self.local = {name: _others_rows(table, users) for name, table in model.local.items()}
         # Of the weights that touched each item.
@@ -113,13 +112,13 @@ class RoundSums:
         before = self.model.private[name]
         if name not in self.private:
             self.private[name] = (_others_rows(before, self.users) if change.replaces else
-                                  _empty_like(before).copy_(before))
+                                  before.clone(memory_format=torch.contiguous_format))
         after = self.private[name]
         if change.decay is not None:
             rows = before.index_select(0, users)
             after.index_copy_(0, users, rows.mul_(beside(change.decay.to(rows), rows)))
         if not change.replaces and change.items is None:
-            _add_rows(after, users, change.rows)
+            after.index_add_(0, users, change.rows)
         elif not change.replaces:
             after.index_put_((users[:, None], change.items), change.rows, accumulate=True)
         elif change.items is None:
@@ -161,26 +160,7 @@ class RoundSums:
         return Totals(change, sums["numbers"], **{name: sums[name] for name in starts})
 
 
-def _empty_like(table: Tensor) -> Tensor:
-    """Memory for a large table that takes the place of one like it, round after round.
-
-    PyTorch asks glibc for aligned blocks, and such a request does not find the block of the same size that was freed
-    before: every time the system gives fresh pages, which take ten times as long to write. NumPy's requests do.
-    """
-    if table.device.type != "cpu":
-        return torch.empty_like(table, memory_format=torch.contiguous_format)
-    return torch.from_numpy(np.empty(table.nbytes, np.uint8)).view(table.dtype).view(table.shape)
-
-
 def _others_rows(table: Tensor, users: int) -> Tensor:
     """A table like this with the rows of those who are not among so many users; the others are to be written."""
-    result = _empty_like(table)
-    return result if users == len(table) else result.copy_(table)
-
-
-def _add_rows(table: Tensor, users: Tensor, rows: Tensor) -> None:
-    """Add rows (n, ...) to those of some users, in the table's memory."""
-    if ops.serve(table) and rows.dtype == table.dtype in ops.REALS:
-        ops.add_rows(table, users, rows)
-    else:
-        table.index_add_(0, users, rows)
+    like = torch.empty_like if users == len(table) else torch.clone
+    return like(table, memory_format=torch.contiguous_format)

@@ -264,20 +264,6 @@ int group(const uint64_t *keys, int64_t head, const int64_t *head_count, const i
     return ready ? 0 : -1;
 }
 
-void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *table, int64_t *result, uint8_t *first) {
-    /* table: all -1, and again when done */
-    for (int64_t c = 0; c < clients; c++) {
-        const int64_t *row = items + c * n;
-        for (int64_t j = 0; j < n; j++) {
-            int32_t held = table[row[j]];
-            if (held < 0) table[row[j]] = held = (int32_t)j;
-            result[c * n + j] = held;
-            first[c * n + j] = held == j;
-        }
-        for (int64_t j = 0; j < n; j++) table[row[j]] = -1;
-    }
-}
-
 /* ---- cross-entropy ---- */
 
 typedef float Floats __attribute__((vector_size(BYTES), aligned(4), may_alias));

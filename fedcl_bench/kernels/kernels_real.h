@@ -24,15 +24,6 @@ static inline REAL NAME(sum)(const NAME(Vector) *numbers) {
     return (last[0] + last[2]) + (last[1] + last[3]);
 }
 
-void NAME(batch_weights)(const int32_t *order, int64_t from, int64_t to, const REAL *share, int64_t clients, int64_t n,
-                         int64_t n_slots, REAL *result) {
-    memset(result, 0, clients * n_slots * sizeof *result);
-    for (int64_t c = 0; c < clients; c++) {
-        REAL *row = result + c * n_slots;
-        for (int64_t k = from; k < to && order[c * n + k] >= 0; k++) row[order[c * n + k]] += share[c];
-    }
-}
-
 /* lanes += products of LANES numbers each */
 static inline __attribute__((always_inline)) void NAME(multiply)(NAME(Vector) *lanes, const REAL *a, const REAL *b) {
     UNROLL for (int v = 0; v < NAME(VECTORS); v++) lanes[v] += FROM(a + v * NAME(WIDE)) * FROM(b + v * NAME(WIDE));
@@ -205,11 +196,6 @@ static inline __attribute__((always_inline)) void NAME(add_outer_of)(
 void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, const REAL *steps, const REAL *vectors,
                      int64_t updates, int64_t clients, int64_t n_slots, int64_t d) {
     FOR_DIMENSION(NAME(add_outer_of)(table, items, held, steps, vectors, updates, clients, n_slots, DIMENSION))
-}
-
-void NAME(mean)(REAL *sums, const REAL *table, double whole, int64_t n) {
-    const REAL divisor = (REAL)whole;
-    for (int64_t i = 0; i < n; i++) sums[i] = sums[i] / divisor + table[i];
 }
 
 /* One client's local batch of logits that are inner products; returns its loss.
@@ -446,15 +432,6 @@ int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *consta
 #undef POSITIVE_OF
     NAME(room_end)(&room);
     return ready ? 0 : -1;
-}
-
-/* Add n numbered rows to a table's. */
-void NAME(add_rows_at)(REAL *table, const int64_t *rows, const REAL *added, int64_t n, int64_t d) {
-    for (int64_t i = 0; i < n; i++) {
-        REAL *restrict to = table + rows[i] * d;
-        const REAL *restrict from = added + i * d;
-        for (int64_t k = 0; k < d; k++) to[k] += from[k];
-    }
 }
 
 /* A score and where it stands; scores that are no number count as higher than any. */

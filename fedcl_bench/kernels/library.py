@@ -37,14 +37,11 @@ mixed numbers:i64 n
 padded indptr:i64(U) values:i64(V) users:i64(C) fill:i64?(C,1) C width result:i64(C,width)
 gaps ascending:i64(C,P) C P items result:i32(C,P) count:i64(C,1)
 !group keys:i64(C) head head_count:i64?(C) tail_count:i64(C) slots:i64?(C,n) C n size result:i32(C,n)
-batch_weights order:i32(C,n) start end share:real(C,1) C n S result:real(C,S)
-first_slots items:i64(C,n) C n table:i32(M) result:i64(C,n) first:bool(C,n)
 weighted_bce scores:f32(C,n) targets:f32(C,n) weights:f32(C,n) C n loss:f32(C) slopes:f32(C,n)
 row_products table:real(M,d) items:i64(C,n) vectors:real(C,d) constants:real?(C,1) C n d result:real(C,n)
 !nearest products:real(C,n,M) lengths:real(C,M) filled:bool(C,n) C n M K distances:real(C,K,M) entries:i64(C,K,M)
 row_sums table:real(M,d) items:i64(C,n) factors:real(C,n) C n d result:real(C,d)
 add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors:real(C,K,d) K C S d
-mean sums:real(n) table:real(n) whole:float n
 !inner_batch table:real(M,d) items:i64?(C,S) S vectors:real(C,d) constants:real?(C,1) steps:real(C,S,K) past:real(C,K,d)
     K done moves order:i32(C,n) start end share:real(C,1) positive:bool stride C n d loss:real(C) to_vectors:real?(C,d)
     to_constants:real?(C,1)
@@ -52,7 +49,6 @@ mean sums:real(n) table:real(n) whole:float n
     each E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G batches
     K items:i64(C,n) held:i64(C) sample:i64?(C,n) positive:bool?(C,n) steps:real(C,n,K) past:real(C,K,d)
     moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
-add_rows_at table:real(N,d) rows:i64(n) added:real(n,d) n d
 !highest scores:real(R,n) R n k columns:i64(R,k)
 !all_ranks scores:real(R,n) R n result:i32(R,n)
 !cosine_scores table:real(F,n,d) apart keys:i64(C) threshold across:real(C,d,W) mask:bool(C,M) best:float each:real(C)

@@ -102,24 +102,6 @@ def group(keys: Tensor, head: int, head_count: Tensor | None, tail_count: Tensor
     return result
 
 
-def batch_weights(order: Tensor, start: int, end: int, share: Tensor, n_slots: int) -> Tensor:
-    """Of all slots, (C, slots): ``share``, (C, 1), for each time that they are in these columns of ``order``."""
-    (clients, n), result = order.shape, share.new_empty(len(order), n_slots)
-    _within("batch_weights: slots", order, n_slots, start=-1)
-    _within("batch_weights: columns", start, n + 1)
-    call(_real("batch_weights", share), order, start, min(end, n), share, clients, n, n_slots, result)
-    return result
-
-
-def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
-    """As ``client.base.first_slots``."""
-    items, result = items.contiguous(), torch.empty_like(items, memory_format=torch.contiguous_format)
-    _within("first_slots: items", items, n_items)
-    is_first = torch.empty(items.shape, dtype=torch.bool)
-    call("first_slots", items, *items.shape, torch.full((n_items,), -1, dtype=torch.int32), result, is_first)
-    return result, is_first
-
-
 def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """As ``functional.weighted_bce``, in single precision: (losses of shape (C,), their slopes of shape (C, n))."""
     loss, slopes = scores.new_empty(len(scores)), torch.empty_like(scores, memory_format=torch.contiguous_format)
@@ -173,11 +155,6 @@ def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: T
     _within("add_outer: numbers of slots", held, slots + 1)
     call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots,
          table.shape[1])
-
-
-def mean(sums: Tensor, table: Tensor, whole: float) -> None:
-    """Write over sums: ``sums / whole + table``."""
-    call(_real("mean", sums), sums.view(-1), table.view(-1), whole, sums.numel())
 
 
 def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None, steps: Tensor,
@@ -421,13 +398,6 @@ def cosine_adam(task: CosineTask, made: CosineScores, of_scores: Tensor, step: A
          held.contiguous(), None if of_held is None else of_held.contiguous(), clients, items, d, count,
          held.shape[1], result)
     return result
-
-
-def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
-    """Add ``added`` (n, ...) to the rows (n,) of a table, in its place."""
-    _within("add_rows: rows", rows, len(table))
-    flat, added = table.view(len(table), -1), added.reshape(len(rows), table[:1].numel()).contiguous()
-    call(_real("add_rows_at", table), flat, rows, added, len(rows), flat.shape[1])
 
 
 _FEW, _COLUMNS_PER_PLACE = 128, 16  # places in a list up to which, or columns for each from which, a heap is fast

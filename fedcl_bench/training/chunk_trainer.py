@@ -21,7 +21,6 @@ from ..plugin import checks, views
 from ..rng import DrawKey, Tables
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
-from ..kernels import ops
 from ..core.tuning import SIZES
 from ..stats.clip_noise import upload_key
 from .strategies import Training
@@ -94,8 +93,6 @@ class Slots:
 def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     """For each slot of ``items`` (C, slots) the first one of the client that holds the same item, and whether it is
     that one."""
-    if ops.serve(items):
-        return ops.first_slots(items, n_items)
     slot = torch.arange(items.shape[1], device=items.device)
     if len(items) * n_items <= SIZES.slot_table:
         first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)

@@ -42,8 +42,6 @@ class Members:
 
     def weights(self) -> Tensor:
         """Of all slots, or pairs: the share for each time that they are in the batch, (C, width)."""
-        if ops.serve(self.share):
-            return ops.batch_weights(self.order, self.start, self.end, self.share, self.width)
         slots = self.order[:, self.start:self.end]
         weights = self.share.new_zeros(len(slots), self.width)
         return weights.scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))

@@ -16,7 +16,6 @@ from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.federation.sums import _add_rows
 from fedcl_bench.kernels.functional import nearest_entries, weighted_bce
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
@@ -224,15 +223,6 @@ def test_keys_to_the_bit(without):
 
 
 @compiled
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_mean_to_the_bit(dtype):
-    sums, table = torch.randn(2, 999, generator=torch.Generator().manual_seed(0), dtype=dtype).unbind()
-    expected = sums.clone().div_(torch.tensor(587.3, dtype=torch.float64)).add_(table)
-    ops.mean(sums, table, 587.3)
-    assert torch.equal(sums, expected)
-
-
-@compiled
 def test_tensors_have_to_be_contiguous():
     with pytest.raises(ValueError, match="row_products_float: items, a tensor of shape .* is not contiguous"):
         ops.row_products(torch.zeros(4, 3), torch.zeros(6, 2, dtype=torch.int64).T, torch.zeros(2, 3), None)
@@ -257,12 +247,8 @@ def test_what_is_looked_up_has_to_be_there(bad):
         "add_outer": lambda: ops.add_outer(table, items, None, torch.zeros(1, 3, 2), torch.zeros(1, 2, 3)),
         "add_outer: numbers": lambda: ops.add_outer(table, items.abs() % 5, items[0, 1:2], torch.zeros(1, 3, 2),
                                                         torch.zeros(1, 2, 3)),
-        "first_slots": lambda: ops.first_slots(items, 5),
-        "ranks": lambda: ops.ranks(torch.zeros(1, 5), items),
         "nearest": lambda: ops.nearest(torch.zeros(1, 4, 2), torch.zeros(1, 2), torch.ones(1, 4, dtype=torch.bool),
                                            max(bad, 0)),
-        "add_rows": lambda: ops.add_rows(table, items[0], torch.zeros(3, 3)),
-        "batch_weights": lambda: ops.batch_weights(*batch, 5),
         "group": lambda: ops.group(items[0, :1], 0, None, items[0, 1:2], None, 4, 2),
         "padded": lambda: ops.padded(torch.arange(6), torch.arange(5), items[0], None),
         "padded: starts": lambda: ops.padded(torch.tensor([0, bad, 4]), torch.arange(4), torch.tensor([1]), None),
@@ -306,14 +292,3 @@ def test_kernels_stay_within_their_memory(tmp_path, processor):
         pytest.skip(f"the compiler has no sanitizers: {made.stderr[-200:]}")
     done = subprocess.run([program], capture_output=True, text=True, env={"ASAN_OPTIONS": "detect_leaks=0"})
     assert done.returncode == 0, done.stderr
-
-
-@compiled
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
-def test_rows_of_any_type_are_added(dtype):
-    """Those of types that kernels do not know by PyTorch."""
-    table, places = torch.arange(12, dtype=dtype).view(4, 3), torch.tensor([2, 0])
-    rows = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype)
-    expected = table.index_add(0, places, rows)
-    _add_rows(table, places, rows)
-    assert torch.equal(table, expected)
