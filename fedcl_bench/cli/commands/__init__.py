@@ -1,4 +1,20 @@
-"""One module per command: ``add(commands)`` declares its options, ``run(args)`` does it and returns the exit status."""
+"""One module per command: its docstring is its description, ``EXAMPLES`` stand below its options, ``add(parser)``
+declares these, and ``run(args)`` does it and returns the exit status."""
 
-NAMES = ("run", "grid", "tune", "tables", "compare", "figures", "sensitivity", "report", "audit",
-         "pack", "list", "check", "new-plugin", "data", "doctor")
+COMMANDS = {
+    "run": "run a method on a backbone and a dataset (the default)",
+    "grid": "run methods x backbones x datasets x seeds x settings in parallel",
+    "tune": "choose settings on validation data, with an equal budget for every method",
+    "tables": "rebuild a paper's tables, or make your own, from records",
+    "compare": "test whether methods differ, from finished runs",
+    "figures": "draw figures for print, from finished runs",
+    "sensitivity": "vary every setting that a paper and its code read differently, and draw what it moves",
+    "report": "records as one HTML page to look at",
+    "audit": "attack clients' uploads: what do they tell the server?",
+    "pack": "write compact records for publication",
+    "list": "show methods, backbones, metrics and datasets, or one in full",
+    "check": "test whether a plugin is correct, federated and continual",
+    "new-plugin": "write a method, backbone or metric to start from, and its test",
+    "data": "show a dataset's blocks or sessions; convert, download or make datasets",
+    "doctor": "check this installation and say what to fix",
+}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
-from ...api.stopping import stop_between_rounds as stop_between_rounds
 from ...core.errors import Corrupt, UserError, unknown
+from ...core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments
 from ...core.text import for_terminal, quoted
-from ...core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,204 +22,6 @@ if TYPE_CHECKING:
     from ...runs.registry import Registry
     from ...runs.specs import RunSpec, Tuned, Where
 _SHOWN = 3  # records that are left out and named
-
-
-
-def add_plugins(parser: argparse.ArgumentParser) -> None:
-    """``--plugins``."""
-    parser.add_argument("--plugins", action="append", default=[], metavar="DIR", type=Path,
-                        help="also load the plugin files of this folder; repeatable")
-
-
-def add_results(parser: argparse.ArgumentParser) -> None:
-    """``--results``."""
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR",
-                        help="folder of run records (default: ./results)")
-
-
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
-    """``--data-dir``."""
-    parser.add_argument("--data-dir", metavar="DIR", type=Path,
-                        help="folder with NAME/NAME.inter or NAME.inter (default: ./data, then RecBole's bundled "
-                             "files)")
-
-
-def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """``--data-dir`` and ``--set``."""
-    add_data_dir(parser)
-    add_set(parser, "change a setting; repeatable. `list METHOD` shows the names")
-
-
-def add_set(parser: argparse.ArgumentParser, help: str) -> None:
-    """``--set``."""
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments", help=help)
-
-
-def add_cells(parser: argparse.ArgumentParser) -> None:
-    """``--methods``, ``--backbones`` and ``--datasets``."""
-    for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
-        paths = ", or paths of atomic files" if name == "dataset" else ""
-        parser.add_argument(f"--{name}s", f"--{name}", type=names, action=Extend, metavar="A,B",
-                            help=f"{name}s, as {example}{paths}; repeatable")
-
-
-def add_records(parser: argparse.ArgumentParser) -> None:
-    """``--records``."""
-    parser.add_argument("--records", type=Path, default=Path("results"), metavar="DIR",
-                        help="a results folder or a folder of compact records (default: ./results)")
-
-
-def add_tuned(parser: argparse.ArgumentParser) -> None:
-    """``--tuned`` of commands that read records."""
-    parser.add_argument("--tuned", nargs="?", const=True, type=Path, metavar="DIR",
-                        help="of runs with the settings that `tune` wrote into DIR (without DIR: my-tuned/ in the "
-                             "folder of records, then the shipped results/tuned); without this option, of runs with "
-                             "default settings")
-
-
-def add_tuned_runs(parser: argparse.ArgumentParser) -> None:
-    """``--tuned`` of commands that run something."""
-    parser.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
-                        help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then "
-                             "the shipped results/tuned)")
-
-
-def results_where(args: argparse.Namespace) -> Where:
-    """The folders that the options of a command that makes runs named."""
-    from ...runs.specs import Where
-
-    return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
-
-
-def records_where(args: argparse.Namespace) -> Where:
-    """The folders that the options of a command that reads records named."""
-    from ...runs.specs import Where
-
-    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
-
-
-class LeftOut:
-    """Says on standard error which records are left out and why, the first few of them one by one."""
-
-    def __init__(self):
-        self._count = 0
-
-    def __call__(self, error: Corrupt) -> None:
-        self._count += 1
-        if self._count <= _SHOWN:
-            print(for_terminal(f"left out: {error.wrong}."), file=sys.stderr)
-        elif self._count == _SHOWN + 1:
-            print("left out: more records, for reasons like these.", file=sys.stderr)
-
-
-def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
-    """Say on standard error which tuned settings the specs have."""
-    if tuned is not None and not quiet:
-        print(tuned.used(specs), file=sys.stderr)
-
-
-def add_paper(parser: argparse.ArgumentParser, paper: str, table: str) -> None:
-    """``--paper`` and ``--table`` of commands that run what a paper needs, with the help texts of both."""
-    parser.add_argument("--paper", metavar="NAME", help=paper)
-    parser.add_argument("--table", type=counts, action=Extend, metavar="N", help=table)
-
-
-def add_pool(parser: argparse.ArgumentParser) -> None:
-    """Where many runs find their data and plugins, where they are kept, and how many run at the same time."""
-    add_data_dir(parser)
-    add_results(parser)
-    add_plugins(parser)
-    parser.add_argument("--jobs", type=workers, metavar="N",
-                        help=f"runs at the same time (default: number of cores, here {cores()})")
-    parser.add_argument("--threads", type=workers, default=1, metavar="N",
-                        help="threads of PyTorch per run (default: 1)")
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """``--device``."""
-    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
-
-
-def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
-    """``--ray``."""
-    parser.add_argument("--ray", metavar="ADDRESS",
-                        help=f"spread {what} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
-                             f"that of a head; see docs/privacy.md")
-
-
-def add_by(parser: argparse._ActionsContainer, help: str) -> None:
-    """``--by``; the groups are those of ``evaluation/beyond_accuracy.py``, which imports PyTorch."""
-    parser.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
-                        help=f"{help}: new-users, old-users, least-active, most-active, worst-decile, new-items, "
-                             f"old-items, popular-items, rare-items")
-
-
-def add_drawn(parser: argparse.ArgumentParser) -> None:
-    """``--out`` and ``--format`` of commands that draw figures."""
-    parser.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
-                        help="default: ./results/figures")
-    parser.add_argument("--format", type=names, action=Extend, default=("png", "pdf"), metavar="A,B",
-                        help="png, pdf, svg; repeatable (default: png,pdf)")
-
-
-def check_formats(formats: Iterable[str]) -> None:
-    """Raise UserError for a format that figures cannot have."""
-    from ...reports.draw import FORMATS
-
-    for name in formats:
-        if name not in FORMATS:
-            raise unknown("format", name, FORMATS)
-
-
-def save_figure(file: str, figure: Figure, out: Path, formats: Iterable[str]) -> list[Path]:
-    """Write a figure in every format asked for; the paths.
-
-    Args:
-        file: its name without suffix.
-
-    Raises:
-        UserError: if a file cannot be written.
-    """
-    from ...reports.draw import save
-
-    paths = [out / f"{file}.{kind}" for kind in formats]
-    for path in paths:
-        with writing(path):
-            save(figure, path)
-    return paths
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """While a file that a command shows is written: its folder is made, and an error says what helps."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
-
-
-def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """``--quiet`` and ``--json``."""
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    add_json(parser)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
-
-
-def interrupted() -> int:
-    """Say that runs were stopped between rounds; returns the exit status."""
-    print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
-          file=sys.stderr)
-    return 130
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -262,6 +64,166 @@ seeds = whole(1, MOST_SEEDS)  # of --seeds
 workers = whole(1, 1024)  # threads, processes, shards
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_LIST = {"type": names, "action": Extend, "metavar": "A,B"}
+_TUNED = {"nargs": "?", "const": True, "type": Path, "metavar": "DIR"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plugins": {"action": "append", "default": [], "metavar": "DIR", "type": Path,
+                "help": "also load the plugin files of this folder; repeatable"},
+    "results": {"type": Path, "default": Path("results"), "metavar": "DIR",
+                "help": "folder of run records (default: ./results)"},
+    "records": {"type": Path, "default": Path("results"), "metavar": "DIR",
+                "help": "a results folder or a folder of compact records (default: ./results)"},
+    "data-dir": {"metavar": "DIR", "type": Path, "help": "folder with NAME/NAME.inter or NAME.inter (default: ./data, "
+                                                         "then RecBole's bundled files)"},
+    "set": {"action": "append", "default": [], "metavar": "NAME=VALUE", "dest": "assignments",
+            "help": "change a setting; repeatable. `list METHOD` shows the names"},
+    "methods": {**_LIST, "help": "methods, as ft,reg,kd,f3crec; repeatable"},
+    "backbones": {**_LIST, "help": "backbones, as fedmf; repeatable"},
+    "datasets": {**_LIST, "help": "datasets, as ml-100k, or paths of atomic files; repeatable"},
+    "tuned": {**_TUNED, "help": "settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then "
+                                "the shipped results/tuned)"},
+    "seed": {"type": seed, "default": 0, "metavar": "N", "help": "random seed (default: 0)"},
+    "seeds": {"type": seeds, "metavar": "K", "help": "run K seeds (default: %(default)s)"},
+    "paper": {"metavar": "NAME"},
+    "table": {"type": counts, "action": Extend, "metavar": "N"},
+    "jobs": {"type": workers, "metavar": "N",
+             "help": f"runs at the same time (default: number of cores, here {cores()})"},
+    "threads": {"type": workers, "default": 1, "metavar": "N", "help": "threads of PyTorch per run (default: 1)"},
+    "device": {"choices": ("cpu", "cuda", "auto"), "help": "where to compute (default: cpu)"},
+    "ray": {"metavar": "ADDRESS", "help": "over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
+                                          "that of a head; see docs/privacy.md"},
+    "by": {"type": names, "action": Extend, "default": (), "metavar": "GROUP,...",  # of evaluation/beyond_accuracy.py
+           "help": "new-users, old-users, least-active, most-active, worst-decile, new-items, old-items, "
+                   "popular-items, rare-items"},
+    "metric": {"metavar": "NAME@K",
+               "help": "default: that of the runs' validation, ndcg@20 on blocks and hit@10 on other streams"},
+    "out": {"type": Path, "default": Path("results/figures"), "metavar": "DIR", "help": "default: ./results/figures"},
+    "format": {**_LIST, "default": ("png", "pdf"), "help": "png, pdf, svg; repeatable (default: png,pdf)"},
+    "dry-run": {"action": "store_true", "help": "show which runs there are and which have records"},
+    "quiet": {"action": "store_true", "help": "no progress, only the result"},
+    "json": {"action": "store_true", "help": "print one JSON object and nothing else on standard output"},
+}
+CELLS = ("methods", "backbones", "datasets")
+POOL = ("data-dir", "results", "plugins", "jobs", "threads")  # where many runs are, and how many at the same time
+DRAWN = ("out", "format")
+OF_RECORDS = (  # of ``--tuned`` of commands that read records
+    "of runs with the settings that `tune` wrote into DIR (without DIR: my-tuned/ in the folder of records, "
+    "then the shipped results/tuned); without this option, of runs with default settings")
+
+
+def add_options(parser: argparse._ActionsContainer, *shared: str, **helps: str) -> None:
+    """Declare options that several commands have, in this order; then those of ``helps``, with a help text of the
+    command's own. ``--by`` and ``--ray`` say after it what they take."""
+    for name in (*shared, *helps):
+        option, text = _OPTIONS[name], helps.get(name)
+        if text and name in ("by", "ray"):
+            text += f"{':' if name == 'by' else ''} {option['help']}"
+        one = [f"--{name[:-1]}"] if name in CELLS else []
+        parser.add_argument(f"--{name}", *one, **{**option, **({"help": text} if text else {})})
+
+
+def results_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that makes runs named."""
+    from ...runs.specs import Where
+
+    return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
+
+
+def records_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that reads records named."""
+    from ...runs.specs import Where
+
+    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
+
+
+def tuned_of(args: argparse.Namespace) -> Tuned | None:
+    """What ``--tuned`` asks for."""
+    from ...runs.specs import Tuned
+
+    if hasattr(args, "records"):
+        return Tuned.of(args.tuned, args.records, records_where(args))
+    return Tuned.of(args.tuned, args.results, results_where(args))
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, str]:
+    """The settings of ``--set``."""
+    return parse_assignments(args.assignments, "--set")
+
+
+class LeftOut:
+    """Says on standard error which records are left out and why, the first few of them one by one."""
+
+    def __init__(self):
+        self._count = 0
+
+    def __call__(self, error: Corrupt) -> None:
+        self._count += 1
+        if self._count <= _SHOWN:
+            print(for_terminal(f"left out: {error.wrong}."), file=sys.stderr)
+        elif self._count == _SHOWN + 1:
+            print("left out: more records, for reasons like these.", file=sys.stderr)
+
+
+def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
+    """Say on standard error which tuned settings the specs have."""
+    if tuned is not None and not quiet:
+        print(tuned.used(specs), file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object, as a line."""
+    json.dump(value, sys.stdout, allow_nan=False)
+    print()
+
+
+def check_formats(formats: Iterable[str]) -> None:
+    """Raise UserError for a format that figures cannot have."""
+    from ...reports.draw import FORMATS
+
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+
+
+def save_figure(file: str, figure: Figure, out: Path, formats: Iterable[str]) -> list[Path]:
+    """Write a figure in every format asked for; the paths.
+
+    Args:
+        file: its name without suffix.
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    from ...reports.draw import save
+
+    paths = [out / f"{file}.{kind}" for kind in formats]
+    for path in paths:
+        with writing(path):
+            save(figure, path)
+    return paths
+
+
+@contextmanager
+def writing(path: Path, helps: str = "use --out DIR") -> Iterator[None]:
+    """While a file that a command shows is written: its folder is made, and an error says what helps."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); {helps}.") from None
+
+
+def interrupted(kept: str = "finished runs and rounds are kept, the same command goes on from there.") -> int:
+    """Say that the user stopped the command; returns the exit status."""
+    print(f"run_bench.py: interrupted; {kept}", file=sys.stderr)
+    return 130
+
+
 def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
     """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method.
 
@@ -270,7 +232,7 @@ def split_federated_recommender(args: argparse.Namespace, registry: Registry) ->
     for kind in ("method", "backbone"):
         if name := getattr(args, kind):
             setattr(args, kind, registry.spelled(kind, name))
-    if args.method and ("method", args.method) not in registry.plugins:
+    if args.method and not registry.knows("method", args.method):
         args.method = registry.spelled("backbone", args.method)
     name = args.method
     if not registry.is_recommender(name):

@@ -1,4 +1,4 @@
-"""``list``: methods, backbones, metrics and datasets."""
+"""Show all methods, backbones, metrics and datasets, or one in full."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .common import add_plugins
+from .common import add_options
 
 if TYPE_CHECKING:
     from ...runs.metadata import Metadata
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    listing = commands.add_parser("list", help="show methods, backbones, metrics and datasets, or one in full",
-                                  description="Show all methods, backbones, metrics and datasets, or one in "
-                                              "full.")
-    listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
-                         "models, and whether they can be backbones; recbole:NAME: one of them")
-    add_plugins(listing)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
+                        "models, and whether they can be backbones; recbole:NAME: one of them")
+    add_options(parser, "plugins")
 
 
 def run(args: argparse.Namespace) -> int:
