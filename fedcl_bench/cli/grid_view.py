@@ -20,8 +20,9 @@ from ..core.settings import as_text
 from ..core.text import for_terminal
 from ..experiments.grid import Outcome, Task, state
 from ..experiments.pool import Board, Pool
-from ..experiments.tune import ALIKE, Result
+from ..experiments.tune import Result
 from ..runs.specs import seed_text
+from ..stats.significance import ALIKE
 from .commands.common import cores, interrupted, print_json
 from .show import plain_table, print_table
 
