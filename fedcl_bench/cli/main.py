@@ -154,13 +154,19 @@ def _status(arguments: list[str]) -> int:
 def _execute(args: argparse.Namespace) -> int:
     """Do a command whose options are in order."""
     from ..kernels.memory import importing
-    from ..runs.plugin_errors import named
 
     if args.command in _READERS:
         with importing():
             importlib.import_module("fedcl_bench.reports.tables")
-    with named():
+    try:
         return args.execute(args)
+    except (UserError, RunFailed):
+        raise
+    except (Exception, SystemExit):
+        from ..runs.plugin_errors import named
+
+        with named():
+            raise
 
 
 def _say(text: str) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.settings import setting
 from ..data.stream import NOT_IN_EPOCHS
-from ..plugin import checks
 from ..plugin.metric import Metric, RankedLists
 
 
@@ -200,6 +199,8 @@ def measure(metrics: Iterable[Metric], lists: RankedLists, topk: Sequence[int]) 
     Raises:
         PluginError: for values that are not (n,) floating and finite numbers.
     """
+    from ..plugin import checks
+
     metrics, result = list(metrics), {}
     for k in topk:
         top = lists.top(k)

@@ -26,7 +26,6 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .plugin_errors import at_import, words
 from .identity import identity, identity_of
 from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, plugin_files, unknown_plugin
 
@@ -100,6 +99,8 @@ class Registry:
             try:
                 module = _import_file(path, content)
             except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
+                from .plugin_errors import at_import
+
                 self.failed[path.stem] = at_import(error, path)
                 continue
             self._add(module, _code(content), path)
@@ -225,6 +226,8 @@ def _unfit(kind: str, cls: type) -> str:
     try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
+        from .plugin_errors import words
+
         return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"
     return ""
 
@@ -323,12 +326,14 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
             try:
                 registry.waiting[path] = path.read_bytes()
             except OSError as error:
-                registry.failed[path.stem] = at_import(error, path)
+                registry.failed[path.stem] = f"{path}: cannot be read ({error.strerror})"
     packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             target = entry.load()
         except (Exception, SystemExit) as error:
+            from .plugin_errors import words
+
             registry.failed[entry.name] = f"entry point {entry.value}: {words(error)}"
             continue
         module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]

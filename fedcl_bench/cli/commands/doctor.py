@@ -14,7 +14,7 @@ from typing import Callable, Iterable
 from packaging.requirements import Requirement
 
 from ...core.errors import UserError
-from .common import add_options
+from . import add_options
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
 REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<3", "pandas>=2.0,<4",
