@@ -24,7 +24,7 @@ from ..experiments.tune import Result
 from ..runs.specs import seed_text
 from ..stats.significance import ALIKE
 from .commands import cores, interrupted, print_json
-from .show import plain_table, print_table
+from .show import print_table
 
 
 def duration(seconds: float) -> str:
@@ -138,11 +138,10 @@ def show_plan(tasks: Sequence[Task], args: argparse.Namespace, about: dict[str, 
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in spec.settings)
         row = rows.setdefault((spec.method, spec.backbone, spec.dataset, settings), {})
         row.setdefault(its.name, []).append(task.config.seed)
-    table = plain_table("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run")
-    for (method, backbone, dataset, settings), seeds in rows.items():
-        table.add_row(method, backbone, dataset_name(dataset), settings, *(seed_text(seeds.get(name, ())) for name in (
-            "finished", "failed", "interrupted", "missing")))
-    print_table(table)
+    print_table(("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run"),
+                [(method, backbone, dataset_name(dataset), settings,
+                  *(seed_text(seeds.get(name, ())) for name in ("finished", "failed", "interrupted", "missing")))
+                 for (method, backbone, dataset, settings), seeds in rows.items()])
     counts = {name: sum(its.name == name for its in states) for name in ("finished", "failed", "interrupted")}
     print(f"{len(tasks)} runs: " + ", ".join(f"{count} {name}" for name, count in counts.items())
           + f", {len(tasks) - sum(counts.values())} to run. The columns on the right are seeds.")
@@ -182,15 +181,15 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
 def show_outlook(rows: Sequence[Result]) -> None:
     """A row per search: what it searches, with the number of values, the runs it has, and the share of its budget that
     they took."""
-    table = plain_table("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", "")
+    lines = []
     for row in rows:
         head, search = row.search.head(), row.search
         searched = ", ".join(f"{name} ({len(values)})" for name, values in search.space.items())
         fixed = ", ".join(f"{name}={as_text(value)}" for name, value in search.fixed.items())
         done = ("?", "?") if row.runs is None else (str(row.runs), f"{row.spent:.0%}")
-        table.add_row(head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points), *done,
-                      "as before" if row.status == "kept" else "")
-    print_table(table)
+        lines.append((head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points), *done,
+                      "as before" if row.status == "kept" else ""))
+    print_table(("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", ""), lines)
     new, effort = [row for row in rows if row.status != "kept"], rows[0].search.effort
     print(f"Searches: {len(new)} to do, {len(rows) - len(new)} done before and kept. The budget of each is the "
           f"client-updates of {effort.budget} trials of FT on {seed_words(effort.seeds)}. `list NAME` shows the values."
@@ -204,18 +203,18 @@ def seed_words(count: int) -> str:
 
 def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:
     """What was chosen for every combination, from how many points, and where it is kept."""
-    table = plain_table("method", "backbone", "dataset", "chosen", "validation", "FT", "tried", "of points", "spent",
-                        "")
+    lines = []
     for result in results:
         c, content = result.combination, result.content
         if content:
             chosen = ", ".join(f"{name}={as_text(value)}" for name, value in content["settings"].items())
             mark, updates = " = FT" if content.get("ft_in_effect") else "", content["client_updates"]
-            table.add_row(c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}{mark}",
+            lines.append((c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}{mark}",
                           f"{content['ft_value']:.4f}" if "ft_value" in content else "", str(len(content["trials"])),
                           str(content["grid_points"]), f"{updates['spent'] / updates['budget']:.0%}",
-                          "as before" if result.status == "kept" else "")
-    print_table(table)
+                          "as before" if result.status == "kept" else ""))
+    print_table(("method", "backbone", "dataset", "chosen", "validation", "FT", "tried", "of points", "spent", ""),
+                lines)
     done = [(result, file) for result, file in zip(results, files) if result.content]
     if done:
         print(f"validation: {done[0][0].content['objective']}; FT: of FT with the same backbone settings.\n"

@@ -209,13 +209,9 @@ def _write(results: dict[str, Any], out: Path) -> list[Path]:
 
 def _show(results: dict[str, Any]) -> None:
     from ...audit import audit_report as report
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
     print(report.title(results))
-    heads, rows = report.table(results)
-    table = plain_table(*heads)
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
+    print_table(*report.table(results))
     for line in report.notes(results):
         print(line)

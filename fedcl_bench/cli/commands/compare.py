@@ -146,18 +146,14 @@ def _blocks(about: dict[str, Any]) -> str:
 
 def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
     from ...runs.specs import seed_text
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
-    table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
-                        "by seed", "t", "p", "seeds")
-    notes: list[str] = []
-    for comparison in comparisons:
-        table.add_row(*_row(comparison, labels[comparison.other]))
-        notes += _left_out(comparison, labels[comparison.other])
+    notes = [note for c in comparisons for note in _left_out(c, labels[c.other])]
     seeds = set.union(*(set(comparison.seeds) for comparison in comparisons))
     print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
           f"just trained, {_blocks(about)}")
-    print_table(table)
+    print_table(("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users", "by seed",
+                 "t", "p", "seeds"), [_row(c, labels[c.other]) for c in comparisons])
     print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
           f"({seed_text(seeds)}); by seed: a seed's average.")
     print("p: two-sided paired t-test. p Holm: adjusted for the "
@@ -211,16 +207,14 @@ def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
 def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
     from ...runs.specs import seed_text
     from ...stats.significance import LEVEL
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
     order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
-    table = plain_table("backbone, dataset", *(methods[i] for i in order), "common seeds")
-    for row in rows:
-        table.add_row(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order),
-                      seed_text(row.seeds))
-    table.add_row("average rank", *(f"{test.ranks[i]:.2f}" for i in order))
+    lines = [(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order), seed_text(row.seeds))
+             for row in rows]
     print(f"{about['metric']} on the block just trained, {_blocks(about)}, mean over the seeds that all methods have")
-    print_table(table)
+    print_table(("backbone, dataset", *(methods[i] for i in order), "common seeds"),
+                [*lines, ("average rank", *(f"{test.ranks[i]:.2f}" for i in order))])
     print(f"Friedman: chi2({len(methods) - 1}) = {test.chi2:.2f}, p = {_p(test.p)}, {test.n} rows. "
           f"Critical difference of average ranks (Nemenyi, {100 * LEVEL:.0f} %): {test.critical_difference:.2f}.")
     if test.p > LEVEL:

@@ -135,7 +135,7 @@ def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, lef
     from ...data.source import dataset_name
     from ...experiments.papers import label
     from ...reports import sensitivity_table
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
     case = measured[0].case
     names = case.proposed.method, case.proposed.backbone, dataset_name(case.proposed.dataset)
@@ -156,8 +156,5 @@ def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, lef
                     "notes": notes, "files": list(map(str, written))})
         return
     head, *lines = sensitivity_table.rows(measured, called, against)
-    table = plain_table(*head)
-    for line in lines:
-        table.add_row(*line)
-    print_table(table)
+    print_table(head, lines)
     print(*notes, *written, sep="\n")
