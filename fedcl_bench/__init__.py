@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .exports import MODULES
 from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -33,6 +32,27 @@ if TYPE_CHECKING:
     from .plugin.state import Snapshot, all_keys, in_pieces, pair_keys, score_users
     from .training.sampling import Chunk, draw_negatives, make_chunks, padded
 
+_BY_MODULE = {
+    "api.loading": ("load",),
+    "api.model": ("Model",),
+    "api.results": ("Results",),
+    "api.running": ("run",),
+    "core.errors": ("RunFailed", "UserError"),
+    "core.parallel": ("in_order",),
+    "core.settings": ("inherited", "setting"),
+    "core.tuning": ("SIZES",),
+    "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
+    "plugin.local_settings": ("LocalSettings",),
+    "plugin.method": ("Method",),
+    "plugin.metric": ("Catalogue", "Metric", "RankedLists"),
+    "plugin.sequential": ("linear_start", "norm_start", "Sequence", "SequentialBackbone", "SequentialSettings",
+                          "SessionBackbone", "SessionSettings", "SessionVectors", "Start", "xavier", "zeros"),
+    "plugin.silo": ("DomainData", "DomainMethod", "DomainModule", "Histories", "ModuleBackbone", "ModuleSettings",
+                    "once_in_ranking", "Stage", "TEXT_MODEL", "TextSettings"),
+    "plugin.state": ("all_keys", "in_pieces", "pair_keys", "score_users", "Snapshot"),
+    "training.sampling": ("Chunk", "draw_negatives", "make_chunks", "padded"),
+}
+_MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "DomainMethod", "DomainModule",
            "Histories", "ITEM", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone", "ModuleSettings",
            "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
@@ -43,9 +63,9 @@ __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "
 
 
 def __getattr__(name: str) -> Any:
-    if name not in MODULES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from fedcl_bench.cli.commands.common import LeftOut
-from fedcl_bench.cli.commands.paper import statistics_of
+from fedcl_bench.cli.commands import LeftOut
+from fedcl_bench.cli.commands.tables import statistics_of
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically
 from fedcl_bench.core.text import for_csv, for_markdown

@@ -15,7 +15,7 @@ import torch
 from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.stream import Step
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation import round as rounds, server
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings

@@ -209,7 +209,7 @@ def test_commands_are_understood(page):
         if len(words) > 1:
             main.parse(words)
         else:
-            assert words[0] in (*commands.NAMES, "--help")
+            assert words[0] in (*commands.COMMANDS, "--help")
 
 
 @pytest.mark.parametrize("line, expected", [
@@ -260,7 +260,8 @@ def test_hooks_exist(registry):
     attributes = {name for cls in classes for name in (*dir(cls), *getattr(cls, "__dataclass_fields__", {}))}
     modules = {path.stem for path in Path(toolbox.__file__).parent.glob("*.py")}
     plugins = [name for kind in ("method", "backbone") for name in registry.names(kind)]
-    others = {*OTHERS, *plugins, *commands.NAMES, *settings_of(registry), *attributes, *modules, *fedcl_bench.__all__}
+    others = {*OTHERS, *plugins, *commands.COMMANDS, *settings_of(registry), *attributes, *modules,
+              *fedcl_bench.__all__}
     named = re.findall(r"`(?:\w+\.)*([a-z]\w+)(?: = \S+)?`", without_blocks(ROOT / "docs/plugins.md"))
     assert len(named) > 100 and [name for name in named if name not in others] == []
 

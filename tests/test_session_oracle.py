@@ -8,7 +8,7 @@ import torch
 from helpers import build
 from session_oracle import Oracle
 
-from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -66,24 +66,22 @@ def matrix(runs: Sequence[Run]) -> pd.DataFrame:
     return _seeded(runs, of)
 
 
-def table(result: dict) -> pd.DataFrame:
+def table(result: Mapping[str, Any]) -> pd.DataFrame:
     """A row of text per metric: the mean over users on the block just trained, ± standard deviation over seeds.
 
     Args:
-        result: what ``combined`` returns.
+        result: what ``execute`` or ``combined`` returns.
     """
-    several = len(result["seeds"]) > 1
-    blocks = len(result["rounds"])
-    columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
+    blocks = range(len(result["rounds"]))
+    columns = [f"block {t}" for t in blocks] + [f"avg 1-{blocks[-1]}"] * (len(blocks) > 1)
     if names := domains_of(result):
         columns = [*names, "mean"]
-
-    def cell(mean: float, deviation: float) -> str:
-        return f"{mean:.4f} ± {deviation:.4f}" if several else f"{mean:.4f}"
     rows = {}
     for name, values in result["metrics"].items():
-        numbers = list(zip(values["per_block"], values["per_block_std"]))
-        if blocks > 1:
-            numbers.append((values["avg_incremental"], values["avg_incremental_std"]))
-        rows[name] = [cell(*pair) for pair in numbers]
+        means, deviations = ([*values[f"per_block{suffix}"], values[f"avg_incremental{suffix}"]]
+                             if f"per_block{suffix}" in values else [] for suffix in ("", "_std"))
+        if len(result.get("seeds", ())) > 1:
+            rows[name] = [f"{mean:.4f} ± {std:.4f}" for mean, std in zip(means, deviations) if mean is not None]
+        else:
+            rows[name] = [f"{mean:.4f}" for mean in means if mean is not None]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import indent
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,13 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.source import dataset_name
-from ..experiments.grid import Outcome, State, Task
-from ..experiments.tune import ALIKE, Result
-from ..core.text import for_terminal
-from ..runs.specs import seed_text
+from ..api.stopping import stop_between_rounds
 from ..core.settings import as_text
-from ..experiments.pool import Board
-from .show import plain_table, print_table
+from ..core.text import for_terminal
+from ..experiments.grid import Outcome, Task, state
+from ..experiments.pool import Board, Pool
+from ..experiments.tune import Result
+from ..runs.specs import seed_text
+from ..stats.significance import ALIKE
+from .commands import cores, interrupted, print_json
+from .show import print_table
 
 
 def duration(seconds: float) -> str:
@@ -84,39 +89,76 @@ class View:
         self._live.update(Group(head, table), refresh=True)
 
 
+@contextmanager
+def workers(args: argparse.Namespace) -> Iterator[Pool]:
+    """What does the runs of a command, in processes or with ``--ray`` on a cluster, with the progress on standard
+    error; it ends their rounds after Ctrl-C."""
+    results, data_dir, plugins, jobs, crew = args.results, args.data_dir, args.plugins, args.jobs or cores(), None
+    with ExitStack() as stack:
+        if getattr(args, "ray", None):
+            from ..experiments import cluster, ray_crew
+
+            joined = stack.enter_context(cluster.joined(args.ray, cores()))
+            crew = stack.enter_context(ray_crew.crew(joined, args.threads, results))
+            jobs = args.jobs or max(1, joined.cores // args.threads)
+            results, data_dir = results.absolute(), data_dir and data_dir.absolute()
+            plugins = [folder.absolute() for folder in plugins]
+        view = stack.enter_context(View(args.quiet))
+        stop = stack.enter_context(stop_between_rounds())
+        yield stack.enter_context(Pool(results, data_dir, plugins, jobs, args.threads, view.show, view.ended,
+                                       view.warn, stop, crew))
+
+
+def status_of(outcomes: Sequence[Outcome]) -> int:
+    """The exit status of a command that did runs; says so if the user stopped them."""
+    statuses = {outcome.status for outcome in outcomes}
+    if statuses & {"stopped", "waiting"}:
+        return interrupted()
+    return 1 if statuses - {"finished"} else 0
+
+
 def first_line(text: str) -> str:
     """The first line of a message, for a terminal."""
     return for_terminal((text.splitlines() or [""])[0])
 
 
-def show_tasks(tasks: Sequence[Task], states: Sequence[State]) -> None:
-    """A row per run but for its seed: which seeds have a record, which failed, which are still to be run."""
+def show_plan(tasks: Sequence[Task], args: argparse.Namespace, about: dict[str, Any] | None = None) -> int:
+    """What ``--dry-run`` shows: a row per run but for its seed, with the seeds that have a record, failed, and are
+    still to be run. With ``--json`` all runs, under ``runs`` beside ``about`` if that is given; exit status 0."""
+    states = [state(task, args.results) for task in tasks]
+    if args.json:
+        runs = [{"method": t.spec.method, "backbone": t.spec.backbone, "dataset": t.spec.dataset,
+                 "seed": t.config.seed, "settings": t.config.settings, "hash": t.config.hash, "state": s.name}
+                for t, s in zip(tasks, states)]
+        print_json(runs if about is None else {**about, "runs": runs})
+        return 0
     rows: dict[tuple, dict[str, list[int]]] = {}
-    for task, state in zip(tasks, states):
+    for task, its in zip(tasks, states):
         spec = task.spec
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in spec.settings)
         row = rows.setdefault((spec.method, spec.backbone, spec.dataset, settings), {})
-        row.setdefault(state.name, []).append(task.config.seed)
-    table = plain_table("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run")
-    for (method, backbone, dataset, settings), seeds in rows.items():
-        table.add_row(method, backbone, dataset_name(dataset), settings, *(seed_text(seeds.get(name, ())) for name in (
-            "finished", "failed", "interrupted", "missing")))
-    print_table(table)
-    counts = {name: sum(state.name == name for state in states) for name in ("finished", "failed", "interrupted")}
+        row.setdefault(its.name, []).append(task.config.seed)
+    print_table(("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run"),
+                [(method, backbone, dataset_name(dataset), settings,
+                  *(seed_text(seeds.get(name, ())) for name in ("finished", "failed", "interrupted", "missing")))
+                 for (method, backbone, dataset, settings), seeds in rows.items()])
+    counts = {name: sum(its.name == name for its in states) for name in ("finished", "failed", "interrupted")}
     print(f"{len(tasks)} runs: " + ", ".join(f"{count} {name}" for name, count in counts.items())
           + f", {len(tasks) - sum(counts.values())} to run. The columns on the right are seeds.")
+    return 0
 
 
-def show_outcomes(outcomes: Sequence[Outcome], commands: Sequence[str], seconds: float) -> None:
+def show_outcomes(outcomes: Sequence[Outcome], args: argparse.Namespace, seconds: float) -> None:
     """Counts, then every run that did not finish with its reason and the command that does it alone."""
     done = [outcome for outcome in outcomes if outcome.status == "finished"]
     print(f"{len(done)} of {len(outcomes)} runs finished, {sum(outcome.new for outcome in done)} of them now, "
           f"in {duration(seconds)}.")
-    for outcome, command in zip(outcomes, commands):
+    for outcome in outcomes:
         if outcome.status in ("failed", "error", "busy"):
             status = {"failed": "failed" if outcome.new else "failed before", "busy": "busy elsewhere"}.get(
                 outcome.status, "did not finish")
-            print(f"{status}: {outcome.task.label}\n{indent(for_terminal(outcome.error), '  ')}\n  alone: {command}")
+            print(f"{status}: {outcome.task.label}\n{indent(for_terminal(outcome.error), '  ')}\n"
+                  f"  alone: {outcome.task.command(args.results, args.data_dir, args.plugins)}")
     if any(outcome.status == "failed" and not outcome.new for outcome in outcomes):
         print("Runs that failed before are run again with --retry-failed.")
 
@@ -139,15 +181,15 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
 def show_outlook(rows: Sequence[Result]) -> None:
     """A row per search: what it searches, with the number of values, the runs it has, and the share of its budget that
     they took."""
-    table = plain_table("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", "")
+    lines = []
     for row in rows:
         head, search = row.search.head(), row.search
         searched = ", ".join(f"{name} ({len(values)})" for name, values in search.space.items())
         fixed = ", ".join(f"{name}={as_text(value)}" for name, value in search.fixed.items())
         done = ("?", "?") if row.runs is None else (str(row.runs), f"{row.spent:.0%}")
-        table.add_row(head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points), *done,
-                      "as before" if row.status == "kept" else "")
-    print_table(table)
+        lines.append((head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points), *done,
+                      "as before" if row.status == "kept" else ""))
+    print_table(("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", ""), lines)
     new, effort = [row for row in rows if row.status != "kept"], rows[0].search.effort
     print(f"Searches: {len(new)} to do, {len(rows) - len(new)} done before and kept. The budget of each is the "
           f"client-updates of {effort.budget} trials of FT on {seed_words(effort.seeds)}. `list NAME` shows the values."
@@ -161,18 +203,18 @@ def seed_words(count: int) -> str:
 
 def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:
     """What was chosen for every combination, from how many points, and where it is kept."""
-    table = plain_table("method", "backbone", "dataset", "chosen", "validation", "FT", "tried", "of points", "spent",
-                        "")
+    lines = []
     for result in results:
         c, content = result.combination, result.content
         if content:
             chosen = ", ".join(f"{name}={as_text(value)}" for name, value in content["settings"].items())
             mark, updates = " = FT" if content.get("ft_in_effect") else "", content["client_updates"]
-            table.add_row(c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}{mark}",
+            lines.append((c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}{mark}",
                           f"{content['ft_value']:.4f}" if "ft_value" in content else "", str(len(content["trials"])),
                           str(content["grid_points"]), f"{updates['spent'] / updates['budget']:.0%}",
-                          "as before" if result.status == "kept" else "")
-    print_table(table)
+                          "as before" if result.status == "kept" else ""))
+    print_table(("method", "backbone", "dataset", "chosen", "validation", "FT", "tried", "of points", "spent", ""),
+                lines)
     done = [(result, file) for result, file in zip(results, files) if result.content]
     if done:
         print(f"validation: {done[0][0].content['objective']}; FT: of FT with the same backbone settings.\n"

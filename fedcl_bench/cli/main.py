@@ -8,16 +8,14 @@ import difflib
 import importlib
 import os
 import sys
-from typing import Sequence, TextIO
+from types import ModuleType
+from typing import Collection, Sequence, TextIO
 
 from ..core.errors import RunFailed, UserError, ran_out, unknown
 from ..core.files import NO_SPACE, closed_to_others, no_space
 from ..core.text import for_terminal
-from ..kernels.memory import importing
-from ..runs.plugin_errors import named
 from ..core.version import __version__
-from . import commands
-from .commands.data import with_action
+from .commands import COMMANDS
 
 _READERS = ("tables", "compare", "figures")  # of records; nearly half their time goes into imports
 
@@ -29,19 +27,26 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}.\nSee {self.prog} --help.")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    modules = {name: importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
-               for name in commands.NAMES}
-    parser = _Parser(prog="run_bench.py", formatter_class=argparse.RawDescriptionHelpFormatter,
-                     epilog=modules["run"].EXAMPLES, allow_abbrev=False,
+def _module(name: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"{__package__}.commands.{name.replace('-', '_')}")
+
+
+def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """The command line; only these commands, whose modules are imported, have their options."""
+    looks = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = _Parser(prog="run_bench.py", epilog=_module("run").EXAMPLES if "run" in names else None, **looks,
                      description="Benchmarks of federated continual recommendation. Without a command: run.")
     parser.add_argument("--version", action="version", version=f"fedcl_bench {__version__}",
                         help="show the version of the suite and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="{" + ",".join(commands.NAMES) + "}")
-    for name, module in modules.items():
-        module.add(subparsers)
-        subparsers.choices[name].set_defaults(execute=module.run)
+    subparsers = parser.add_subparsers(dest="command", metavar="{" + ",".join(COMMANDS) + "}")
+    for name, text in COMMANDS.items():
+        module = _module(name) if name in names else None
+        command = subparsers.add_parser(name, help=text, description=getattr(module, "__doc__", None),
+                                        epilog=getattr(module, "EXAMPLES", None), **looks)
+        if module:
+            module.add(command)
+            command.set_defaults(execute=module.run)
     return parser
 
 
@@ -52,13 +57,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         UserError: for an unknown command or option.
     """
     arguments = list(arguments)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.NAMES:
-        raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
-    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help", "--version"):
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        raise unknown("command", arguments[0], COMMANDS)  # argparse would list choices; name the nearest
+    if arguments and arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments.insert(0, "run")
-    if arguments[:1] == ["data"]:
-        arguments[1:] = with_action(arguments[1:])
-    parser = build_parser()
+    name = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else "run"
+    if name == "data":
+        arguments[1:] = _module(name).with_action(arguments[1:])
+    parser = build_parser([name])
     args, others = parser.parse_known_args(arguments)
     if others:
         raise _unrecognized(_chosen(parser, args), others)
@@ -119,14 +125,9 @@ def _status(arguments: list[str]) -> int:
     """Run the command line; its errors become messages and exit statuses."""
     try:
         if not arguments:
-            build_parser().print_help()
+            build_parser(["run"]).print_help()
             return 0
-        args = parse(arguments)
-        if args.command in _READERS:
-            with importing():
-                importlib.import_module("fedcl_bench.reports.tables")
-        with named():
-            return args.execute(args)
+        return _execute(parse(arguments))
     except UserError as error:
         _say(str(error))
         return 2
@@ -148,6 +149,24 @@ def _status(arguments: list[str]) -> int:
         _say(f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\n"
              f"What helps: a larger machine, fewer users and items; see ulimit -v for a limit of this shell.")
         return 2
+
+
+def _execute(args: argparse.Namespace) -> int:
+    """Do a command whose options are in order."""
+    from ..kernels.memory import importing
+
+    if args.command in _READERS:
+        with importing():
+            importlib.import_module("fedcl_bench.reports.tables")
+    try:
+        return args.execute(args)
+    except (UserError, RunFailed):
+        raise
+    except (Exception, SystemExit):
+        from ..runs.plugin_errors import named
+
+        with named():
+            raise
 
 
 def _say(text: str) -> None:

@@ -1,8 +1,7 @@
-"""Results, listings and statistics as tables on standard output."""
+"""Results and statistics as tables on standard output."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -10,30 +9,25 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..data.source import DatasetConfig, DatasetSource
-from ..data.stream import StreamSettings
+from ..api.run_frames import table as result_table
 from ..core.errors import UserError
-from ..evaluation.metrics import OF_EVERY_RUN, is_share
+from ..core.settings import flat, inactive
 from ..core.text import for_terminal
-from ..runs.config import RunConfig
-from ..runs.registry import Plugin
+from ..data.source import DatasetSource
+from ..data.stream import StreamSettings
+from ..evaluation.metrics import is_share
 from ..records.store import domains_of
-from ..core.settings import as_text, describe, flat, inactive
+from ..runs.config import RunConfig
 from ..stats.significance import FEW_USERS, interval_of_mean
 
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False)
 
-
-def plain_table(*columns: str, **options) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-    return table
-
-
-def print_table(table: Table) -> None:
-    """Print at the table's own width, so that a narrow or redirected output never cuts a number."""
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table at its own width, so that a narrow or redirected output never cuts a number."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False, width=400, markup=False)
     with console.capture() as capture:
         console.print(table)
@@ -45,16 +39,13 @@ def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     if "groups" not in result:
         raise UserError(f"--by: the record {result['record']} has no groups, as it is of an older version; run it "
                         f"again with --rerun.")
-    groups = list(groups)
-    table = plain_table("test metric by group", *(f"block {t}" for t in range(len(result["rounds"]))))
-    for group in groups:
-        for name, values in result["groups"][group].items():
-            table.add_row(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else
-                                               f"{value:.4f}" for value in values))
-    print_table(table)
+    blocks, groups = len(result["rounds"]), list(groups)
+    print_table(["test metric by group", *(f"block {t}" for t in range(blocks))],
+                [(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else f"{value:.4f}"
+                                       for value in values))
+                 for group in groups for name, values in result["groups"][group].items()])
     if empty := [group for group in groups if not any(result["groups"][group]["users"])]:
-        alone = ", as the stream has a single step" if len(result["rounds"]) == 1 else ""
-        print(f"nobody is in {', '.join(empty)}{alone}")
+        print(f"nobody is in {', '.join(empty)}{', as the stream has a single step' if blocks == 1 else ''}")
 
 
 def _show_traffic(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -64,8 +55,7 @@ def _show_traffic(runs: Sequence[Mapping[str, Any]]) -> None:
     if all("nearly_best" in run for run in runs):
         near = [run["nearly_best"] for run in runs]
         rounds = "/".join(f"{n:g}" for n in np.mean([part["rounds"] for part in near], axis=0))
-        sent = np.mean([sum(part["bytes_up"]) for part in near])
-        seconds = np.mean([sum(part["seconds"]) for part in near])
+        sent, seconds = (np.mean([sum(part[what]) for part in near]) for what in ("bytes_up", "seconds"))
         text += (f"; {near[0]['share']:.0%} of the best validation took {rounds} rounds, {seconds:.1f} s and "
                  f"{_amount(sent)} sent")
     print(text)
@@ -82,12 +72,8 @@ def _amount(n_bytes: float) -> str:
 
 def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     """Print the result table of one run or of several seeds, and where the record is."""
-    blocks = len(result["rounds"])
-    several = "seeds" in result
-    seeds = f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std" if several else f"seed {result['seed']}"
-    columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
-    if names := domains_of(result):
-        columns = [*names, "mean"]
+    seeds = f"seed {result['seed']}" if "seeds" not in result else \
+        f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std"
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
     if config.evaluation.candidates == "sampled":
@@ -95,22 +81,14 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     if config.stream.pilot_users and config.is_domains:
         print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
               f"comparable with all users")
-    table = plain_table("test metric", *columns)
-    for name, values in result["metrics"].items():
-        numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
-        if several:
-            deviations = values["per_block_std"] + ([values["avg_incremental_std"]] if blocks > 1 else [])
-            table.add_row(name, *(f"{x:.4f} ± {s:.4f}" for x, s in zip(numbers, deviations)))
-        else:
-            table.add_row(name, *(f"{x:.4f}" for x in numbers))
-    table.add_row("rounds", *(f"{n:g}" for n in result["rounds"]))
-    for what in ("users", "interactions"):
-        if result["tested"][what]:
-            table.add_row(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
-    print_table(table)
+    metrics = result_table(result)
+    rows = [*metrics.itertuples(name=None), ("rounds", *(f"{n:g}" for n in result["rounds"]))]
+    rows += [(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
+             for what in ("users", "interactions") if result["tested"][what]]
+    print_table(["test metric", *metrics.columns], rows)
     for note in few_users(result):
         print(note)
-    if blocks > 1 and not config.is_domains:
+    if len(result["rounds"]) > 1 and not config.is_domains:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
         print(f"{metric} over R[t,s]: {', '.join(parts)}")
@@ -142,98 +120,38 @@ def intervals(users: int, means: Mapping[str, float]) -> str:
     return f"only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the means: {', '.join(parts)}"
 
 
-def _show_settings(title: str, cls: type) -> None:
-    rows = describe(cls)
-    if not rows:
-        return
-    console = _console()
-    console.print(title, style="bold")
-    for name, default, space, help in rows:
-        console.print(f"  {name} = {default}", markup=False)
-        console.print(f"      {help}\n      {space}", markup=False, style="dim")
-
-
-def show_plugin(plugin: Plugin, core: Iterable[type]) -> None:
-    """A plugin's reference and settings, then the settings every run has."""
-    console = _console()
-    console.print(f"{plugin.kind} {plugin.name}: {plugin.cls.title}", markup=False, style="bold")
-    for text in (plugin.cls.reference, str(plugin.path)):
-        console.print(text, markup=False)
-    _show_settings(f"\nsettings of {plugin.name}", plugin.cls.Settings)
-    if plugin.cls.ambiguities:
-        console.print("\nread differently by paper and code (`sensitivity` varies them)", style="bold")
-    for name, values in plugin.cls.ambiguities.items():
-        told = ", ".join(f"{as_text(value)} ({whose})" for value, whose in values.items())
-        console.print(f"  {name}: {told}", markup=False)
-    for cls in core:
-        _show_settings(f"\n{cls.__doc__.splitlines()[0]}", cls)
-    console.print("\nChange one with --set NAME=VALUE.", markup=False)
-
-
-def show_metric(plugin: Plugin) -> None:
-    """A metric's formula and reference, and how to use it."""
-    cls, console = plugin.cls, _console()
-    console.print(f"metric {plugin.name}: {cls.title}", markup=False, style="bold")
-    formula = " ".join((cls.__doc__ or "no formula: it has no docstring").split())
-    for text in (formula, cls.reference, str(plugin.path)):
-        if text:
-            console.print(text, markup=False)
-    uses = ["In every run, as NAME@K for every K of topk." if cls in OF_EVERY_RUN else
-            f"In the tests of runs with --set extra_metrics={plugin.name}.",
-            *([] if cls.of_items else [f"It can choose the best round: --set valid_metric={plugin.name}@20."])]
-    console.print("\n" + " ".join(uses), markup=False)
-
-
-def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
-    """A dataset's config, for people; ``path`` is its YAML file, or the data of one that has none."""
-    console = _console()
-    console.print(f"dataset {name}: {config.title or 'your own'}", markup=False, style="bold")
-    for label in ("source", "licence", "notes"):
-        if getattr(config, label):
-            console.print(f"{label}: {getattr(config, label)}", markup=False)
-    of_plugins = {**config.backbone_settings, **config.method_settings}
-    for label, values in [("settings", config.settings), *((f"settings for {plugin}", values)
-                                                          for plugin, values in of_plugins.items()),
-                          *((f"search of {name}", values) for name, values in config.search.items())]:
-        if values:
-            console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
-    parts = "sessions" if config.settings.get("stream") == "sessions" else "blocks"
-    file = f"file: {path}, without a YAML file" if path.suffix == ".inter" else f"config: {path}"
-    console.print(f"{file}\n`data {name}` shows its {parts}"
-                  + (f"; `data download {name}` gets it." if config.raw.url else "."), markup=False)
-
-
 _LABELS = {"accumulated_users": "# of accumulated users", "accumulated_items": "# of accumulated items",
-           "interactions": "# of interactions", "sparsity": "sparsity (%)", "train": "train", "valid": "valid",
-           "test": "test", "train_users": "users with train items", "test_users": "users with test items"}
-_AVERAGES = ("average_length", "unfiltered_average_length")
-_LABELS |= {f"{prefix}{name}": f"{label}{' before the item filter' if prefix else ''}"
-            for prefix in ("", "unfiltered_")
-            for name, label in (("users", "Users"), ("items", "Items"), ("sessions", "Sessions"),
-                                ("average_length", "Averaged Length"))}
-_LABELS["samples"] = "training samples"
-_LABELS |= {f"{split}_{what}": f"{split} {label}" for split in ("train", "valid", "test")
-            for what, label in (("rows", "interactions"), ("sessions", "sessions"))}
+           "interactions": "# of interactions", "sparsity": "sparsity (%)", "samples": "training samples",
+           "train_users": "users with train items", "test_users": "users with test items",
+           "users": "Users", "items": "Items", "sessions": "Sessions", "average_length": "Averaged Length"}
+
+
+def _label(name: str) -> str:
+    """What a table calls a statistic: ``unfiltered_users``, ``valid_rows`` and ``test_sessions`` too."""
+    before, split, what = name.removeprefix("unfiltered_"), *name.partition("_")[::2]
+    if before != name:
+        return f"{_LABELS[before]} before the item filter"
+    if what in ("rows", "sessions"):
+        return f"{split} {'interactions' if what == 'rows' else what}"
+    return _LABELS.get(name, name)
 
 
 def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Mapping[str, list],
                     expected: Mapping[str, list]) -> int:
     """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed."""
     of_sessions = "train_sessions" in counts
-    columns = ["value"] if of_sessions else [f"D{t}" for t in range(len(counts["interactions"]))]
-    columns = [part.name for part in source.parts] or columns
-    table = plain_table(source.name, *columns, *(["expected"] if expected else []))
-    differs = []
+    columns = [part.name for part in source.parts] or (
+        ["value"] if of_sessions else [f"D{t}" for t in range(len(counts["interactions"]))])
+    differs = [name for name, values in counts.items() if name in expected and list(expected[name]) != list(values)]
+    rows = []
     for name, values in counts.items():
-        row = [f"{v:.2f}" if name in ("sparsity", *_AVERAGES) else f"{v:,}" for v in values]
+        row = [_label(name), *(f"{v:.2f}" if name == "sparsity" or name.endswith("average_length") else f"{v:,}"
+                               for v in values)]
         if expected:
-            agrees = name not in expected or list(expected[name]) == list(values)
-            row.append("" if name not in expected else "same" if agrees else
+            row.append("" if name not in expected else "same" if name not in differs else
                        "/".join(f"{v:,}" for v in expected[name]))
-            if not agrees:
-                differs.append(name)
-        table.add_row(_LABELS[name], *row)
-    print_table(table)
+        rows.append(row)
+    print_table([source.name, *columns, *(["expected"] if expected else [])], rows)
     for part in source.parts or (source,):
         print(f"file: {part.path}")
     if settings.split_file:
@@ -243,11 +161,11 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Map
         print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in without))
     if of_sessions and settings.topology == "federated" and not settings.split_file:
         print("FCUCR's Table 1 counts before items that nobody trains on are left out"
-              + ("." if _AVERAGES[1] in counts else "; a file that says its split does not tell how many those were."))
+              + ("." if "unfiltered_average_length" in counts else
+                 "; a file that says its split does not tell how many those were."))
     if source.config.notes:
         print(f"note: {source.config.notes}")
-    if not expected:
-        return 0
-    print(f"DIFFERS from the expected counts of its config: {', '.join(differs)}." if differs else
-          "All counts are those expected by its config.")
+    if expected:
+        print(f"DIFFERS from the expected counts of its config: {', '.join(differs)}." if differs else
+              "All counts are those expected by its config.")
     return 1 if differs else 0

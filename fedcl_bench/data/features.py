@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, ContextManager, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, ContextManager, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ..core.errors import UserError, unknown
 from ..core.files import replacing, sweep
-from . import precomputed_vectors, language_models, tfidf
-from .item_texts import item_file, read_texts
-from .language_models import PACKAGED, LanguageModel
 from .source import DatasetSource
 from .stream import Stream, fingerprint
+
+if TYPE_CHECKING:  # what encodes texts is imported where a run reads them
+    from .language_models import LanguageModel
 
 TFIDF, GIVEN = "tfidf", "given:"
 FFMSR_LAYERS = 3  # of a language model (FFMSR: a)
@@ -98,15 +98,18 @@ def _model(encoder: str, pooling: str) -> LanguageModel | None:
     """The language model that an encoder is; None for the other kinds."""
     if encoder == TFIDF or encoder.startswith(GIVEN):
         return None
-    if encoder in PACKAGED:
+    from . import language_models
+
+    known = (TFIDF, *language_models.PACKAGED)
+    if encoder in language_models.PACKAGED:
         return language_models.packaged(encoder, pooling)
     folder = Path(encoder).expanduser()
     if folder.is_dir() and encoder:
         return language_models.located(encoder, folder, pooling)
     if "/" in encoder or os.sep in encoder:
         raise UserError(f"encoder '{encoder}': there is no folder of this name.\nModels are never fetched: put the "
-                        f"model's files in a folder and name that, or take one of {TFIDF}, {', '.join(PACKAGED)}.")
-    raise UserError(f"{unknown('encoder', encoder, (TFIDF, *PACKAGED))} Also the folder of a language model, or "
+                        f"model's files in a folder and name that, or take one of {', '.join(known)}.")
+    raise UserError(f"{unknown('encoder', encoder, known)} Also the folder of a language model, or "
                     f"{GIVEN}FOLDER.")
 
 
@@ -116,7 +119,9 @@ def _files(encoder: str, part: DatasetSource) -> list[Path]:
     Raises:
         UserError: if one is missing.
     """
-    described = item_file(part.path)
+    from . import item_texts, precomputed_vectors
+
+    described = item_texts.item_file(part.path)
     if encoder.startswith(GIVEN):
         return precomputed_vectors.files_of(Path(encoder.removeprefix(GIVEN)).expanduser(), part.name, described)
     if not described.is_file():
@@ -152,6 +157,8 @@ def _items(stream: Stream) -> list[list[str]]:
 
 def texts_of(source: DatasetSource, stream: Stream) -> Mapping[str, list[str]]:
     """Of each domain the texts of its items, in the stream's order; empty for those without."""
+    from .item_texts import item_file, read_texts
+
     return {part.name: read_texts(item_file(part.path), part.config.ITEM_ID_FIELD, items)
             for part, items in zip(source.parts, _items(stream))}
 
@@ -174,6 +181,8 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
         content = [[fingerprint(path) for path in files], items]
         make = partial(_given, features, files, items, column)
     else:
+        from .item_texts import read_texts
+
         content = texts = read_texts(files[0], column, items)
         if not any(texts):
             raise UserError(f"domain '{part.name}': none of its {len(items):,} items has a text in {files[0]}.\n"
@@ -186,6 +195,8 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
 
 def _given(features: FeatureSource, files: Sequence[Path], items: Sequence[str], column: str) -> np.ndarray:
     """The last layers of given vectors."""
+    from . import precomputed_vectors
+
     vectors = precomputed_vectors.read(files[0], items, files[1:], column)
     if features.layers > vectors.shape[1]:
         raise UserError(f"setting 'text_layers': found {features.layers}, accepted: at most {vectors.shape[1]}, the "
@@ -195,6 +206,8 @@ def _given(features: FeatureSource, files: Sequence[Path], items: Sequence[str],
 
 def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Callbacks) -> np.ndarray:
     """The vectors of texts by an encoder."""
+    from . import language_models, tfidf
+
     if features.model is None:
         return tfidf.encode(texts, features.dim)
     layers = features.layers or min(FFMSR_LAYERS, features.model.layers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from torch import Tensor
 from .. import rng
 from ..core.errors import UserError
 from ..core.settings import setting
-from .recbole_files import SPLITS, Interactions, check_splits, read_table
-from .tie_order import SHIPPED, TIE_ORDERS, time_order
+
+if TYPE_CHECKING:  # tables of results need the settings of a stream and none of its files
+    from .recbole_files import Interactions
 
 # Conditions of settings (see ``setting``): where a round is an epoch over all samples of a client that holds many
 # users' interactions, and where it is not.
@@ -53,7 +54,8 @@ class StreamSettings:
                               "alike", low=0, only_if=("split_file=", "stream=blocks or pilot_users"))
     tie_order: str = setting("file", "rows of equal time stand as in the file; in a random order, the same for "
                              "every run; or as released code left them, which is shipped for "
-                             f"{' and '.join(SHIPPED.values())}", choices=TIE_ORDERS,
+                             "ml-100k with k_core=10 and lastfm-2k with k_core=5",
+                             choices=("file", "numpy_quicksort", "numpy_avx512", "random"),
                              only_if=("split_file=", "stream!=sessions"))
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
     session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
@@ -415,6 +417,8 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
 
     Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
     """
+    from .tie_order import time_order
+
     order = time_order(data.time, settings.tie_order)
     user, old_user = first_appearance(data.user[order])
     item, old_item = first_appearance(data.item[order])
@@ -433,6 +437,8 @@ def build_static(data: Interactions, settings: StreamSettings, name: str) -> Str
     Rows of equal time stand as ``tie_order`` says. Users with fewer than 3 interactions only train. Raises UserError if
     nobody is left.
     """
+    from .tie_order import time_order
+
     rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
     if len(rows) == 0:
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
@@ -459,6 +465,8 @@ def read_split_file(path: Path) -> Stream:
     Raises:
         UserError: for a bad file, a block that is not 0, 1, 2, ... or an unknown split.
     """
+    from .recbole_files import SPLITS, check_splits, read_table
+
     frame = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})
     block = frame["block"].to_numpy()
     blocks = np.unique(block)

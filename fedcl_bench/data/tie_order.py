@@ -24,7 +24,6 @@ from ..core.errors import UserError
 
 # Of which rows each shipped order is.
 SHIPPED = {"numpy_quicksort": "ml-100k with k_core=10", "numpy_avx512": "lastfm-2k with k_core=5"}
-TIE_ORDERS = ("file", *SHIPPED, "random")
 _FOLDER = Path(__file__).parent / "tie_orders"
 _DIGEST_BYTES = 16
 
@@ -34,7 +33,7 @@ def time_order(times: np.ndarray, tie_order: str) -> np.ndarray:
 
     Args:
         times: finite, (rows,), in the order of the file.
-        tie_order: of ``TIE_ORDERS``.
+        tie_order: that of the setting.
 
     Returns:
         int64, (rows,): rows of the file in the order of their times.

@@ -1,4 +1,4 @@
-"""The suite's own metrics of ranked lists, and how all metrics are taken.
+"""The suite's own metrics of ranked lists, what evaluation can be set to, and how all metrics are taken.
 
 Of every list length, per user; means are taken last. Those of hits are in every run. Those of items are in every run
 too, as properties of the lists (``beyond.py``), and per user where ``extra_metrics`` names them.
@@ -6,12 +6,15 @@ too, as properties of the lists (``beyond.py``), and per user where ``extra_metr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ..plugin import checks
+from ..core.errors import UserError
+from ..core.settings import setting
+from ..data.stream import NOT_IN_EPOCHS
 from ..plugin.metric import Metric, RankedLists
 
 
@@ -137,6 +140,44 @@ def _mean(values: Tensor, lists: Tensor) -> Tensor:
 OF_EVERY_RUN: tuple[type[Metric], ...] = (NDCG, Recall, Hit, Precision, MRR)
 OF_ITEMS: tuple[type[Metric], ...] = (Novelty, Popularity, Distance)
 SHIPPED = (*OF_EVERY_RUN, *OF_ITEMS)
+DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How lists are judged (F3CRec, section 5.1; released code)."""
+
+    topk: tuple[int, ...] = setting((20,), "list lengths K", low=1)
+    valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K")
+    extra_metrics: tuple[str, ...] = setting((), "metrics of tests besides those of every run, by name: of plugins, or "
+                                             "novelty, popularity, distance")
+    valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
+                                  "released code", low=1, high=17)
+    candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
+                              "cannot be compared", choices=("all", "sampled"), only_if=NOT_IN_EPOCHS)
+    sampled_candidates: int = setting(99, "sampled items per user, besides the one to find. In a static stream all "
+                                      "different, and none the user ever has; in a stream of sessions drawn with "
+                                      "replacement among the items the user does not train on", low=1,
+                                      only_if="candidates=sampled")
+    candidate_lists: str = setting("separate", "validation and test have different sampled items (PFedRec, GPFedRec), "
+                                   "or the same (FedRAP)", choices=("separate", "shared"),
+                                   only_if=("candidates=sampled", "stream!=sessions"))
+    candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
+                                  "comparable, or anew at every evaluation (FCUCR's released code)",
+                                  choices=("once", "redraw"), only_if=("stream=sessions", "candidates=sampled"))
+    early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
+                                  "session: its forgetting curve (FCUCR, Figure 2a)",
+                                  only_if=("stream=sessions", "topology!=central"))
+    mask_history: bool = setting(False, "of a stream of domains: items that a user has had before are not recommended; "
+                                 "RecBole recommends them to sequential models", only_if="stream=domains")
+
+
+def parse_metric(text: str) -> tuple[str, int]:
+    """``"ndcg@20"`` as ("ndcg", 20), whatever metrics there are; raises UserError for anything else."""
+    name, at, k = text.partition("@")
+    if not name or not at or not k.isdecimal() or int(k) < 1:
+        raise UserError(f"setting 'valid_metric': found '{text}', accepted: NAME@K with K at least 1, as ndcg@20.")
+    return name, int(k)
 
 
 def is_share(metric: str) -> bool:
@@ -158,6 +199,8 @@ def measure(metrics: Iterable[Metric], lists: RankedLists, topk: Sequence[int]) 
     Raises:
         PluginError: for values that are not (n,) floating and finite numbers.
     """
+    from ..plugin import checks
+
     metrics, result = list(metrics), {}
     for k in topk:
         top = lists.top(k)

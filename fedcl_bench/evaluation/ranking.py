@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import rng
 from ..plugin import checks
 from ..plugin.backbone import Backbone
-from ..data.stream import NOT_IN_EPOCHS, Ragged, Step
+from ..data.stream import Ragged, Step
 from ..core.errors import UserError
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, Metric, RankedLists
@@ -19,48 +19,8 @@ from ..plugin.state import Snapshot, in_pieces, score_pairs, score_users
 from ..kernels.topk import highest
 from ..core.parallel import in_order
 from ..training.sampling import padded
-from ..core.settings import setting
 from ..core.tuning import SIZES
-from .metrics import OF_EVERY_RUN, measure
-
-DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """How lists are judged (F3CRec, section 5.1; released code)."""
-
-    topk: tuple[int, ...] = setting((20,), "list lengths K", low=1)
-    valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K")
-    extra_metrics: tuple[str, ...] = setting((), "metrics of tests besides those of every run, by name: of plugins, or "
-                                             "novelty, popularity, distance")
-    valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
-                                  "released code", low=1, high=17)
-    candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
-                              "cannot be compared", choices=("all", "sampled"), only_if=NOT_IN_EPOCHS)
-    sampled_candidates: int = setting(99, "sampled items per user, besides the one to find. In a static stream all "
-                                      "different, and none the user ever has; in a stream of sessions drawn with "
-                                      "replacement among the items the user does not train on", low=1,
-                                      only_if="candidates=sampled")
-    candidate_lists: str = setting("separate", "validation and test have different sampled items (PFedRec, GPFedRec), "
-                                   "or the same (FedRAP)", choices=("separate", "shared"),
-                                   only_if=("candidates=sampled", "stream!=sessions"))
-    candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
-                                  "comparable, or anew at every evaluation (FCUCR's released code)",
-                                  choices=("once", "redraw"), only_if=("stream=sessions", "candidates=sampled"))
-    early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
-                                  "session: its forgetting curve (FCUCR, Figure 2a)",
-                                  only_if=("stream=sessions", "topology!=central"))
-    mask_history: bool = setting(False, "of a stream of domains: items that a user has had before are not recommended; "
-                                 "RecBole recommends them to sequential models", only_if="stream=domains")
-
-
-def parse_metric(text: str) -> tuple[str, int]:
-    """``"ndcg@20"`` as ("ndcg", 20), whatever metrics there are; raises UserError for anything else."""
-    name, at, k = text.partition("@")
-    if not name or not at or not k.isdecimal() or int(k) < 1:
-        raise UserError(f"setting 'valid_metric': found '{text}', accepted: NAME@K with K at least 1, as ndcg@20.")
-    return name, int(k)
+from .metrics import DEFAULT, EvaluationSettings, measure
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from ..plugin.sequential import Dropout, Sequence, SequentialBackbone
 from ..core.tuning import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
 from .metrics import measure
-from .ranking import DEFAULT, EvaluationSettings, UserScores, finite_scores, scores_alone
+from .metrics import DEFAULT, EvaluationSettings
+from .ranking import UserScores, finite_scores, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
 

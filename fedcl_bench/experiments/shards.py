@@ -27,7 +27,8 @@ from ..core import errors
 from ..data.stream import Step, Stream
 from ..rng import Tables
 from ..core.errors import UserError
-from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores
+from ..evaluation.metrics import DEFAULT, EvaluationSettings
+from ..evaluation.ranking import UserScores
 from ..federation.client_sampling import Attendance
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress

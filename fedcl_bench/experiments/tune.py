@@ -23,11 +23,11 @@ from ..runs.registry import Registry
 from ..records.schema import read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..core.settings import unknown_setting
+from ..stats.significance import ALIKE
 from .grid import Outcome, Task, make_tasks, merged, state
 from .search import (REFERENCE, Combination, Effort, Point, Run, Search, Study, Trial, default_settings, known_settings,
                      make_search)
 
-ALIKE = 1e-4  # what no metric of a run that is FT in effect is away from FT's
 Runner = Callable[[list[Task]], list[Outcome]]
 
 

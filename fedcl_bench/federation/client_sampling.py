@@ -11,7 +11,6 @@ from torch import Tensor
 from .. import rng
 from ..data.stream import Step
 
-AVAILABILITY = ("always", "day", "activity")
 _DAY, _AWAKE = 24, 12  # rounds
 
 

@@ -98,6 +98,7 @@ class Backbone:
     central_defaults: ClassVar[Mapping[str, Any]] = {}
     ignored: ClassVar[Mapping[str, str]] = {}
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
+    for_domains: ClassVar[bool] = False
     factor_names: ClassVar[tuple[str, str | None] | None] = None
     pairwise: ClassVar[bool] = False
     whole_tables: bool = False

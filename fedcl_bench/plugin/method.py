@@ -76,6 +76,7 @@ class Method:
     encodes_next_session: ClassVar[bool] = False
     needs_sequential: ClassVar[bool] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
+    for_domains: ClassVar[bool] = False
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings

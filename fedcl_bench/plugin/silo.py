@@ -194,6 +194,7 @@ class ModuleBackbone(Backbone):
     """
 
     Settings: ClassVar[type] = ModuleSettings
+    for_domains: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
     exchanges: ClassVar[frozenset[str]] = frozenset()
     topologies: ClassVar[tuple[str, ...]] = TOPOLOGIES
@@ -273,6 +274,7 @@ class DomainMethod(Method):
     """
 
     backbone: ModuleBackbone
+    for_domains: ClassVar[bool] = True
     needs: ClassVar[str] = ""
     sent: ClassVar[tuple[str, ...]] = ()
     topologies: ClassVar[tuple[str, ...]] = ("federated",)

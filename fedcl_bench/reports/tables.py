@@ -20,14 +20,13 @@ from ..data.source import dataset_name
 from ..core.errors import UserError
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
-from ..experiments.tune import ALIKE
 from ..core.text import JOIN
 from ..runs.registry import Registry
 from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
 from ..records.store import comparable, domains_of, incremental, one_data, one_protocol, tested, user_scores
 from ..runs.matching import failure, matching
-from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
+from ..stats.significance import ALIKE, FEW_USERS, compare_paired, holm, interval_of_mean
 from .scores import group_average, group_blocks, split_group
 
 DAGGER = "†"

@@ -8,29 +8,29 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple
 
 import torch
 
 from ..plugin.backbone import Backbone
 from ..data import stream
-from ..data.features import FeatureSource, locate_features
 from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
-from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
-from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
-from ..federation import compatibility
-from ..federation.parts import Federation, FederationSettings
+from ..evaluation.metrics import DEFAULT, EvaluationSettings, parse_metric
+from ..federation.settings import FederationSettings
 from ..plugin.metric import Metric
 from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
 from ..records.store import short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS_VERSION
-from .memory_check import require_item_tables
 from .registry import Plugin, Registry
+
+if TYPE_CHECKING:
+    from ..data.features import FeatureSource
+    from ..federation.parts import Federation
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
 SHARED = "shared"  # folder of results whose files many runs begin with
@@ -148,6 +148,8 @@ class RunConfig:
 
     def federation(self, stream: Stream) -> Federation:
         """The run's parts over a loaded stream."""
+        from ..federation.parts import Federation
+
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device),
                           metrics=metrics_of(self.registry, self.evaluation),
@@ -155,6 +157,8 @@ class RunConfig:
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
+        from .memory_check import require_item_tables
+
         require_item_tables(federation)
         try:
             federation.check()
@@ -216,8 +220,11 @@ def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
 
 def of_other_stages(backbone: type, method: type) -> dict[str, str]:
     """What only a backbone's own stages read, if the method has stages itself; and why it has no effect."""
-    if not (issubclass(backbone, ModuleBackbone) and issubclass(method, DomainMethod)) \
-            or method.stages is DomainMethod.stages:
+    if not (backbone.for_domains and method.for_domains):
+        return {}
+    from ..plugin.silo import DomainMethod
+
+    if method.stages is DomainMethod.stages:
         return {}
     return dict.fromkeys(backbone.of_stages, f"with the method {method.name}, which has stages of its own")
 
@@ -326,12 +333,14 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     """The settings of a combination, without looking at its data. Arguments and errors as for ``make_config``."""
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     overrides = list(overrides)
-    try:
-        in_domains = issubclass(method_plugin.cls, DomainMethod)
-        compatibility.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls,
-                                    method_plugin.cls)
-    except Incompatible as error:
-        raise registry.naming(error) from None
+    if method_plugin.cls.for_domains or backbone_plugin.cls.for_domains:
+        from ..federation import compatibility
+
+        try:
+            compatibility.check_classes((backbone_plugin.of_domains() if method_plugin.cls.for_domains else
+                                         backbone_plugin).cls, method_plugin.cls)
+        except Incompatible as error:
+            raise registry.naming(error) from None
     layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
                      method_plugin.name)
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layered,
@@ -408,7 +417,9 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
 
 def _features(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> FeatureSource | None:
     """What the features of domains are made of, for a backbone that reads them."""
-    if not (issubclass(backbone, ModuleBackbone) and backbone.needs_features and source.parts):
+    if not (backbone.for_domains and backbone.needs_features and source.parts):
         return None
+    from ..data.features import locate_features
+
     s = parts.backbone
     return locate_features(source, s.encoder, s.text_layers, s.text_dim, s.text_pooling)

@@ -8,7 +8,6 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError
 from ..core.settings import inactive
-from ..data.features import FeatureSource
 from ..data.source import DatasetSource, dataset_name, load_config
 from ..records.run import Run
 from ..records.store import comparable, describe, one_data, why_failed
@@ -34,6 +33,8 @@ def _current_hash(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: 
                   ) -> str | None:
     """The hash that the run would have if it were made by the plugins as they are now; None if a metric of the run is
     not installed."""
+    from ..data.features import FeatureSource
+
     extra = {"extra_metrics": meta["settings"].get("extra_metrics", [])}
     try:
         parts = resolve(registry, spec.method, spec.backbone, spec.dataset, [*spec.layers(tuned), ("record", extra)])

@@ -1,7 +1,8 @@
 """Finding plugins: files in ``plugins/`` and ``--plugins DIR``, and the entry-point group ``fedcl_bench.plugins``.
 
-A plugin that cannot be imported is listed with its error and fails only when chosen. Two plugins of one name are an
-error at once, because nobody could tell which of them made a number.
+A file is imported when one of its names is asked for, and all are for a list of names. One that cannot be imported is
+listed with its error and fails only when chosen. To ask for a name that two plugins have is an error, because nobody
+could tell which of them made a number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .plugin_errors import at_import, words
 from .identity import identity, identity_of
 from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, plugin_files, unknown_plugin
 
@@ -67,11 +67,61 @@ def _own_metrics() -> dict[tuple[str, str], Plugin]:
 
 @dataclass
 class Registry:
-    """All plugins found, and the suite's own metrics; ``broken`` maps the name of a file that cannot be used to its
-    error."""
+    """All plugins found, and the suite's own metrics.
 
-    plugins: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)
-    broken: dict[str, str] = field(default_factory=dict)
+    Attributes:
+        loaded: the plugins of files imported so far; failed: the errors of those that cannot be used, by name.
+        waiting: the files not yet imported, and their content when they were found.
+    """
+
+    loaded: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)
+    failed: dict[str, str] = field(default_factory=dict)
+    waiting: dict[Path, bytes] = field(default_factory=dict)
+    _digests: dict[Path, str] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
+
+    @property
+    def plugins(self) -> dict[tuple[str, str], Plugin]:
+        """All plugins, by kind and name. Raises UserError if two have one name."""
+        self._load(self.waiting)
+        return self.loaded
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """The names of all files that cannot be used, and why."""
+        self._load(self.waiting)
+        return self.failed
+
+    def _load(self, paths: Iterable[Path]) -> None:
+        """Import these files; when all are, what they hold is kept for ``metadata.read_all``."""
+        for path in list(paths):
+            content = self.waiting.pop(path)
+            try:
+                module = _import_file(path, content)
+            except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
+                from .plugin_errors import at_import
+
+                self.failed[path.stem] = at_import(error, path)
+                continue
+            self._add(module, _code(content), path)
+            self._digests[path] = digest(content)
+        if self._digests and not self.waiting:
+            files = {OWN_METRICS: digest(OWN_METRICS.read_bytes()), **self._digests}
+            self._digests = {}
+            keep({path: (of_file, self.metadata(path)) for path, of_file in files.items()
+                  if path.stem not in self.failed})
+
+    def _find(self, kind: str, name: str) -> Plugin | None:
+        """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to."""
+        if self.waiting and name not in self._asked:
+            self._asked.add(name)
+            given = re.compile(rb"^\s+name\s*(:.*)?=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
+                               re.IGNORECASE | re.MULTILINE)
+            self._load([path for path, content in self.waiting.items() if given.search(content)])
+            if not any(name.lower() == known.lower() for _, known in self.loaded) \
+                    and not name.lower().startswith(RECBOLE):
+                self._load(self.waiting)
+        return self.loaded.get((kind, name))
 
     def names(self, kind: str) -> list[str]:
         return sorted(name for k, name in self.plugins if k == kind)
@@ -79,16 +129,16 @@ class Registry:
     def knows(self, kind: str, name: str) -> bool:
         """Whether ``get`` finds it."""
         try:
-            return (kind, self.spelled(kind, name)) in self.plugins or (
+            return (kind, self.spelled(kind, name)) in self.loaded or (
                 kind == "backbone" and name.lower().startswith(RECBOLE) and bool(spelled(name)))
         except UserError:
             return False
 
     def spelled(self, kind: str, name: str) -> str:
         """A name in the plugin's spelling, whatever its case; as it is if that is not one plugin's."""
-        if (kind, name) in self.plugins:
+        if self._find(kind, name):
             return name
-        alike = [known for k, known in self.plugins if k == kind and known.lower() == name.lower()]
+        alike = [known for k, known in self.loaded if k == kind and known.lower() == name.lower()]
         return alike[0] if len(alike) == 1 else name
 
     def get(self, kind: str, name: str) -> Plugin:
@@ -98,8 +148,8 @@ class Registry:
             UserError: if there is none (naming the nearest) or its file cannot be imported.
         """
         name = self.spelled(kind, name)
-        if (kind, name) in self.plugins:
-            return self.plugins[kind, name]
+        if (kind, name) in self.loaded:
+            return self.loaded[kind, name]
         if kind == "backbone" and name.lower().startswith(RECBOLE):
             return _recbole(spelled(name))
         for file in (name, name.replace("-", "_")):
@@ -119,12 +169,12 @@ class Registry:
     def reimplemented(self, method: str) -> bool:
         """Whether a method is marked wherever it is shown, as it was written without its authors' code; False for a
         method that is not installed."""
-        plugin = self.plugins.get(("method", method))
+        plugin = self._find("method", method)
         return plugin is not None and plugin.cls.reimplementation
 
     def is_recommender(self, name: str) -> bool:
         """Whether what stands in the place of a method is a backbone: a federated recommender, alone."""
-        return ("method", name) not in self.plugins and ("backbone", name) in self.plugins
+        return not self._find("method", name) and self._find("backbone", name) is not None
 
     def naming(self, error: Incompatible) -> UserError:
         """The error with the names of the plugins that would do instead."""
@@ -144,13 +194,13 @@ class Registry:
                         and "name" in vars(value)):
                     continue
                 if reason := _unfit(kind, value):
-                    self.broken[path.stem] = f"{path}, line {_line_of(value)}: {kind} {value.__name__}: {reason}."
+                    self.failed[path.stem] = f"{path}, line {_line_of(value)}: {kind} {value.__name__}: {reason}."
                     continue
-                other = self.plugins.get((kind, value.name))
+                other = self.loaded.get((kind, value.name))
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
-                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, code)
+                self.loaded[kind, value.name] = Plugin(kind, value.name, value, path, code)
 
 
 def _unfit(kind: str, cls: type) -> str:
@@ -176,6 +226,8 @@ def _unfit(kind: str, cls: type) -> str:
     try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
+        from .plugin_errors import words
+
         return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"
     return ""
 
@@ -210,13 +262,12 @@ def spelled(backbone: str) -> str:
     return RECBOLE + find(backbone[len(RECBOLE):])
 
 
-def _import_file(path: Path) -> tuple[ModuleType, bytes]:
-    """The module of a file as it is now, and the file's content.
+def _import_file(path: Path, content: bytes) -> ModuleType:
+    """The module of a file with this content.
 
     The module's name carries the content's hash, so that an edited file is another module. Python's own cache is not
     asked: it takes a file of the same size and second for the one that it compiled.
     """
-    content = path.read_bytes()
     name = f"fedcl_bench_plugin_{digest(bytes(path) + content)}_{path.stem}"
     if name not in sys.modules:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
@@ -226,7 +277,7 @@ def _import_file(path: Path) -> tuple[ModuleType, bytes]:
         except BaseException:
             del sys.modules[name]
             raise
-    return sys.modules[name], content
+    return sys.modules[name]
 
 
 def _code(content: bytes) -> Callable[[], str]:
@@ -252,42 +303,38 @@ _packaged: dict[ModuleType, str] = {}  # the identity with which a module first 
 
 def load_file(registry: Registry, path: Path) -> None:
     """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
-    module, content = _import_file(path)
-    registry._add(module, _code(content), path)
+    content = path.read_bytes()
+    registry._add(_import_file(path, content), _code(content), path)
 
 
 def discover(folders: Iterable[Path] = ()) -> Registry:
-    """Load all plugins: the shipped ones, those in ``folders``, and those of installed packages.
+    """Find all plugins: the shipped ones, those in ``folders``, and those of installed packages.
 
     Every ``*.py`` of a folder is a plugin, but for those that begin with ``_`` and pytest's own (``test_*.py`` and
     ``conftest.py``).
 
     Raises:
-        UserError: if a folder does not exist or two plugins have one name.
+        UserError: if a folder does not exist.
     """
     registry = Registry()
     folders = [shipped("plugins"), *map(Path, folders)]
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--plugins: '{folder}' is not a folder.")
-    digests = {OWN_METRICS: digest(OWN_METRICS.read_bytes())}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for path in plugin_files(folder):
             try:
-                module, content = _import_file(path)
-            except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
-                registry.broken[path.stem] = at_import(error, path)
-                continue
-            registry._add(module, _code(content), path)
-            digests[path] = digest(content)
-    keep({path: (of_file, registry.metadata(path)) for path, of_file in digests.items()
-          if path.stem not in registry.broken})
+                registry.waiting[path] = path.read_bytes()
+            except OSError as error:
+                registry.failed[path.stem] = f"{path}: cannot be read ({error.strerror})"
     packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             target = entry.load()
         except (Exception, SystemExit) as error:
-            registry.broken[entry.name] = f"entry point {entry.value}: {words(error)}"
+            from .plugin_errors import words
+
+            registry.failed[entry.name] = f"entry point {entry.value}: {words(error)}"
             continue
         module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]
         packaged[module.__name__] = module

@@ -24,6 +24,7 @@ class TooFew(UserError):
     """A test was asked for with fewer units, rows or methods than it needs."""
 
 
+ALIKE = 1e-4  # what no metric of a run that is FT in effect is away from FT's
 FEW_USERS = 30  # a mean over fewer is shown with its interval
 
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings, strategies as st
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.continual import summaries
 from fedcl_bench.evaluation.metrics import measure
-from fedcl_bench.evaluation.ranking import DEFAULT, is_product, parse_metric, rank_all, users_at_once
+from fedcl_bench.evaluation.metrics import DEFAULT, parse_metric
+from fedcl_bench.evaluation.ranking import is_product, rank_all, users_at_once
 from fedcl_bench.plugin.metric import RankedLists
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops

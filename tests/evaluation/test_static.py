@@ -22,7 +22,8 @@ from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import load_config
 from fedcl_bench.data.stream import StreamSettings, build_static
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.evaluation.ranking import EvaluationSettings, draw_candidates
+from fedcl_bench.evaluation.metrics import EvaluationSettings
+from fedcl_bench.evaluation.ranking import draw_candidates
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs import config

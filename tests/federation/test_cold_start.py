@@ -11,7 +11,7 @@ from helpers import ITEM, STABLE, USER, build, federation
 from fedcl_bench.api import running
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.cold_start import notes, ranks_by, truncated_for_new_users
 from fedcl_bench.federation.loop import run

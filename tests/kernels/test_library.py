@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from fedcl_bench.cli import doctor
+from fedcl_bench.cli.commands import doctor
 from fedcl_bench.kernels import ops, library
 
 OPS = Path(library.__file__).parent

@@ -17,7 +17,7 @@ from session_oracle import ITEM, drawn
 from fedcl_bench import rng
 from fedcl_bench.training.session_trainer import SessionTrainer, make_session_chunks, window
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings

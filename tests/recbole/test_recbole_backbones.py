@@ -20,7 +20,7 @@ from fedcl_bench.cli import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.method import Method, NoSettings

@@ -21,7 +21,7 @@ from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.plugin.silo import DomainData, Histories
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
-from fedcl_bench.evaluation.ranking import DEFAULT
+from fedcl_bench.evaluation.metrics import DEFAULT
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.recbole import models

@@ -313,7 +313,7 @@ def test_settings_for_all_rows(registry, tmp_path):
 
 
 def test_missing_plugins_and_tuned_settings_are_named(registry, tmp_path):
-    small = replace(registry, plugins={k: v for k, v in registry.plugins.items() if k != ("method", "spp")})
+    small = replace(registry, loaded={k: v for k, v in registry.plugins.items() if k != ("method", "spp")})
     spec = RunSpec("f3crec", "fedmf", "ml-100k")
     tuned = tmp_path / "tuned"
     tuned.mkdir()

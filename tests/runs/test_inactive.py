@@ -11,7 +11,7 @@ from helpers import build, federation, finish
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import PluginError
-from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.plugin.local_settings import LocalSettings

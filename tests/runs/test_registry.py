@@ -230,7 +230,7 @@ def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
 def test_two_plugins_of_one_name(tmp_path):
     (tmp_path / "mine.py").write_text(SHRINK.replace('"shrink"\n', '"ft"\n'))
     with pytest.raises(UserError, match=r"two method plugins are named 'ft': .*ft.py and .*mine.py"):
-        discover([tmp_path])
+        discover([tmp_path]).get("method", "ft")
 
 
 def test_one_setting_name_cannot_mean_two_things(tmp_path):
@@ -243,7 +243,7 @@ def test_one_setting_name_cannot_mean_two_things(tmp_path):
 def test_doctor_and_setup_agree():
     import configparser
 
-    from fedcl_bench.cli.doctor import ACCOUNTANT, RAY, REQUIREMENTS
+    from fedcl_bench.cli.commands.doctor import ACCOUNTANT, RAY, REQUIREMENTS
     from fedcl_bench.stats import accounting
     from fedcl_bench.experiments import cluster
     assert (ACCOUNTANT, RAY) == (accounting.ACCOUNTANT, cluster.REQUIREMENT)

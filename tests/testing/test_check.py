@@ -123,7 +123,7 @@ def of_domains(cls, **options):
     registry, plugin = with_plugin(cls)
     for other in (domain_cheaters.Mean, domain_cheaters.FedAvg):
         if other.name != cls.name:
-            registry.plugins |= {(other.kind, other.name): with_plugin(other)[1]}
+            registry.plugins[other.kind, other.name] = with_plugin(other)[1]
     partner = "mean-of-items" if plugin.kind == "method" else "averages"
     return check_plugin(registry, plugin, partners=[partner], **options)
 

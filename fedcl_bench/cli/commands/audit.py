@@ -1,4 +1,4 @@
-"""``audit``: what a server reads off clients' uploads, with and without noise."""
+"""Attack the uploads of a method's clients, per level of noise."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
 from ...core.settings import LARGEST
-from .common import (Extend, add_dataset, add_plugins, add_quiet, count, counts, seed, seeds,
-                     split_federated_recommender, stop_between_rounds, whole)
+from . import (Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of,
+                     split_federated_recommender, whole)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,32 +42,28 @@ NOISE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # F3CRec's Table 8
 OWN = {"upload_noise": "--noise", "rounds": "--rounds", "patience": "--rounds"}
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    audit = commands.add_parser("audit", help="attack clients' uploads: what do they tell the server?", epilog=EXAMPLES,
-                                formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                description="Attack the uploads of a method's clients, per level of noise.")
-    audit.add_argument("--method", metavar="NAME", help="ft, f3crec, ...")
-    audit.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
-    audit.add_argument("--dataset", metavar="NAME", default="ml-100k",
-                       help="a name, or the path of an atomic file or its folder (default: ml-100k)")
-    audit.add_argument("--noise", type=levels, action=Extend, default=NOISE, metavar="A,B",
-                       help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
-    audit.add_argument("--rounds", type=counts, action=Extend, default=(1, 20), metavar="A,B",
-                       help="whose uploads are attacked, from 1; every block is trained up to the last (default: 1,20)")
-    audit.add_argument("--block", type=whole(0, LARGEST), metavar="T",
-                       help="the block they are of (default: the first in which the method acts)")
-    audit.add_argument("--clients", type=count, default=0, metavar="N",
-                       help="attack so many clients, drawn at random (default: all)")
-    audit.add_argument("--delta", type=probability, default=None, metavar="D",
-                       help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
-    audit.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed (default: 0)")
-    audit.add_argument("--seeds", type=seeds, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
-    add_dataset(audit)
-    audit.add_argument("--out", type=Path, metavar="DIR",
-                       help="default: results/audits/METHOD-BACKBONE-DATASET")
-    add_quiet(audit)
-    add_plugins(audit)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--method", metavar="NAME", help="ft, f3crec, ...")
+    parser.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
+    parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
+                        help="a name, or the path of an atomic file or its folder (default: ml-100k)")
+    parser.add_argument("--noise", type=levels, action=Extend, default=NOISE, metavar="A,B",
+                        help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
+    parser.add_argument("--rounds", type=counts, action=Extend, default=(1, 20), metavar="A,B",
+                        help="whose uploads are attacked, from 1; every block is trained up to the last (default: "
+                             "1,20)")
+    parser.add_argument("--block", type=whole(0, LARGEST), metavar="T",
+                        help="the block they are of (default: the first in which the method acts)")
+    parser.add_argument("--clients", type=count, default=0, metavar="N",
+                        help="attack so many clients, drawn at random (default: all)")
+    parser.add_argument("--delta", type=probability, default=None, metavar="D",
+                        help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
+    add_options(parser, "seed")
+    parser.add_argument("--seeds", type=seeds, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
+    add_options(parser, "data-dir", "set")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: results/audits/METHOD-BACKBONE-DATASET")
+    add_options(parser, "quiet", "json", "plugins")
 
 
 def levels(text: str) -> tuple[float, ...]:
@@ -110,20 +106,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         _attack(args, stream, planned, out, frames)
-    except Stopped:
-        print(f"run_bench.py: interrupted; {len(frames)} of {len(planned)} runs are kept in {out}, the same command "
-              f"goes on from there.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
-    results = content(planned, frames, args.delta or DELTA)
-    try:
+        results = content(planned, frames, args.delta or DELTA)
         files = _write(results, out)
+    except Stopped:
+        return interrupted(f"{len(frames)} of {len(planned)} runs are kept in {out}, the same command goes on from "
+                           f"there.")
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
     if args.json:
-        json.dump({**results, "folder": str(out)}, sys.stdout, allow_nan=False)
-        print()
+        print_json({**results, "folder": str(out)})
         return 0
     _show(results)
     for path in files:
@@ -138,13 +129,11 @@ def _tell(args: argparse.Namespace, text: str) -> None:
 
 def _settings(args: argparse.Namespace, registry: Registry) -> dict[str, str]:
     """The settings of ``--set``; UserError if the command lacks a name or sets what an audit sets itself."""
-    from ...core.settings import parse_assignments
-
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
                             f"For example: run_bench.py audit --method ft --backbone fedmf")
-    settings = parse_assignments(args.assignments, "--set")
+    settings = settings_of(args)
     for name in settings:
         if name in OWN:
             raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
@@ -186,6 +175,7 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
         Stopped: if the user stops it.
         OSError: if a level's numbers cannot be kept.
     """
+    from ...api.stopping import stop_between_rounds
     from ...audit.audit import Stopped, level_clients
     from ...core.files import bar
 
@@ -219,13 +209,9 @@ def _write(results: dict[str, Any], out: Path) -> list[Path]:
 
 def _show(results: dict[str, Any]) -> None:
     from ...audit import audit_report as report
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
     print(report.title(results))
-    heads, rows = report.table(results)
-    table = plain_table(*heads)
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
+    print_table(*report.table(results))
     for line in report.notes(results):
         print(line)

@@ -1,11 +1,13 @@
-"""``check``: is a plugin correct, federated and continual?"""
+"""Run a method or backbone with its partners, or a metric on lists, and say of each property whether it holds, with the
+evidence. Exit status 1 if one does not."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from .common import Extend, add_json, add_plugins, names
+from ...core.errors import UserError
+from . import Extend, add_options, names, print_json
 
 if TYPE_CHECKING:
     from ...runs.registry import Plugin
@@ -30,25 +32,18 @@ what is tried, on small streams in which users and items are new in later steps:
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    check = commands.add_parser("check", help="test whether a plugin is correct, federated and continual",
-                                description="Run a method or backbone with its partners, or a metric on lists, and "
-                                "say of each property whether it holds, with the evidence. Exit status 1 if one does "
-                                "not.",
-                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    check.add_argument("name", nargs="?", help="a method, backbone or metric")
-    check.add_argument("--all", action="store_true", help="every plugin found")
-    check.add_argument("--with", dest="partners", type=names, action=Extend, default=(), metavar="A,B",
-                       help="the backbones (methods) to try a method (backbone) with")
-    check.add_argument("--full", action="store_true",
-                       help="with every partner, and on a slice of ML-100K (default: a few partners)")
-    add_plugins(check)
-    add_json(check)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("name", nargs="?", help="a method, backbone or metric")
+    parser.add_argument("--all", action="store_true", help="every plugin found")
+    parser.add_argument("--with", dest="partners", type=names, action=Extend, default=(), metavar="A,B",
+                        help="the backbones (methods) to try a method (backbone) with")
+    parser.add_argument("--full", action="store_true",
+                        help="with every partner, and on a slice of ML-100K (default: a few partners)")
+    add_options(parser, "plugins", "json")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...core.errors import UserError
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
@@ -72,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_recbole(plugin: Plugin) -> list[Plugin]:
     """What can be checked of a RecBole model: with clients of one user each, as that of a domain, or both."""
-    from ...core.errors import UserError
-
     usable = []
     for each in (plugin, plugin.of_domains()):
         try:
@@ -85,8 +78,6 @@ def _of_recbole(plugin: Plugin) -> list[Plugin]:
 
 
 def _check(registry, chosen, args: argparse.Namespace) -> int:
-    import json
-
     from ...testing import check_plugin
     from ...testing.show import Board
 
@@ -98,5 +89,5 @@ def _check(registry, chosen, args: argparse.Namespace) -> int:
         if not args.json:
             board.conclude(report)
     if args.json:
-        print(json.dumps([report.as_json() for report in reports]))
+        print_json([report.as_json() for report in reports])
     return 0 if all(report.passed for report in reports) else 1

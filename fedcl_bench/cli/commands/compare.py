@@ -1,17 +1,14 @@
-"""``compare``: significance of the differences between methods."""
+"""Test the first method against each other one: paired t-test, sign-flip permutation, Holm, bootstrap interval."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, unknown
-from .common import (Extend, LeftOut, add_json, add_plugins, add_records, add_set, add_tuned, names, records_where,
-                     say_tuned)
+from . import OF_RECORDS, LeftOut, add_options, print_json, records_where, say_tuned, settings_of, tuned_of
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -32,32 +29,21 @@ docs/tables.md explains every column.
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    compare = commands.add_parser("compare", help="test whether methods differ, from finished runs", epilog=EXAMPLES,
-                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                  description="Test the first method against each other one: paired t-test, sign-flip "
-                                              "permutation, Holm, bootstrap interval.")
-    compare.add_argument("methods", nargs="+", metavar="METHOD",
-                         help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
-    compare.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
-    for name, default in (("backbone", "fedmf"), ("dataset", "ml-100k")):
-        compare.add_argument(f"--{name}s", f"--{name}", type=names, action=Extend, metavar="NAME",
-                             dest=f"{name}s",
-                             help=f"{name}, as {default}; several, with commas, only with --friedman"
-                                  + (" (default: ml-100k)" if name == "dataset" else ""))
-    compare.add_argument("--friedman", action="store_true",
-                         help="average ranks, Friedman's test and Nemenyi's critical difference over all backbones x "
-                              "datasets; 3 or more methods")
-    compare.add_argument("--metric", metavar="NAME@K",
-                         help="default: that of the runs' validation, ndcg@20 on blocks and hit@10 on other streams")
-    compare.add_argument("--blocks", metavar="A-B",
-                         help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
-    add_set(compare, "take the runs with this setting; repeatable")
-    add_records(compare)
-    add_tuned(compare)
-    add_json(compare)
-    add_plugins(compare)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("methods", nargs="+", metavar="METHOD",
+                        help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
+    parser.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
+    add_options(parser, backbones="backbone, as fedmf; several, with commas, only with --friedman",
+                datasets="dataset, as ml-100k; several, with commas, only with --friedman (default: ml-100k)")
+    parser.add_argument("--friedman", action="store_true",
+                        help="average ranks, Friedman's test and Nemenyi's critical difference over all backbones x "
+                             "datasets; 3 or more methods")
+    add_options(parser, "metric")
+    parser.add_argument("--blocks", metavar="A-B",
+                        help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
+    add_options(parser, "records", set="take the runs with this setting; repeatable", tuned=OF_RECORDS)
+    add_options(parser, "json", "plugins")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.scores import parse_blocks, stream_metric
     from ...reports.selection import checked_spec, find_all, parse_method
     from ...runs.registry import discover
-    from ...runs.specs import RunSpec, Tuned
+    from ...runs.specs import RunSpec
     from ...records.store import incremental, load_all
-    from ...core.settings import parse_assignments
 
     registry = discover(args.plugins)
     if args.backbones is None:
@@ -82,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     proposed = args.proposed or args.methods[0]
     if proposed not in args.methods:
         raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
-    changes = parse_assignments(args.assignments, "--set")
-    where = records_where(args)
-    tuned = Tuned.of(args.tuned, args.records, where)
+    changes = settings_of(args)
+    where, tuned = records_where(args), tuned_of(args)
     methods = {text: parse_method(text) for text in args.methods}
     cells = {(backbone, dataset): {
         text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, tuned)
@@ -103,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
     if args.friedman:
         rows, test = over_grid(runs, metric, blocks)
         if args.json:
-            _print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
+            _print_finite({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
         else:
             _show_friedman(about, list(labels.values()), rows, test)
         return 0
     (backbone, dataset), of_cell = next(iter(runs.items()))
     comparisons = against_each(of_cell, proposed, metric, blocks)
     if args.json:
-        _print_json({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
+        _print_finite({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
                      "comparisons": [_as_json(comparison) for comparison in comparisons],
                      "notes": _few_users(comparisons, proposed, metric)})
     else:
@@ -124,7 +108,7 @@ def _label(registry: Registry, text: str, method: str) -> str:
     return text + (DAGGER if registry.reimplemented(method) else "")
 
 
-def _print_json(value: Any) -> None:
+def _print_finite(value: Any) -> None:
     def plain(value: Any) -> Any:
         """Without infinite numbers (t where all differences are the same), which JSON has not."""
         if isinstance(value, dict):
@@ -133,8 +117,7 @@ def _print_json(value: Any) -> None:
             return [plain(x) for x in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    json.dump(plain(value), sys.stdout, allow_nan=False)
-    print()
+    print_json(plain(value))
 
 
 def _as_json(c: Comparison) -> dict[str, Any]:
@@ -163,18 +146,14 @@ def _blocks(about: dict[str, Any]) -> str:
 
 def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
     from ...runs.specs import seed_text
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
-    table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
-                        "by seed", "t", "p", "seeds")
-    notes: list[str] = []
-    for comparison in comparisons:
-        table.add_row(*_row(comparison, labels[comparison.other]))
-        notes += _left_out(comparison, labels[comparison.other])
+    notes = [note for c in comparisons for note in _left_out(c, labels[c.other])]
     seeds = set.union(*(set(comparison.seeds) for comparison in comparisons))
     print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
           f"just trained, {_blocks(about)}")
-    print_table(table)
+    print_table(("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users", "by seed",
+                 "t", "p", "seeds"), [_row(c, labels[c.other]) for c in comparisons])
     print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
           f"({seed_text(seeds)}); by seed: a seed's average.")
     print("p: two-sided paired t-test. p Holm: adjusted for the "
@@ -228,16 +207,14 @@ def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
 def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
     from ...runs.specs import seed_text
     from ...stats.significance import LEVEL
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
     order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
-    table = plain_table("backbone, dataset", *(methods[i] for i in order), "common seeds")
-    for row in rows:
-        table.add_row(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order),
-                      seed_text(row.seeds))
-    table.add_row("average rank", *(f"{test.ranks[i]:.2f}" for i in order))
+    lines = [(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order), seed_text(row.seeds))
+             for row in rows]
     print(f"{about['metric']} on the block just trained, {_blocks(about)}, mean over the seeds that all methods have")
-    print_table(table)
+    print_table(("backbone, dataset", *(methods[i] for i in order), "common seeds"),
+                [*lines, ("average rank", *(f"{test.ranks[i]:.2f}" for i in order))])
     print(f"Friedman: chi2({len(methods) - 1}) = {test.chi2:.2f}, p = {_p(test.p)}, {test.n} rows. "
           f"Critical difference of average ranks (Nemenyi, {100 * LEVEL:.0f} %): {test.critical_difference:.2f}.")
     if test.p > LEVEL:

@@ -1,4 +1,4 @@
-"""``data``: a dataset's statistics, and getting datasets: conversion, download and synthesis."""
+"""Show a dataset's blocks or sessions, convert the publisher's files, download them, or make synthetic ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...core.errors import UserError, unknown
 from ...core.text import safe_name
-from .common import add_dataset, count, seed
+from . import add_options, count, interrupted, seed, settings_of
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
 
@@ -29,6 +29,8 @@ examples:
 """
 
 
+_OUT = {"type": Path, "default": Path("data"), "metavar": "DIR",
+        "help": "where to write NAME/NAME.inter (default: ./data, where datasets are looked for)"}
 _TABLE_OPTIONS = {"user": "the column of users, by its name, or by its number from 1 if the table has no header",
                   "item": "that of items",
                   "time": "that of times: seconds, milli-, micro- or nanoseconds since 1970, or ISO 8601",
@@ -47,19 +49,15 @@ def with_action(arguments: list[str]) -> list[str]:
     return ["show", *arguments]
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert, download or make datasets",
-                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-                               description="Show a dataset's blocks or sessions, convert the publisher's files, "
-                                           "download them, or make synthetic ones.")
-    actions = data.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's actions and their options."""
+    actions = parser.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
     show = actions.add_parser("show",
                               help="show a dataset's blocks or sessions and compare them with the expected counts",
                               description="Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions "
                                           "in that of FCUCR's, and compare them with the counts in its config.")
     show.add_argument("name", help="dataset, or the path of an atomic file or its folder")
-    add_dataset(show)
+    add_options(show, "data-dir", "set")
     convert = actions.add_parser("convert", help="turn your own table, or the publisher's files, into atomic files",
                                  description="With --csv: write OUT/NAME/NAME.inter from any table of interactions, in "
                                              "bounded memory. With --raw: check a publisher's raw files (checksums "
@@ -78,11 +76,10 @@ def add(commands) -> None:
                                   description="Fetch a dataset from its publisher, then do as `data convert`. By using "
                                               "it you accept the publisher's terms: `list NAME` names them.")
     download.add_argument("name", help="dataset")
-    for parser in (convert, download):
-        parser.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
-                            help="where to write NAME/NAME.inter (default: ./data, where datasets are looked for)")
-        parser.add_argument("--force", action="store_true", help="replace atomic files that differ")
-        parser.add_argument("--any-checksum", action="store_true",
+    for action in (convert, download):
+        action.add_argument("--out", **_OUT)
+        action.add_argument("--force", action="store_true", help="replace atomic files that differ")
+        action.add_argument("--any-checksum", action="store_true",
                             help="warn instead of stopping if a file is not the published one byte for byte, or has "
                                  "other counts; only for files that you trust as you do their publisher")
     _add_synth(actions)
@@ -92,7 +89,7 @@ def add(commands) -> None:
                                              "interactions: they start at once, need memory only for what they look "
                                              "at, and share it. Numbers are the same. Delete the folder to undo it.")
     prepare.add_argument("name", help="dataset, or the path of an atomic file or its folder")
-    add_dataset(prepare)
+    add_options(prepare, "data-dir", "set")
 
 
 def _add_synth(actions) -> None:
@@ -116,8 +113,7 @@ def _add_synth(actions) -> None:
                            help=f"{text} (default: {default:g})")
     synth.add_argument("--blocks", type=count, default=4, metavar="B", help="of the drift (default: %(default)s)")
     synth.add_argument("--seed", type=seed, default=0, metavar="S", help="default: %(default)s")
-    synth.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
-                       help="where to write NAME/NAME.inter (default: ./data, where datasets are looked for)")
+    synth.add_argument("--out", **_OUT)
     synth.add_argument("--force", action="store_true", help="replace a dataset of this name")
 
 
@@ -126,17 +122,16 @@ def run(args: argparse.Namespace) -> int:
         return {"show": _show, "convert": _convert, "download": _download, "synth": _synth,
                 "prepare": _prepare}[args.action](args)
     except KeyboardInterrupt:
-        print("run_bench.py: interrupted; no file is half written, the same command starts again.", file=sys.stderr)
-        return 130
+        return interrupted("no file is half written, the same command starts again.")
 
 
 def _located(args: argparse.Namespace):
     """The dataset's file and the stream's settings that the command line asks for."""
     from ...data.source import locate, spelled
     from ...runs.config import CORE_SETTINGS, layers, refuse_inactive
-    from ...core.settings import assemble, parse_assignments
+    from ...core.settings import assemble
 
-    changes = [("--set", parse_assignments(args.assignments, "--set"))]
+    changes = [("--set", settings_of(args))]
     dataset = spelled(args.name, args.data_dir)
     parts = assemble(CORE_SETTINGS, layers(dataset, changes), "data")
     refuse_inactive(parts, changes)

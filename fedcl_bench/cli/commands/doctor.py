@@ -1,23 +1,159 @@
-"""``doctor``: checks of the installation."""
+"""Check versions, data, device and the results folder."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import os
+import platform
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Callable, Iterable
 
-from .common import add_plugins, add_results
+from packaging.requirements import Requirement
+
+from ...core.errors import UserError
+from . import add_options
+
+# The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
+REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<3", "pandas>=2.0,<4",
+                "scipy>=1.10", "scikit-learn>=1.3", "threadpoolctl>=3", "pyyaml>=6", "pyarrow>=14", "rich>=13",
+                "packaging>=21", "matplotlib>=3.7", "optuna>=4", "plotly>=6", "itables>=2.5")
+# Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
+ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    doctor = commands.add_parser("doctor", help="check this installation and say what to fix",
-                                 description="Check versions, data, device and the results folder.")
-    doctor.add_argument("--quick", action="store_true",
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--quick", action="store_true",
                         help="without what takes seconds: loading plugins, PyTorch, data and compiled kernels")
-    add_results(doctor)
-    add_plugins(doctor)
+    add_options(parser, "results", "plugins")
+
+
+def _requirements() -> list[Requirement]:
+    try:
+        names = [r for r in requires("fedcl_bench") or [] if "extra ==" not in r]
+    except PackageNotFoundError:
+        names = REQUIREMENTS
+    return [Requirement(name) for name in names]
+
+
+def _python() -> str:
+    if not (3, 10) <= tuple(map(int, platform.python_version_tuple()[:2])) <= (3, 14):
+        raise UserError(f"Python {platform.python_version()}: use 3.10 to 3.14")
+    return f"Python {platform.python_version()}"
+
+
+def _package(requirement: Requirement) -> str:
+    try:
+        installed = version(requirement.name)
+    except PackageNotFoundError:
+        raise UserError(f"{requirement.name} is missing: python -m pip install '{requirement}'") from None
+    if not requirement.specifier.contains(installed, prereleases=True):
+        raise UserError(f"{requirement.name} {installed}: need {requirement.specifier}; "
+                        f"python -m pip install '{requirement}'")
+    return f"{requirement.name} {installed}"
+
+
+def _optional(requirement: str, without: str) -> str:
+    try:
+        return _package(Requirement(requirement))
+    except UserError as error:
+        return f"optional: {error}; {without} until then"
+
+
+def _data() -> str:
+    from ...data.datasets import load_stream
+    from ...data.source import load_config, locate
+    from ...data.stream import statistics
+    from ...runs.config import CORE_SETTINGS
+    from ...core.settings import assemble
+
+    config = load_config("ml-100k")
+    settings = assemble(CORE_SETTINGS, [("dataset_configs/ml-100k.yaml", config.settings)], "doctor")[0]
+    source = locate("ml-100k", None, settings)
+    counts = statistics(load_stream(source, settings))
+    wrong = [name for name, values in config.expected.items() if list(values) != counts[name]]
+    if wrong:
+        raise UserError(f"ml-100k: {', '.join(wrong)} differ from the expected counts; {source.path} is not the "
+                        f"published file, reinstall recbole==1.2.0 or remove ./data/ml-100k")
+    return f"ml-100k: {sum(counts['interactions']):,} interactions, all block counts as published"
+
+
+def _device() -> str:
+    import torch
+
+    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        return f"CUDA: {torch.cuda.get_device_name()} (--device cuda); {threads}"
+    return f"no CUDA device, --device cpu is used; {threads}"
+
+
+def _kernels() -> str:
+    from ...kernels import ops
+
+    if (why := ops.why_not()) is not None:
+        return f"optional: {why}; PyTorch's operations are used, whose rounds of lists take several times as long"
+    return "compiled kernels for this processor"
+
+
+def _results(folder: Path) -> str:
+    parent = folder if folder.exists() else folder.absolute().parent
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(f"results folder {folder}: cannot be written ({error.strerror}); use --results DIR") from None
+    return f"results folder {folder} can be written"
+
+
+def _plugins(folders: Iterable[Path]) -> str:
+    from ...runs.registry import discover
+
+    registry = discover(folders)
+    if registry.broken:
+        raise UserError("plugins that cannot be loaded: " + "; ".join(registry.broken.values()))
+    return f"{len(registry.plugins)} plugins load"
+
+
+def _plugin_texts(folders: Iterable[Path]) -> str:
+    from ...core.files import shipped
+    from ...runs.metadata import plugin_files
+
+    folders = [shipped("plugins"), *folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--plugins: '{folder}' is not a folder.")
+    paths = [path for folder in folders for path in plugin_files(folder)]
+    for path in paths:
+        try:
+            ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise UserError(f"{path}: is not Python: {error}") from None
+    return f"{len(paths)} plugin files are Python; not loaded"
+
+
+def _configurations() -> str:
+    from ...data.source import configured, load_config
+
+    return f"{len([load_config(name) for name in configured()])} dataset configurations can be read"
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..doctor import examine
-
-    return examine(args.results, args.plugins, args.quick)
+    """Print every check; return 0 if all pass, else 1."""
+    checks: list[Callable[[], str]] = [_python, *(lambda r=r: _package(r) for r in _requirements()),
+                                       lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
+                                       lambda: _optional(RAY, "--ray cannot be used")]
+    checks += [lambda: _plugin_texts(args.plugins), _configurations] if args.quick else [
+        lambda: _plugins(args.plugins), _data, _device, _kernels]
+    failed = 0
+    for check in [*checks, lambda: _results(args.results)]:
+        try:
+            print(f"ok    {check()}")
+        except UserError as error:
+            failed += 1
+            print(f"FIX   {' '.join(str(error).split())}")
+    order = "What was checked is in order; without --quick plugins, data, device and kernels are checked too."
+    print(f"{failed} to fix." if failed else order if args.quick else "Everything is in order.")
+    return 1 if failed else 0

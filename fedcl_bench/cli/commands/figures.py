@@ -1,4 +1,4 @@
-"""``figures``: figures for print, from finished runs."""
+"""Draw figures for print, from finished runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError, unknown
-from .common import (Extend, LeftOut, add_cells, add_drawn, add_plugins, add_records, add_set, add_tuned, check_formats,
-                     names, records_where, save_figure, say_tuned)
+from . import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_formats, names, records_where,
+                     save_figure, say_tuned, settings_of, tuned_of)
 
 if TYPE_CHECKING:
     from ...reports.paper_figures import Drawn, Job
@@ -46,22 +46,16 @@ What has no record is named, with the command that makes it, and left empty. doc
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    figures = commands.add_parser("figures", help="draw figures for print, from finished runs", epilog=EXAMPLES,
-                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                  description="Draw figures for print, from finished runs.")
-    figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers: "
-                                                                           "f3crec (default), fcucr or ffmsr")
-    figures.add_argument("--figure", type=names, action=Extend, metavar="A,B",
-                         help="which, as 3,cd; repeatable (default: all)")
-    add_cells(figures)
-    figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10; of ffmsr, recall@10")
-    add_set(figures, "take the runs with this setting; repeatable")
-    add_records(figures)
-    add_tuned(figures)
-    add_drawn(figures)
-    add_plugins(figures)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--paper", default="f3crec", metavar="NAME",
+                        help="whose figures, labels and printed numbers: f3crec (default), fcucr or ffmsr")
+    parser.add_argument("--figure", type=names, action=Extend, metavar="A,B",
+                        help="which, as 3,cd; repeatable (default: all)")
+    add_options(parser, *CELLS, metric="default: ndcg@20; of fcucr, hit@10; of ffmsr, recall@10",
+                set="take the runs with this setting; repeatable")
+    add_options(parser, "records", tuned=OF_RECORDS)
+    add_options(parser, *DRAWN, "plugins")
 
 
 def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: list[Run]) -> list[str]:
@@ -80,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.paper_figures import Job
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
-    from ...runs.specs import RunSpec, Tuned
+    from ...runs.specs import RunSpec
     from ...records.store import load_all
-    from ...core.settings import parse_assignments
 
     check_formats(args.format)
     paper = papers.get(args.paper)
@@ -97,12 +90,10 @@ def run(args: argparse.Namespace) -> int:
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)
-    where = records_where(args)
-    tuned = Tuned.of(args.tuned, args.records, where)
+    tuned = tuned_of(args)
     job = Job(paper, args.paper, registry, runs, args.records, tuned,
-              parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
-              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where,
-              failed)
+              settings_of(args), methods, _present("backbone", args.backbones, paper, runs),
+              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, records_where(args), failed)
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:

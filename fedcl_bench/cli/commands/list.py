@@ -1,53 +1,56 @@
-"""``list``: methods, backbones, metrics and datasets."""
+"""Show all methods, backbones, metrics and datasets, or one in full."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError
-from .common import add_plugins
+from . import add_options
 
 if TYPE_CHECKING:
     from ...runs.metadata import Metadata
+    from ...runs.registry import Plugin
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    listing = commands.add_parser("list", help="show methods, backbones, metrics and datasets, or one in full",
-                                  description="Show all methods, backbones, metrics and datasets, or one in "
-                                              "full.")
-    listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
-                         "models, and whether they can be backbones; recbole:NAME: one of them")
-    add_plugins(listing)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
+                        "models, and whether they can be backbones; recbole:NAME: one of them")
+    add_options(parser, "plugins")
 
 
 def run(args: argparse.Namespace) -> int:
     from ...data.source import beside, config_file, configured, spelled
     from ...runs.metadata import RECBOLE, read_all, unknown_plugin
 
-    if args.name == "recbole":
-        _show_recbole_models()
-        return 0
-    plugins = read_all(args.plugins) if all(folder.is_dir() for folder in args.plugins) else None
-    if args.name is None:
-        return _listing(args.plugins, plugins)
-    known = [*([] if plugins is None else (plugin.name for plugin in plugins)), *configured(), *beside()]
-    anywhere = args.name.lower() in map(str.lower, known) or args.name.lower().startswith(RECBOLE)
-    if plugins is not None and not anywhere and config_file(spelled(args.name)) is None:
-        raise unknown_plugin("method, backbone, metric or dataset", args.name, known)
-    return _in_full(args.name, args.plugins)
+    name, folders = args.name, args.plugins
+    if name == "recbole":
+        return _recbole_models()
+    plugins = read_all(folders) if all(folder.is_dir() for folder in folders) else None
+    if name is None:
+        return _everything(folders, plugins)
+    if plugins is not None:  # a wrong name is answered before PyTorch is imported
+        known = [*(plugin.name for plugin in plugins), *configured(), *beside()]
+        anywhere = name.lower() in map(str.lower, known) or name.lower().startswith(RECBOLE)
+        if not anywhere and config_file(spelled(name)) is None:
+            raise unknown_plugin("method, backbone, metric or dataset", name, known)
+    return _in_full(name, folders)
 
 
-def _listing(folders: list[Path], plugins: list[Metadata] | None) -> int:
+def _printer() -> Callable[..., None]:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True, markup=False).print
+
+
+def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
     """One line per method, backbone, metric and dataset; plugins that cannot be loaded with their error.
 
     Args:
         plugins: None where importing them must tell.
     """
-    from rich.console import Console
-
     from ...data.source import beside, configured, load_config
     from ...runs.metadata import RECBOLE
 
@@ -64,31 +67,29 @@ def _listing(folders: list[Path], plugins: list[Metadata] | None) -> int:
               for kind in ("method", "backbone", "metric")} | {"datasets": titles, "cannot be loaded": broken}
     groups["backbones"][f"{RECBOLE}NAME"] = "RecBole's own models; `list recbole` shows which"
     width = 2 + max(16, *(len(name) for lines in groups.values() for name in lines))
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    say = _printer()
     for heading, lines in groups.items():
         if lines:
-            console.print(heading, style="bold")
+            say(heading, style="bold")
         for name, text in lines.items():
-            console.print(f"  {name:<{width}}{text}", markup=False)
-    console.print("\n`list NAME` shows one of them in full.", markup=False)
+            say(f"  {name:<{width}}{text}")
+    say("\n`list NAME` shows one of them in full.")
     return 0
 
 
 def _in_full(name: str, folders: list[Path]) -> int:
-    from ...data.source import beside, config_file, configured, dataset_name, file_there, load_config, spelled
-    from ...runs.config import CORE_SETTINGS
+    from ...data.source import beside, config_file, configured, file_there, spelled
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
-    from ..show import show_dataset, show_metric, show_plugin
 
     registry = discover(folders)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
     plugins = plugins or [plugin for (_, known), plugin in registry.plugins.items() if known.lower() == name.lower()]
     if name.lower().startswith(RECBOLE):
         plugins = [registry.get("backbone", name)]
+    for plugin in plugins:
+        _metric(plugin) if plugin.kind == "metric" else _plugin(plugin)
     if plugins:
-        for plugin in plugins:
-            show_metric(plugin) if plugin.kind == "metric" else show_plugin(plugin, CORE_SETTINGS)
         return 0
     if name in registry.broken:
         raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
@@ -97,19 +98,74 @@ def _in_full(name: str, folders: list[Path]) -> int:
     if not path:
         raise unknown_plugin("method, backbone, metric or dataset", name,
                              [*(n for _, n in registry.plugins), *configured(), *beside()])
-    show_dataset(dataset_name(dataset), load_config(dataset), path)
+    _dataset(dataset, path)
     return 0
 
 
-def _show_recbole_models() -> None:
-    """Which RecBole models can be backbones."""
-    from rich.console import Console
+def _plugin(plugin: Plugin) -> None:
+    """A plugin's reference and settings, then the settings every run has."""
+    from ...core.settings import as_text, describe
+    from ...runs.config import CORE_SETTINGS
 
+    cls, say = plugin.cls, _printer()
+    say(f"{plugin.kind} {plugin.name}: {cls.title}", style="bold")
+    say(f"{cls.reference}\n{plugin.path}")
+    parts = [(f"settings of {plugin.name}", cls.Settings), *((c.__doc__.splitlines()[0], c) for c in CORE_SETTINGS)]
+    for title, settings in parts:
+        if rows := describe(settings):
+            say(f"\n{title}", style="bold")
+        for name, default, space, text in rows:
+            say(f"  {name} = {default}")
+            say(f"      {text}\n      {space}", style="dim")
+        if settings is cls.Settings and cls.ambiguities:
+            say("\nread differently by paper and code (`sensitivity` varies them)", style="bold")
+            for name, values in cls.ambiguities.items():
+                say(f"  {name}: " + ", ".join(f"{as_text(value)} ({whose})" for value, whose in values.items()))
+    say("\nChange one with --set NAME=VALUE.")
+
+
+def _metric(plugin: Plugin) -> None:
+    """A metric's formula and reference, and how to use it."""
+    from ...evaluation.metrics import OF_EVERY_RUN
+
+    cls, say = plugin.cls, _printer()
+    say(f"metric {plugin.name}: {cls.title}", style="bold")
+    say("\n".join(filter(None, (" ".join((cls.__doc__ or "no formula: it has no docstring").split()), cls.reference,
+                                str(plugin.path)))))
+    uses = "In every run, as NAME@K for every K of topk." if cls in OF_EVERY_RUN else \
+        f"In the tests of runs with --set extra_metrics={plugin.name}."
+    say(f"\n{uses}" + ("" if cls.of_items else f" It can choose the best round: --set valid_metric={plugin.name}@20."))
+
+
+def _dataset(dataset: str, path: Path) -> None:
+    """A dataset's config; ``path`` is its YAML file, or the data of one that has none."""
+    from ...data.source import dataset_name, load_config
+
+    name, config, say = dataset_name(dataset), load_config(dataset), _printer()
+    say(f"dataset {name}: {config.title or 'your own'}", style="bold")
+    settings = {"settings": config.settings,
+                **{f"settings for {plugin}": values for plugin, values in {**config.backbone_settings,
+                                                                           **config.method_settings}.items()},
+                **{f"search of {plugin}": values for plugin, values in config.search.items()}}
+    texts = {"source": config.source, "licence": config.licence, "notes": config.notes,
+             **{label: ", ".join(f"{k}={v}" for k, v in values.items()) for label, values in settings.items()},
+             "file" if path.suffix == ".inter" else "config":
+                 f"{path}, without a YAML file" if path.suffix == ".inter" else str(path)}
+    for label, text in texts.items():
+        if text:
+            say(f"{label}: {text}")
+    parts = "sessions" if config.settings.get("stream") == "sessions" else "blocks"
+    say(f"`data {name}` shows its {parts}" + (f"; `data download {name}` gets it." if config.raw.url else "."))
+
+
+def _recbole_models() -> int:
+    """Which RecBole models can be backbones."""
     from ...recbole import client_facts, domain_facts
     from ...recbole.models import names
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    say = _printer()
     for name, kind in names().items():
         by_domains = f"; by domains: {domain_facts.status(name)}" if kind == "sequential" else ""
-        console.print(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
-    console.print("\n`list recbole:NAME` shows a model's settings.")
+        say(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
+    say("\n`list recbole:NAME` shows a model's settings.")
+    return 0

@@ -1,4 +1,4 @@
-"""``new-plugin``: a method, backbone or metric that runs, as a file to edit, and its test."""
+"""Write a commented plugin file that runs as it stands, and its test."""
 
 from __future__ import annotations
 
@@ -23,16 +23,12 @@ writes a published method in 20 lines from it.
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    new = commands.add_parser("new-plugin", help="write a method, backbone or metric to start from, and its test",
-                              epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-                              allow_abbrev=False,
-                              description="Write a commented plugin file that runs as it stands, and its test.")
-    new.add_argument("kind", metavar="KIND", help="method, backbone or metric")
-    new.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
-    new.add_argument("--plugins", type=Path, metavar="DIR",
-                     help="folder of the file (default: ./plugins if there is one, else ./my_plugins)")
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("kind", metavar="KIND", help="method, backbone or metric")
+    parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
+    parser.add_argument("--plugins", type=Path, metavar="DIR",
+                        help="folder of the file (default: ./plugins if there is one, else ./my_plugins)")
 
 
 def run(args: argparse.Namespace) -> int:

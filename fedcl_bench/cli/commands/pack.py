@@ -1,12 +1,17 @@
-"""``pack``: compact records for publication."""
+"""Write finished runs as compact records: a few small files for git."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .common import Extend, add_results, names, say_tuned
-from .paper import add_settings, add_tables, chosen_tables, command_line, make_source
+from ...core.errors import UserError
+from . import Extend, add_options, names, say_tuned
+from .tables import add_settings, add_tables, chosen_tables, make_source
+
+if TYPE_CHECKING:
+    from ...reports.tables import Source
 
 EXAMPLES = """\
 examples:
@@ -20,22 +25,18 @@ runs of tables that show it (Table 7 of f3crec).
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    pack = commands.add_parser("pack", help="write compact records for publication", epilog=EXAMPLES,
-                               formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                               description="Write finished runs as compact records: a few small files for git.")
-    pack.add_argument("--out", type=Path, required=True, metavar="DIR",
-                      help="folder of compact records, made or added to")
-    add_results(pack)
-    add_tables(pack, "all tables of --paper; without --paper, every finished run")
-    pack.add_argument("--figure", type=names, action=Extend, default=(), metavar="A,B",
-                      help="also the runs of these figures of the paper, as 4 or early,k; repeatable")
-    add_settings(pack)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR",
+                        help="folder of compact records, made or added to")
+    add_options(parser, "results")
+    add_tables(parser, "all tables of --paper; without --paper, every finished run")
+    parser.add_argument("--figure", type=names, action=Extend, default=(), metavar="A,B",
+                        help="also the runs of these figures of the paper, as 4 or early,k; repeatable")
+    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...core.errors import UserError
     from ...experiments import papers
     from ...reports.tables import find
     from ...records.published import INDEX, write
@@ -58,9 +59,28 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
     per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()
                 for run in find(source, spec)[0]}
-    index = write(args.out, runs, command_line("pack", args, source, out=args.out), lambda run: run.hash in per_item)
+    index = write(args.out, runs, _command_line(args, source), lambda run: run.hash in per_item)
     files = index["files"].values()
     total, count = sum(file["bytes"] for file in files), sum(file["runs"] for file in files)
     print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, "
           f"{total / count / 1e3:.1f} kB per run")
     return 0
+
+
+def _command_line(args: argparse.Namespace, source: Source) -> str:
+    """The command as it was given, without what is of this machine: absolute paths lose their folders."""
+    def text(path: Path) -> str:
+        return path.name if path.is_absolute() else path.as_posix()
+    words = ["run_bench.py", "pack", "--out", text(args.out)]
+    if args.paper:
+        words += ["--paper", args.paper]
+    if args.table:
+        words += ["--table", *map(str, args.table)]
+    for figure in args.figure:
+        words += ["--figure", figure]
+    for option in ("datasets", "backbones"):
+        if getattr(args, option):
+            words += [f"--{option}", ",".join(getattr(args, option))]
+    if source.tuned:
+        words += ["--tuned", *(text(Path(folder)) for folder in source.tuned.words[1:])]
+    return " ".join([*words, *(f"--set {assignment}" for assignment in args.assignments)])

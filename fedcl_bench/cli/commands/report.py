@@ -1,11 +1,11 @@
-"""``report``: records as one page to look at."""
+"""Write one self-contained HTML page of all records of a folder."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from .common import LeftOut, add_plugins
+from . import LeftOut, add_options, writing
 
 EXAMPLES = """\
 examples:
@@ -18,21 +18,17 @@ docs/tables.md says how to read it.
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    report = commands.add_parser("report", help="records as one HTML page to look at", epilog=EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                 description="Write one self-contained HTML page of all records of a folder.")
-    report.add_argument("records", nargs="?", type=Path, default=Path("results"), metavar="FOLDER",
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("records", nargs="?", type=Path, default=Path("results"), metavar="FOLDER",
                         help="a results folder or a folder of compact records (default: ./results)")
-    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE",
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE",
                         help="default: ./report.html")
-    report.add_argument("--title", metavar="TEXT", help="heading of the page (default: the name of the folder)")
-    add_plugins(report)
+    parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the name of the folder)")
+    add_options(parser, "plugins")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...core.errors import UserError
     from ...core.files import write_atomically
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
@@ -42,11 +38,8 @@ def run(args: argparse.Namespace) -> int:
     runs = [run for run in found if run.whole]
     title = args.title or args.records.resolve().name
     content = report(runs, discover(args.plugins), title, args.plugins, failed).encode(errors="backslashreplace")
-    try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(args.out, "use --out FILE"):
         write_atomically(args.out, content)
-    except OSError as error:
-        raise UserError(f"{args.out}: cannot be written ({error.strerror}); use --out FILE.") from None
     print(args.out)
     print(f"{len(runs)} runs, {len(content) / 1e6:.1f} MB; open it in a browser."
           + (f" It is larger than {LIMIT // 1_000_000} MB, as there are many runs." if len(content) > LIMIT else ""))

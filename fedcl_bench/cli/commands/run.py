@@ -1,22 +1,21 @@
-"""``run``: one method on one backbone and dataset, for one or several seeds."""
+"""Run a method on a backbone and a dataset."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from ...kernels.memory import importing
-from .common import (add_by, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, add_tuned_runs,
-                     results_where, say_tuned, seed, seeds, split_federated_recommender, stop_between_rounds, workers)
+from . import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
+                     tuned_of, workers)
 
 if TYPE_CHECKING:
+    from ...federation.parts import Federation
     from ...runs.config import RunConfig
+    from ...runs.runner import Engine
     from ...runs.specs import Layers
 
 LOGS = ("tensorboard", "csv", "wandb")
@@ -40,38 +39,31 @@ Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the 
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    run = commands.add_parser("run", help="run a method on a backbone and a dataset (the default)", epilog=EXAMPLES,
-                              formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                              description="Run a method on a backbone and a dataset.")
-    run.add_argument("--method", metavar="NAME", help="what makes it continual: ft, reg, kd, f3crec, ...")
-    run.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
-    run.add_argument("--dataset", metavar="NAME",
-                     help="a name, or the path of an atomic file or its folder (default: ml-100k)")
-    run.add_argument("--seed", type=seed, metavar="N", help="random seed (default: 0)")
-    run.add_argument("--seeds", type=seeds, metavar="K",
-                     help="run K seeds, from --seed on, and show mean and deviation")
-    run.add_argument("--config", type=Path, metavar="FILE",
-                     help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, data_dir "
-                          "and any setting; the command line wins")
-    add_dataset(run)
-    add_tuned_runs(run)
-    add_device(run)
-    run.add_argument("--threads", type=workers, metavar="N",
-                     help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
-    add_ray(run, "the clients of each run")
-    run.add_argument("--shards", type=workers, metavar="N",
-                     help="with --ray: into so many parts (default: the cores of the cluster)")
-    add_results(run)
-    run.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
-                     help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
-                          "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
-    run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
-    add_quiet(run)
-    add_by(run, "also show results of groups of users or items")
-    run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
-    add_plugins(run)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--method", metavar="NAME", help="what makes it continual: ft, reg, kd, f3crec, ...")
+    parser.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
+    parser.add_argument("--dataset", metavar="NAME",
+                        help="a name, or the path of an atomic file or its folder (default: ml-100k)")
+    parser.add_argument("--seed", type=seed, metavar="N", help="random seed (default: 0)")
+    add_options(parser, seeds="run K seeds, from --seed on, and show mean and deviation")
+    parser.add_argument("--config", type=Path, metavar="FILE",
+                        help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, "
+                             "data_dir and any setting; the command line wins")
+    add_options(parser, "data-dir", "set", "tuned", "device")
+    parser.add_argument("--threads", type=workers, metavar="N",
+                        help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
+    add_options(parser, ray="spread the clients of each run")
+    parser.add_argument("--shards", type=workers, metavar="N",
+                        help="with --ray: into so many parts (default: the cores of the cluster)")
+    add_options(parser, "results")
+    parser.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
+                        help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
+                             "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
+    parser.add_argument("--rerun", action="store_true", help="run again even if the record exists")
+    add_options(parser, "quiet", "json", by="also show results of groups of users or items")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
+    add_options(parser, "plugins")
 
 
 def _log(text: str) -> tuple[str, Path | None]:
@@ -109,6 +101,7 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...kernels.memory import importing
     from ...runs.metadata import refuse_typos
 
     from_file = _merge_config_file(args)
@@ -131,8 +124,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = combined(results) if args.seeds else results[0]
     if args.json:
-        json.dump({**result, "notes": few_users(result)}, sys.stdout, allow_nan=False)
-        print()
+        print_json({**result, "notes": few_users(result)})
     else:
         show_result(configs[0], result)
         if args.by:
@@ -143,18 +135,31 @@ def run(args: argparse.Namespace) -> int:
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
     """Every seed's result, run or from its record."""
     from ...api.seeds import Execution, SharedStream, run_seeds
+    from ...api.stopping import stop_between_rounds
     from ...runs.logs import targets
-    from ..sharding import Sharding
 
     with ExitStack() as stack:
-        sharding = Sharding(args, stack) if args.ray else None
+        check, engine_of = _sharding(args, stack) if args.ray else (None, {})
         stop = stack.enter_context(stop_between_rounds())
         execution = Execution(args.results, stop, rerun=args.rerun, quiet=args.quiet, verbose=args.verbose,
-                              logs=targets(args.log, args.results))
-        if sharding:
-            execution = replace(execution, engine_of=sharding.engine)
-        stream = SharedStream(configs[0], sharding.check if sharding else None)
-        return run_seeds(configs, overrides, stream, execution)
+                              logs=targets(args.log, args.results), **engine_of)
+        return run_seeds(configs, overrides, SharedStream(configs[0], check), execution)
+
+
+def _sharding(args: argparse.Namespace, stack: ExitStack) -> tuple[Callable[[Federation], None], dict[str, Any]]:
+    """What runs on the cluster of ``--ray``, which is left when the stack is closed: a check that a run can be cut into
+    its shards, and the field of ``Execution`` with what does one."""
+    from ...experiments import cluster, partition
+    from ...experiments.ray_crew import ShardStarter
+    from ...experiments.shards import Conductor
+
+    joined, threads = stack.enter_context(cluster.joined(args.ray, cores())), args.threads or 1
+    joined.check_threads(threads)
+    shards, plugins = args.shards or joined.cores, tuple(folder.absolute() for folder in args.plugins)
+
+    def engine(config: RunConfig, warn: Callable[[str], None]) -> Engine:
+        return Conductor(config, shards, plugins, ShardStarter(joined, threads), warn)
+    return lambda federation: partition.check(federation, shards), {"engine_of": engine}
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
@@ -170,8 +175,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     from ...runs.config import resolve_device
     from ...runs.metadata import missing
     from ...runs.registry import discover
-    from ...runs.specs import RunSpec, Tuned, spelled_spec
-    from ...core.settings import parse_assignments
+    from ...runs.specs import RunSpec, spelled_spec
 
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)
@@ -183,11 +187,11 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     if args.threads and not args.ray:
         import torch
         torch.set_num_threads(args.threads)
-    overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
+    overrides = [(str(args.config), from_file), ("--set", settings_of(args))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
     names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
-    if tuned := Tuned.of(args.tuned, args.results, results_where(args)):
+    if tuned := tuned_of(args):
         spec = spelled_spec(registry, RunSpec(*names), args.data_dir)
         overrides = [*spec.layers(tuned)[:1], *overrides]
         say_tuned(tuned, [spec], args.quiet)

@@ -1,16 +1,14 @@
-"""``sensitivity``: which ambiguities of a paper a result hangs on."""
+"""How far each reading of a paper moves a metric, and a method's lead over another; see results/ambiguities.md."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from ...core.errors import UserError, unknown
-from .common import (add_device, add_drawn, add_pool, add_quiet, add_set, add_tuned_runs, check_formats, cores,
-                     interrupted, results_where, save_figure, say_tuned, seeds, stop_between_rounds, writing)
+from . import (DRAWN, POOL, add_options, check_formats, print_json, save_figure, say_tuned, seeds, settings_of,
+                     tuned_of, writing)
 
 if TYPE_CHECKING:
     from ...experiments.grid import Task
@@ -34,29 +32,18 @@ Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    sensitivity = commands.add_parser(
-        "sensitivity", help="vary every setting that a paper and its code read differently, and draw what it moves",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        description="How far each reading of a paper moves a metric, and a method's lead over another; see "
-                    "results/ambiguities.md.")
-    sensitivity.add_argument("method", metavar="METHOD", help="with settings of its own as f3crec:eps=0.01")
-    sensitivity.add_argument("--backbone", metavar="NAME", required=True, help="as fedmf")
-    sensitivity.add_argument("--dataset", metavar="NAME", default="ml-100k",
-                             help="name, or path of atomic files (default: ml-100k)")
-    sensitivity.add_argument("--against", metavar="METHOD", default="ft",
-                             help="the method over which the lead is taken (default: ft)")
-    sensitivity.add_argument("--seeds", type=seeds, default=3, metavar="K", help="run K seeds (default: 3)")
-    sensitivity.add_argument("--metric", metavar="NAME@K",
-                             help="default: that of the validation, ndcg@20 on blocks and hit@10 on other streams")
-    add_set(sensitivity, "change a setting of all runs; repeatable. `list METHOD` shows the names")
-    add_tuned_runs(sensitivity)
-    add_pool(sensitivity)
-    add_device(sensitivity)
-    add_drawn(sensitivity)
-    sensitivity.add_argument("--dry-run", action="store_true", help="show which runs there are and which have records")
-    add_quiet(sensitivity)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("method", metavar="METHOD", help="with settings of its own as f3crec:eps=0.01")
+    parser.add_argument("--backbone", metavar="NAME", required=True, help="as fedmf")
+    parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
+                        help="name, or path of atomic files (default: ml-100k)")
+    parser.add_argument("--against", metavar="METHOD", default="ft",
+                        help="the method over which the lead is taken (default: ft)")
+    parser.add_argument("--seeds", type=seeds, default=3, metavar="K", help="run K seeds (default: 3)")
+    add_options(parser, metric="default: that of the validation, ndcg@20 on blocks and hit@10 on other streams",
+                set="change a setting of all runs; repeatable. `list METHOD` shows the names")
+    add_options(parser, "tuned", *POOL, "device", *DRAWN, "dry-run", "quiet", "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,13 +51,10 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments.sensitivity import cases
     from ...runs.config import resolve_device
     from ...runs.registry import discover
-    from ...runs.specs import Tuned
-    from ...experiments.pool import Pool
-    from ..grid_view import View, show_outcomes, show_tasks
+    from ..grid_view import show_outcomes, show_plan, status_of, workers
 
     check_formats(args.format)
-    registry = discover(args.plugins)
-    tuned = Tuned.of(args.tuned, args.results, results_where(args))
+    registry, tuned = discover(args.plugins), tuned_of(args)
     proposed, against = _specs(registry, args, tuned)
     metric = _metric(registry, proposed, tuned, args.metric)
     planned, left_out = cases(registry, proposed, against, tuned)
@@ -83,20 +67,17 @@ def run(args: argparse.Namespace) -> int:
     every = grid.merged(tasks.values())
     say_tuned(tuned, tasks, args.quiet)
     if args.dry_run:
-        _show_plan(planned, every, args, show_tasks)
-        return 0
-    with View(args.quiet) as view, stop_between_rounds() as stop, \
-            Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
-                 view.warn, stop) as pool:
+        return show_plan(every, args, {"cases": [{"setting": case.setting, "default": case.default, "here": case.other}
+                                                 for case in planned]})
+    with workers(args) as pool:
         outcomes = pool.run(every)
-    statuses = {outcome.status for outcome in outcomes}
-    if statuses & {"stopped", "waiting"}:
-        return interrupted()
-    if statuses != {"finished"} and not args.json:
-        show_outcomes(outcomes, [o.task.command(args.results, args.data_dir, args.plugins) for o in outcomes],
-                      sum(o.took or 0.0 for o in outcomes))
+    status = status_of(outcomes)
+    if status == 130:
+        return status
+    if status and not args.json:
+        show_outcomes(outcomes, args, sum(o.took or 0.0 for o in outcomes))
     _show(_measured(planned, tasks, args.results, metric), args, metric, left_out)
-    return 1 if statuses - {"finished"} else 0
+    return status
 
 
 def _metric(registry: Registry, proposed: RunSpec, tuned: Tuned | None, asked: str | None) -> str:
@@ -117,29 +98,14 @@ def _specs(registry: Registry, args: argparse.Namespace, tuned: Tuned | None) ->
     """The runs of the method and of the one it is compared with, or None if that is the same."""
     from ...reports.selection import checked_spec, parse_method
     from ...runs.specs import RunSpec, spelled_spec
-    from ...core.settings import parse_assignments
 
-    common = parse_assignments(args.assignments, "--set")
+    common = settings_of(args)
     both = []
     for text in (args.method, args.against):
         method, settings = parse_method(text)
         spec = spelled_spec(registry, RunSpec(method, args.backbone, args.dataset, settings), args.data_dir)
         both.append(checked_spec(registry, spec, common, tuned))
     return both[0], None if both[0] == both[1] else both[1]
-
-
-def _show_plan(planned: Sequence[Case], tasks: Sequence[Task], args: argparse.Namespace, show_tasks) -> None:
-    from ...experiments.grid import state
-
-    states = [state(task, args.results) for task in tasks]
-    if args.json:
-        runs = [{"method": t.spec.method, "seed": t.config.seed, "settings": t.config.settings, "hash": t.config.hash,
-                 "state": s.name} for t, s in zip(tasks, states)]
-        cases = [{"setting": case.setting, "default": case.default, "here": case.other} for case in planned]
-        json.dump({"cases": cases, "runs": runs}, sys.stdout)
-        print()
-    else:
-        show_tasks(tasks, states)
 
 
 def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results: Path, metric: str) -> list[Effect]:
@@ -169,7 +135,7 @@ def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, lef
     from ...data.source import dataset_name
     from ...experiments.papers import label
     from ...reports import sensitivity_table
-    from ..show import plain_table, print_table
+    from ..show import print_table
 
     case = measured[0].case
     names = case.proposed.method, case.proposed.backbone, dataset_name(case.proposed.dataset)
@@ -186,13 +152,9 @@ def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, lef
         with writing(written[-1]):
             written[-1].write_text(text, encoding="utf-8")
     if args.json:
-        json.dump({"metric": metric, "cases": [sensitivity_table.as_json(effect) for effect in measured],
-                   "notes": notes, "files": list(map(str, written))}, sys.stdout, allow_nan=False)
-        print()
+        print_json({"metric": metric, "cases": [sensitivity_table.as_json(effect) for effect in measured],
+                    "notes": notes, "files": list(map(str, written))})
         return
     head, *lines = sensitivity_table.rows(measured, called, against)
-    table = plain_table(*head)
-    for line in lines:
-        table.add_row(*line)
-    print_table(table)
+    print_table(head, lines)
     print(*notes, *written, sep="\n")

@@ -1,19 +1,22 @@
-"""``tables``: a paper's tables, or one of your own, from records."""
+"""Rebuild a paper's tables from records alone, beside the printed numbers, or make a table of your own."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
-from .common import Extend, add_by, names, say_tuned
-from .paper import add_records, add_settings, add_tables, chosen_tables, make_source, specs_of
+from ...core.errors import UserError, unknown
+from . import OF_RECORDS, Extend, LeftOut, add_options, names, say_tuned, settings_of, writing
 
 if TYPE_CHECKING:
-    from ...reports.tables import Table
+    from ...experiments.papers import PaperTable
+    from ...reports.tables import Source, Table
+    from ...runs.specs import RunSpec
 
 EXAMPLES = """\
 examples:
@@ -34,30 +37,15 @@ record are named below the table with the command that makes it. docs/tables.md 
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    tables = commands.add_parser("tables", help="rebuild a paper's tables, or make your own, from records",
-                                 epilog=EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                 description="Rebuild a paper's tables from records alone, beside the printed numbers, "
-                                             "or make a table of your own.")
-    add_tables(tables, "all")
-    add_records(tables)
-    add_settings(tables)
-    tables.add_argument("--add", type=names, action=Extend, default=(), metavar="A,B",
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_tables(parser, "all")
+    add_options(parser, "records", "data-dir")
+    add_settings(parser)
+    parser.add_argument("--add", type=names, action=Extend, default=(), metavar="A,B",
                         help="also show these methods, which the paper does not have, in its comparison of methods "
                              "(Table 2); repeatable")
-    _add_layout(tables)
-    tables.add_argument("--format", choices=("text", "md", "latex", "csv", "all"),
-                        help="drawn, Markdown, LaTeX with booktabs, one line per cell, or the last three (default: "
-                             "text in a terminal, else md)")
-    tables.add_argument("--out", type=Path, metavar="DIR",
-                        help="write tableN.md, .tex and .csv here instead of printing")
-
-
-def _add_layout(tables: argparse.ArgumentParser) -> None:
-    """The options of a table of one's own."""
-    own = tables.add_argument_group("a table of your own")
+    own = parser.add_argument_group("a table of your own")
     dimensions = "method, backbone, dataset, metric, block"
     own.add_argument("--rows", type=names, action=Extend, metavar="A,B",
                      help=f"what runs down, of {dimensions} (default: method)")
@@ -67,12 +55,101 @@ def _add_layout(tables: argparse.ArgumentParser) -> None:
                      help="as ndcg@20,recall@20 (default: the one that the runs were validated on)")
     own.add_argument("--methods", "--method", metavar="A,B",
                      help="with settings of their own as f3crec:without=arm (default: all that have records)")
-    add_by(own, "of groups of users or items in place of all users")
+    add_options(own, by="of groups of users or items in place of all users")
     own.add_argument("--against", metavar="METHOD", help="mark what differs significantly from this method")
+    parser.add_argument("--format", choices=("text", "md", "latex", "csv", "all"),
+                        help="drawn, Markdown, LaTeX with booktabs, one line per cell, or the last three (default: "
+                             "text in a terminal, else md)")
+    parser.add_argument("--out", type=Path, metavar="DIR",
+                        help="write tableN.md, .tex and .csv here instead of printing")
+
+
+def _table_numbers(text: str) -> tuple[int | str, ...]:
+    for part in text.split(","):
+        if part != "all" and not re.fullmatch("[0-9]{1,3}", part):
+            raise argparse.ArgumentTypeError(f"found '{part}', accepted: the number of a table, or all")
+    return tuple(part if part == "all" else int(part) for part in text.split(","))
+
+
+def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--paper`` and ``--table``; ``default`` says in words what is taken without them."""
+    parser.add_argument("--paper", metavar="NAME", help="whose tables: f3crec (default), fcucr or ffmsr"
+                        if default == "all" else "only the runs that this paper's tables need, as f3crec")
+    parser.add_argument("--table", nargs="+", action=Extend, type=_table_numbers, metavar="N",
+                        help=f"numbers of tables, as 2 3 or 2,3, or all (default: {default})")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Which records belong to a table, and options of their places."""
+    add_options(parser, tuned=OF_RECORDS, set="of runs with this setting changed; repeatable, for all rows of a table",
+                datasets="only these, as ml-100k,lastfm-2k; repeatable", backbones="only these, as fedmf; repeatable")
+    add_options(parser, "plugins")
+
+
+def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
+    """The paper and its tables; UserError for an unknown paper, table, dataset or backbone."""
+    from ...experiments.papers import get, select
+
+    paper = args.paper or "f3crec"
+    numbers = args.table or ["all"]
+    tables = select(paper, get(paper).TABLES if "all" in numbers else numbers)
+    for kind in ("datasets", "backbones"):
+        known = {name for table in tables for name in getattr(table, kind) if name}
+        for name in getattr(args, kind) or () if known else ():
+            if name not in known:
+                error = unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+                raise UserError(f"{error} A table of any records has --rows, --columns or --methods, and no --table.")
+    return paper, tables
+
+
+def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True) -> Source:
+    """Where the tables' numbers come from, as the options say: the runs are those of the folder ``records``."""
+    from ...reports.tables import Source
+    from ...runs.registry import discover
+    from ...runs.specs import Tuned, Where
+    from ...records.store import load_all
+
+    assignments = settings_of(args)
+    data_dir = getattr(args, "data_dir", None)
+    where = Where.of_records(records, args.plugins, data_dir)
+    runs, failed = load_all(records, LeftOut()) if needs_runs else ([], [])
+    return Source(runs, discover(args.plugins), Tuned.of(args.tuned, records, where), tuple(assignments.items()),
+                  lambda dataset: statistics_of(dataset, data_dir, assignments), where,
+                  failed)
+
+
+def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:
+    """The runs of these tables, of the datasets and backbones that the options choose."""
+    return [spec for table in tables if table.row_spec for spec in table.specs()
+            if (args.datasets is None or spec.dataset in args.datasets)
+            and (args.backbones is None or spec.backbone in args.backbones)]
+
+
+def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
+    """Statistics of a dataset that is on this machine; UserError if it is not."""
+    from dataclasses import fields
+
+    from ...data.datasets import load_stream, statistics
+    from ...data.recbole_files import bundled
+    from ...data.source import locate
+    from ...data.stream import StreamSettings
+    from ...runs.config import layers
+    from ...core.settings import assemble
+
+    known = {field.name for field in fields(StreamSettings)}
+    chosen = [(origin, {name: value for name, value in layer.items() if name in known})
+              for origin, layer in layers(dataset, [("--set", assignments)])]
+    settings = assemble([StreamSettings], chosen, dataset)[0]
+    try:
+        source = locate(dataset, data_dir, settings)
+    except UserError:
+        if bundled(dataset) is None:
+            raise
+        source = locate(dataset, None, settings)  # --data-dir is for the datasets that are not bundled with RecBole
+    return statistics(load_stream(source, settings))
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...core.errors import UserError
     from ...core.files import write_atomically
     from ...reports.render import FORMATS, RENDERERS
 
@@ -87,11 +164,8 @@ def run(args: argparse.Namespace) -> int:
                 print(("\n" if i or j else "") + text, end="")
                 continue
             path = args.out / f"table{table.number or ''}.{FORMATS.get(name, 'txt')}"
-            try:
-                args.out.mkdir(parents=True, exist_ok=True)
+            with writing(path):
                 write_atomically(path, RENDERERS[name](table).encode(errors="backslashreplace"))
-            except OSError as error:
-                raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
             print(path)
     return 0
 
@@ -107,7 +181,6 @@ def _drawn(table: Table) -> str:
 
 def _own_table(args: argparse.Namespace) -> Table:
     """The table that the options lay out."""
-    from ...core.errors import UserError
     from ...reports.any_table import Layout, build_any, split_methods
 
     if args.table or args.add:
@@ -124,7 +197,6 @@ def _own_table(args: argparse.Namespace) -> Table:
 
 def _paper_tables(args: argparse.Namespace) -> list[Table]:
     """The tables of a paper that are asked for."""
-    from ...core.errors import UserError, unknown
     from ...reports.tables import build
 
     paper, chosen = chosen_tables(args)

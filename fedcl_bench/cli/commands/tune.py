@@ -1,16 +1,13 @@
-"""``tune``: search for settings on validation data."""
+"""Choose settings on validation data; see docs/first-run.md."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, interrupted, results_where, seed, seeds,
-                     stop_between_rounds, whole)
+from . import CELLS, POOL, add_options, interrupted, print_json, results_where, seed, seeds, settings_of, whole
 
 if TYPE_CHECKING:
     from ...experiments.search import Effort
@@ -32,39 +29,34 @@ Exit status: 0 all tuned, 1 a search failed, 2 something to fix in the command o
 """
 
 
-def add(commands) -> None:
-    """Declare the command."""
-    tune = commands.add_parser("tune", help="choose settings on validation data, with an equal budget for every method",
-                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-                               allow_abbrev=False,
-                               description="Choose settings on validation data; see docs/first-run.md.")
-    add_cells(tune)
-    add_paper(tune, "the methods and backbones of a paper's table",
-              f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
-    tune.add_argument("--budget", type=whole(1, 100_000), default=24, metavar="N",
-                      help="client-updates per method, backbone and dataset: as many as N trials of FT's default "
-                           "settings take on all seeds (default: 24)")
-    tune.add_argument("--seeds", type=seeds, default=2, metavar="K",
-                      help="seeds of a trial; only the better third of the points gets past the first (default: 2)")
-    tune.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe",
-                      help="which points are tried if there are more than the budget: Optuna's TPE, random ones "
-                           "without repetition, or only whole grids (refused if larger than the budget; default: tpe)")
-    tune.add_argument("--seed", type=seed, default=0, metavar="N",
-                      help="first seed of trials, and seed of the sampler (default: 0)")
-    tune.add_argument("--batch", type=whole(1, 1024), default=4, metavar="N",
-                      help="runs of a search at a time; which points are tried depends on it, and not on --jobs "
-                           "(default: 4)")
-    add_set(tune, "a setting of all trials, which is then not searched; repeatable")
-    tune.add_argument("--tuned", type=Path, metavar="DIR",
-                      help="folder of what is chosen (default: my-tuned/ in the results folder)")
-    tune.add_argument("--shipped", action="store_true",
-                      help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, "
-                           "or a folder of it with --tuned)")
-    tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
-    tune.add_argument("--dry-run", action="store_true",
-                      help="show which searches there are and how much of each is done")
-    add_pool(tune)
-    add_quiet(tune)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_options(parser, *CELLS, paper="the methods and backbones of a paper's table",
+                table=f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
+    parser.add_argument("--budget", type=whole(1, 100_000), default=24, metavar="N",
+                        help="client-updates per method, backbone and dataset: as many as N trials of FT's default "
+                             "settings take on all seeds (default: 24)")
+    parser.add_argument("--seeds", type=seeds, default=2, metavar="K",
+                        help="seeds of a trial; only the better third of the points gets past the first (default: 2)")
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe",
+                        help="which points are tried if there are more than the budget: Optuna's TPE, random ones "
+                             "without repetition, or only whole grids (refused if larger than the budget; default: "
+                             "tpe)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N",
+                        help="first seed of trials, and seed of the sampler (default: 0)")
+    parser.add_argument("--batch", type=whole(1, 1024), default=4, metavar="N",
+                        help="runs of a search at a time; which points are tried depends on it, and not on --jobs "
+                             "(default: 4)")
+    add_options(parser, set="a setting of all trials, which is then not searched; repeatable")
+    parser.add_argument("--tuned", type=Path, metavar="DIR",
+                        help="folder of what is chosen (default: my-tuned/ in the results folder)")
+    parser.add_argument("--shipped", action="store_true",
+                        help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, "
+                             "or a folder of it with --tuned)")
+    parser.add_argument("--again", action="store_true", help="search again even if an equal search was done")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="show which searches there are and how much of each is done")
+    add_options(parser, *POOL, "quiet", "json")
 
 
 def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
@@ -92,10 +84,8 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
 def effort_of(args: argparse.Namespace) -> Effort:
     """How hard the command line asks to search."""
     from ...experiments.search import Effort
-    from ...core.settings import parse_assignments
 
-    return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch,
-                  parse_assignments(args.assignments, "--set"))
+    return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments.search import Combination
     from ...runs.registry import discover
     from ...runs.specs import spelled_spec
-    from ...experiments.pool import Pool
-    from ..grid_view import View, show_outlook, show_tuned
+    from ..grid_view import show_outlook, show_tuned, workers
 
     if args.table and not args.paper:
         raise UserError("--table is a paper's; say which with --paper.")
@@ -120,23 +109,18 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
-            json.dump([{**row.search.head(), "runs": row.runs, "spent": row.spent,
-                        "kept": row.status == "kept"} for row in rows],
-                      sys.stdout, allow_nan=False)
-            print()
+            print_json([{**row.search.head(), "runs": row.runs, "spent": row.spent, "kept": row.status == "kept"}
+                        for row in rows])
         else:
             show_outlook(rows)
         return 0
-    with View(args.quiet) as view, stop_between_rounds() as stop, \
-            Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
-                 view.warn, stop) as pool:
+    with workers(args) as pool:
         results = tune.tune(tuning, combinations, pool.run)
     files = [str(tuning.kept_file(result.combination)) for result in results]
     if args.json:
-        json.dump({"results": [{"status": result.status, "error": result.error or None, "file": file,
-                                **vars(result.combination), **result.content}
-                               for result, file in zip(results, files)]}, sys.stdout, allow_nan=False)
-        print()
+        print_json({"results": [{"status": result.status, "error": result.error or None, "file": file,
+                                 **vars(result.combination), **result.content}
+                                for result, file in zip(results, files)]})
     else:
         show_tuned(results, files)
     statuses = {result.status for result in results}

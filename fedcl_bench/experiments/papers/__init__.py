@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
-from typing import Iterable
+from typing import Iterable, Iterator, Mapping
 
 from ...core.errors import UserError, unknown
 from ...runs.specs import RunSpec
-from . import f3crec, fcucr, ffmsr
 from .definitions import Key, Lead, PaperTable, Printed
 
-PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr, "ffmsr": ffmsr}
+_NAMES = ("f3crec", "fcucr", "ffmsr")
 
+
+class _Papers(Mapping[str, ModuleType]):
+    """The definitions of each paper, imported when they are asked for."""
+
+    def __getitem__(self, paper: str) -> ModuleType:
+        if paper not in _NAMES:
+            raise KeyError(paper)
+        return importlib.import_module(f"{__name__}.{paper}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+PAPERS = _Papers()
 __all__ = ["PAPERS", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "label", "select", "specs"]
 
 

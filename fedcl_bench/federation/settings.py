@@ -1,0 +1,78 @@
+"""What a server can be set to, without what it does: tables resolve settings without loading the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.settings import setting
+from ..data.stream import NOT_IN_EPOCHS
+
+if TYPE_CHECKING:
+    from ..stats.clip_noise import Protection
+    from .client_sampling import Attendance
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """What the server does (F3CRec, section 5.1 and its released code)."""
+
+    rounds: int = setting(100, "most rounds per block", low=1)
+    patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
+                            low=0)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always "
+                                  "validated. Patience still counts rounds, and a block ends early only in a validated "
+                                  "one", low=1)
+    best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
+                              "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
+    client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0,
+                                  only_if=NOT_IN_EPOCHS)
+    availability: str = setting("always", "which clients can be asked: always all; by day, each in 12 of 24 rounds; by "
+                                "activity, the more often the more interactions it has",
+                                choices=("always", "day", "activity"), only_if=NOT_IN_EPOCHS)
+    client_dropout: float = setting(0.0, "probability that a client fails after its training: it has received the "
+                                    "model, and what it trained is lost", low=0.0, below=1.0, only_if=NOT_IN_EPOCHS)
+    stragglers: float = setting(0.0, "probability that a client ends a round before its last local epoch", low=0.0,
+                                high=1.0, only_if="local_epochs!=1")
+    upload_noise: float = setting(0.0, "scale of the noise on every uploaded number: b of Laplace noise, the standard "
+                                  "deviation of Gaussian", low=0.0, only_if=NOT_IN_EPOCHS)
+    upload_mechanism: str = setting("laplace", "distribution of that noise, and with it the norm of upload_clip: L1 "
+                                    "with laplace, L2 with gaussian", choices=("laplace", "gaussian"),
+                                    only_if="upload_noise or upload_clip")
+    upload_clip: float = setting(0.0, "a client's change of all public parameters in a round is scaled down to this "
+                                 "norm; 0: never. With noise it bears a formal guarantee", low=0.0,
+                                 only_if=NOT_IN_EPOCHS)
+    weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
+                             choices=("uniform", "interactions"), only_if="topology=federated")
+    reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
+                                  "the released FedNCF and PFedRec code of F3CRec does", only_if=NOT_IN_EPOCHS)
+    init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
+                             "validation round", choices=("last", "best"), only_if=NOT_IN_EPOCHS)
+    precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))
+    init: str = setting("server", "all clients begin the first round with the server's random public parameters "
+                        "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
+                        choices=("server", "per_client"), only_if=("stream=sessions", "topology!=central"))
+    fold_in: int = setting(0, "of a user who is new in a block, how many training interactions the client knows when "
+                           "it arrives, after the block's training; 0: new users take part in it", low=0,
+                           only_if="stream=blocks")
+    fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to "
+                                  "them, the public ones frozen", low=1, only_if=("fold_in", "cold_start=fold_in"))
+    cold_start: str = setting("fold_in", "what new users get: such a fit; the mean of their items' public vectors as "
+                              "vector of their own; or the most popular items",
+                              choices=("fold_in", "mean", "popularity"), only_if="fold_in")
+    tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
+                                choices=("best", "last"), only_if="stream=sessions|domains")
+
+    @property
+    def attendance(self) -> Attendance:
+        """Which clients a round reaches."""
+        from .client_sampling import Attendance
+
+        return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers, self.fold_in > 0)
+
+    @property
+    def protection(self) -> Protection:
+        """What clients do to their uploads."""
+        from ..stats.clip_noise import Protection
+
+        return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
