@@ -24,6 +24,7 @@ class BiasMF(Backbone):
     """s(u, i) = p_u . q_i + b_u + b_i + b. Under a pairwise loss b_u and b cancel and never move."""
 
     name = "biasmf"
+    numbers = 1
     title = "matrix factorisation with biases, BPR loss, clients weighted by interactions"
     reference = ("tutorial model (federated collaborative filtering with BPR); loss: Rendle et al., BPR, UAI 2009; "
                  "biases: Koren et al., Computer 2009")

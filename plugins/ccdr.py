@@ -219,6 +219,7 @@ class CCDR(ModuleBackbone):
     """CCDR without its alignment of users, whom domains do not share, and by averages in place of attention."""
 
     name = "ccdr"
+    numbers = 1
     title = "contrasts of graphs within and between domains (re-implementation)"
     reference = "Xie et al., Contrastive Cross-domain Recommendation in Matching, KDD 2022"
     Settings = CCDRSettings

@@ -51,6 +51,7 @@ class DMIGNN(SessionBackbone):
     """
 
     name = "dmi-gnn"
+    numbers = 1
     title = "interests from patterns of positions on two graphs of a client's clicks, of which the best counts"
     reference = ("Lv, Liu & Xu, Dynamic Multi-Interest Graph Neural Network for Session-Based Recommendation, AAAI "
                  "2025, after the released derivative Co-DMI-GNN")

@@ -60,6 +60,7 @@ class F3CRec(TopNDistillation):
     """
 
     name = "f3crec"
+    numbers = 1
     title = "adaptive replay memory at the client, item-wise temporal mean at the server"
     reference = "Lim et al., Federated Continual Recommendation, CIKM 2025, arXiv 2508.04792"
     Settings = F3CRecSettings

@@ -98,6 +98,7 @@ class FCUCR(Method):
     """
 
     name = "fcucr"
+    numbers = 1
     title = "time-aware self-distillation and inter-user prototype transfer, for sessions"
     reference = ("Zhang et al., Learning Evolving Preferences: A Federated Continual Framework for User-Centric "
                  "Recommendation, WWW 2026, arXiv 2603.17315")

@@ -337,6 +337,7 @@ class FedDCSRBackbone(ModuleBackbone):
     """The module with its released sizes and optimiser: Adam with beta2 .98 at .001, batches of 256."""
 
     name = "feddcsr"
+    numbers = 1
     title = "shared and exclusive variational graph self-attention encoders"
     reference = ("Zhang et al., FedDCSR: Federated Cross-domain Sequential Recommendation via Disentangled "
                  "Representation Learning, SDM 2024")
@@ -371,6 +372,7 @@ class FedDCSR(DomainMethod):
     """
 
     name = "feddcsr"
+    numbers = 1
     title = "domains average a shared encoder and shared representations"
     reference = ("Zhang et al., FedDCSR: Federated Cross-domain Sequential Recommendation via Disentangled "
                  "Representation Learning, SDM 2024")

@@ -26,6 +26,7 @@ class FedMF(Backbone):
     """
 
     name = "fedmf"
+    numbers = 1
     title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
     reference = "Chai et al., Secure Federated Matrix Factorization, 2020; as used by F3CRec (Lim et al., CIKM 2025)"
     Settings = FedMFSettings

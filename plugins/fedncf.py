@@ -27,6 +27,7 @@ class FedNCF(Backbone):
     """
 
     name = "fedncf"
+    numbers = 1
     title = "neural collaborative filtering, private user vector and predictor, public item table"
     reference = ("Perifanis & Efraimidis, Federated Neural Collaborative Filtering, KBS 2022; as used by F3CRec "
                  "(Lim et al., CIKM 2025)")

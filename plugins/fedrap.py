@@ -44,6 +44,7 @@ class FedRAP(Backbone):
     """
 
     name = "fedrap"
+    numbers = 1
     title = "additive personalisation: shared item table plus a personal one"
     reference = "Li et al., Federated Recommendation with Additive Personalization, ICLR 2024, arXiv 2301.09109"
     Settings = FedRAPSettings

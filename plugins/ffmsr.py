@@ -228,6 +228,7 @@ class FFMSRBackbone(ModuleBackbone):
     """v_j = f~_j + w_j e_j + t_j through filters and a Transformer; softmax over e + t of the domain's items."""
 
     name = "ffmsr"
+    numbers = 1
     title = "fused text layers, ID embeddings and filtered centroids, for domains"
     reference = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
                  "Recommendation, 2025")
@@ -280,6 +281,7 @@ class FFMSR(DomainMethod):
     item receives its cluster's centroid (Algorithm 1). Stage 2: domains train alone with the last centroids."""
 
     name = "ffmsr"
+    numbers = 1
     title = "clusters of items' fused texts at the server, then training alone, for domains"
     reference = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
                  "Recommendation, 2025")

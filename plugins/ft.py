@@ -10,5 +10,6 @@ class FT(Method):
     """
 
     name = "ft"
+    numbers = 1
     title = "fine-tuning: carry parameters over, nothing else"
     reference = "lower reference of F3CRec (Lim et al., CIKM 2025, section 5.1)"

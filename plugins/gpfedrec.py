@@ -88,6 +88,7 @@ class GPFedRec(Backbone):
     """
 
     name = "gpfedrec"
+    numbers = 1
     title = "graph-guided personalisation: item tables smoothed over a graph of users at the server"
     reference = "Zhang et al., GPFedRec, KDD 2024, arXiv 2305.07866"
     Settings = GPFedRecSettings

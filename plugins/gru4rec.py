@@ -86,6 +86,7 @@ class GRU4Rec(SequentialBackbone):
     """
 
     name = "gru4rec"
+    numbers = 1
     title = "gated recurrent units over the session, all parameters public"
     reference = ("Tan, Xu & Liu, Improved Recurrent Neural Networks for Session-based Recommendations, DLRS 2016, as "
                  "in RecBole 1.2.0, with the start of FCUCR's released code (WWW 2026)")

@@ -61,6 +61,7 @@ class HearInt(SessionBackbone):
     """
 
     name = "hearint"
+    numbers = 1
     title = "short- and long-term intents of a session from its order and its graphs"
     reference = ("Wang et al., Spatial-Temporal Perceiving: Deciphering User Hierarchical Intent in Session-Based "
                  "Recommendation, IJCAI 2024, as in its released code")

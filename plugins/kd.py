@@ -12,5 +12,6 @@ class KD(TopNDistillation):
     """
 
     name = "kd"
+    numbers = 1
     title = "distillation of the previous model's top-N items, uniformly for all users"
     reference = "baseline of F3CRec (Lim et al., CIKM 2025, section 5.1)"

@@ -99,6 +99,7 @@ class MergeRec(DomainMethod):
     """
 
     name = "mergerec"
+    numbers = 1
     title = "models trained alone, merged once with learned weights, for domains"
     reference = ("Kim, Moon, Park & Lee, MergeRec: Model Merging for Data-Isolated Cross-Domain Sequential "
                  "Recommendation, KDD 2026")

@@ -76,6 +76,7 @@ class MiaSRec(SessionBackbone):
     """
 
     name = "miasrec"
+    numbers = 1
     title = "a vector per item of the session, of which the best and the mean score count"
     reference = ("Choi et al., Multi-intent-aware Session-based Recommendation, SIGIR 2024, as in its released code, "
                  "which drops no vector")

@@ -28,6 +28,7 @@ class NCF(Backbone):
     """s(u, i) = w . [p_u * q_i ; MLP([p'_u ; q'_i])] + b with MLP, w and b shared by all clients."""
 
     name = "ncf"
+    numbers = 1
     title = "neural collaborative filtering with shared layers, BPR loss, clients weighted by interactions"
     reference = ("tutorial model (federated collaborative filtering with BPR); He et al., Neural Collaborative "
                  "Filtering, WWW 2017; loss: Rendle et al., BPR, UAI 2009")

@@ -140,6 +140,7 @@ class PFCR(DomainMethod):
     """
 
     name = "pfcr"
+    numbers = 1
     title = "codes' vectors learned together, prompts alone"
     reference = ("Guo et al., Prompt-enhanced Federated Content Representation Learning for Cross-domain "
                  "Recommendation, WWW 2024")

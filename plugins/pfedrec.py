@@ -25,6 +25,7 @@ class PFedRec(Backbone):
     """
 
     name = "pfedrec"
+    numbers = 1
     title = "dual personalisation: private score function, item table fine-tuned by each client"
     reference = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
     Settings = PFedRecSettings

@@ -264,6 +264,7 @@ class RecGURU(ModuleBackbone):
     comparison has not."""
 
     name = "recguru"
+    numbers = 1
     title = "generalised user representations by an adversarial autoencoder"
     reference = ("Li et al., RecGURU: Adversarial Learning of Generalized User Representations for Cross-Domain "
                  "Recommendation, WSDM 2022")

@@ -23,6 +23,7 @@ class Reg(Method):
     """
 
     name = "reg"
+    numbers = 1
     title = "squared-error pull of old parameters towards the previous block's"
     reference = "baseline of F3CRec (Lim et al., CIKM 2025, section 5.1)"
     Settings = RegSettings

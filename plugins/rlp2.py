@@ -51,6 +51,7 @@ class RLP2(Method):
     """
 
     name = "rlp2"
+    numbers = 1
     title = "each client's error memory corrects its predictions (ReLoop2 per user)"
     reference = ("Zhu et al., ReLoop2, KDD 2023, arXiv 2306.08808; baseline of F3CRec (Lim et al., CIKM 2025), whose "
                  "code is not released")

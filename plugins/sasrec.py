@@ -34,6 +34,7 @@ class SASRec(SequentialBackbone):
     """
 
     name = "sasrec"
+    numbers = 1
     title = "self-attention over the session, all parameters public"
     reference = ("Kang & McAuley, Self-Attentive Sequential Recommendation, ICDM 2018; in the form of FCUCR's released "
                  "code (WWW 2026), or of RecBole 1.2.0 with that code's start")

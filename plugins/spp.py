@@ -69,6 +69,7 @@ class SPP(Method):
     """
 
     name = "spp"
+    numbers = 1
     title = "stability and plasticity proxies of private and public parameters (CCD, federated)"
     reference = ("Lee et al., Continual Collaborative Distillation, KDD 2024; baseline of F3CRec (Lim et al., CIKM "
                  "2025), whose code is not released")

@@ -49,6 +49,7 @@ class TiSASRec(SequentialBackbone):
     """
 
     name = "tisasrec"
+    numbers = 1
     title = "self-attention with the time between items, all parameters public"
     reference = ("Li, Wang & McAuley, Time Interval Aware Self-Attention for Sequential Recommendation, WSDM 2020, "
                  "with the start of FCUCR's released code (WWW 2026)")

@@ -101,6 +101,7 @@ class UniSRec(ModuleBackbone):
     """
 
     name = "unisrec"
+    numbers = 1
     title = "adapted texts and item rows, under a Transformer; cosine scores"
     reference = ("Hou et al., Towards Universal Sequence Representation Learning for Recommender Systems, KDD 2022; as "
                  "FFMSR (2025) trains it: from scratch")

@@ -110,6 +110,7 @@ class VQRec(ModuleBackbone):
     """
 
     name = "vqrec"
+    numbers = 1
     title = "discrete codes of texts and a vector per code, under a Transformer; cosine scores"
     reference = ("Hou et al., Learning Vector-Quantized Item Representation for Transferable Sequential Recommenders, "
                  "WWW 2023; trained from scratch")

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..core.errors import Corrupt, UserError
 from ..core.files import folder_beside
 from ..core.schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
-from ..core.version import NUMBERS_VERSION
+from ..core.version import NUMBERS
 from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
     if domains or settings.topology == "federated":  # likewise
         left_out += ("topology", *CENTRAL_ONLY)
     values = {name: value for name, value in values.items() if name not in left_out}
-    text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, values], sort_keys=True)
+    text = json.dumps([NUMBERS, source.fingerprint, columns, values], sort_keys=True)
     name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return source.path.parent / f"{source.name if source.parts else source.path.stem}.stream-{name}"
 

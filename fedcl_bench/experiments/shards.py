@@ -71,8 +71,8 @@ class ShardTask:
     """What a shard is to do, in plain data.
 
     Attributes:
-        method, backbone: name, hash of the code, and settings.
-        metrics: name and hash of the code of those besides the metrics of every run.
+        method, backbone: name, what stands for the code in hashes, and settings.
+        metrics: name and the same of those besides the metrics of every run.
         versions: of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others.
         stream: the data of its clients. names: their ids.
         progress: what the run carries of them; None: it begins.
@@ -103,16 +103,16 @@ class ShardTask:
             raise UserError(wrong)
         registry = discover(self.plugins)
 
-        def same(kind: str, name: str, digest: str) -> type:
+        def same(kind: str, name: str, numbers: object) -> type:
             plugin = registry.get(kind, name)
-            if plugin.digest != digest:
+            if plugin.numbers != numbers:
                 raise UserError(f"a worker has another version of {kind} '{name}' ({plugin.path}); bring it to every "
                                 f"machine of the cluster.")
             return plugin.cls
 
-        made = [cls(cls.Settings(**settings)) for kind, (name, digest, settings) in
-                (("backbone", self.backbone), ("method", self.method)) for cls in [same(kind, name, digest)]]
-        extra = [same("metric", name, digest)() for name, digest in self.metrics]
+        made = [cls(cls.Settings(**settings)) for kind, (name, numbers, settings) in
+                (("backbone", self.backbone), ("method", self.method)) for cls in [same(kind, name, numbers)]]
+        extra = [same("metric", name, numbers)() for name, numbers in self.metrics]
         return Federation(self.stream, *made, self.local, self.server, self.evaluation, self.seed,
                           metrics=(*DEFAULT, *extra))
 
@@ -240,10 +240,10 @@ class Conductor:
 
     def _task(self, stream: Stream, names: Tensor, progress: Progress | None) -> ShardTask:
         c = self._config
-        plugins = [(plugin.name, plugin.digest, {field.name: getattr(settings, field.name)
+        plugins = [(plugin.name, plugin.numbers, {field.name: getattr(settings, field.name)
                                                  for field in fields(settings)})
                    for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
-        metrics = tuple((plugin.name, plugin.digest) for plugin in c.metrics)
+        metrics = tuple((plugin.name, plugin.numbers) for plugin in c.metrics)
         return ShardTask(*plugins, metrics, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream,
                          names, progress and progress_part(progress, names))
 

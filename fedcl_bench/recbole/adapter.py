@@ -9,9 +9,7 @@ numbers (``client_facts.py`` says which).
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -100,6 +98,7 @@ class RecBoleBackbone(Backbone):
         UserError: for a model that cannot be a federated backbone, saying why, and for bad settings.
     """
 
+    numbers = 1
     whole_tables = True
     defaults = {"optimiser": "adam"}
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001}  # as RecBole's trainer
@@ -250,19 +249,3 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
         "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": settings, "ignored": ignored,
         "ambiguities": _AMBIGUITIES if name in _OF_TEXT else {},
         "__module__": __name__})
-
-
-def code_files(domains: bool = False) -> list[Path]:
-    """The files that decide a RecBole backbone's numbers, at clients of one user each or at domains."""
-    names = (("domain_backbone", "domain_models", "domain_networks", "domain_facts", "domain_semantics",
-              "same_target", "text_models", "models", "parameters") if domains else
-             ("keyed_random", "adapter", "calls", "models", "parameters", "client_facts"))
-    return [Path(__file__).with_name(f"{name}.py") for name in names]
-
-
-def digest(of_file, domains: bool = False) -> str:
-    """Hash of the adapter's code and RecBole's version; ``of_file`` hashes one file's code."""
-    import recbole
-
-    parts = [recbole.__version__, *map(of_file, code_files(domains))]
-    return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()

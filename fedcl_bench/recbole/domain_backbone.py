@@ -91,6 +91,7 @@ class RecBoleDomainBackbone(ModuleBackbone):
         UserError: for a model that cannot be trained there, saying why, and for bad settings.
     """
 
+    numbers = 1
     of_stages = ("pretrain_rounds",)
 
     def __init__(self, settings):

@@ -14,7 +14,7 @@ import torch
 
 from ..plugin.backbone import Backbone
 from ..data import stream
-from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
+from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
 from ..core.errors import Incompatible, UserError
@@ -25,7 +25,7 @@ from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
 from ..records.store import short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
-from ..core.version import NUMBERS_VERSION
+from ..core.version import NUMBERS
 from .registry import Plugin, Registry
 
 if TYPE_CHECKING:
@@ -99,29 +99,25 @@ class RunConfig:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
         return parts + ([self.method_settings] if with_method else [])
 
-    def _identity(self, with_method: bool, with_inactive: bool = False) -> dict[str, Any]:
-        settings = effective(self._parts(with_method), with_inactive)
+    def _identity(self, with_method: bool) -> dict[str, Any]:
+        source = self.source
+        settings = _active(self._parts(with_method))
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
-        identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
-                    "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
-                    "val_interval": dict(self.source.config.val_interval), "settings": settings}
-        columns = [getattr(self.source.config, name) for name in _COLUMNS]
-        if columns != [getattr(DatasetConfig, name) for name in _COLUMNS] and not self.stream.split_file:
-            identity["columns"] = columns
-        if isinstance(self.source.config, JoinedConfig):
-            identity["domains"] = {name: [[getattr(part, column) for column in _COLUMNS], dict(part.val_interval)]
-                                   for name, part in self.source.config.parts.items()}
-        if self.stream.stream == "sessions" and not self.stream.split_file:
-            identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
-        if self.source.persons:
-            identity["persons"] = self.source.persons
+        identity = {"numbers": NUMBERS, "data": source.fingerprint, "persons": source.persons, "seed": self.seed,
+                    "device": self.device, "settings": settings,
+                    "backbone": [self.backbone.name, self.backbone.numbers],
+                    "metrics": [[plugin.name, plugin.numbers] for plugin in self.metrics]}
+        if not self.stream.split_file:
+            configs = source.config.parts.values() if isinstance(source.config, JoinedConfig) else [source.config]
+            identity["read"] = [[[getattr(config, column) for column in _COLUMNS], dict(config.val_interval)]
+                                for config in configs]
+            if self.stream.stream == "sessions":
+                identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
         if self.features:
             settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
             identity["features"] = self.features.fingerprint
-        if own_metrics := [[plugin.name, plugin.digest] for plugin in self.metrics if plugin.digest]:
-            identity["metrics"] = own_metrics
         if with_method:
-            identity["method"] = [self.method.name, self.method.digest]
+            identity["method"] = [self.method.name, self.method.numbers]
         else:
             settings.pop("lr_later", None)
         return identity
@@ -373,18 +369,15 @@ _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1
           "known_users": False}
 
 
-def effective(parts: Iterable[Any], with_inactive: bool = False) -> dict[str, Any]:
-    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds.
+def effective(parts: Iterable[Any]) -> dict[str, Any]:
+    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
+    return {name: value for name, value in _active(parts).items() if name not in _LATER or value != _LATER[name]}
 
-    Args:
-        with_inactive: also those of plugins that are inactive, as records held them before plugins could.
-    """
+
+def _active(parts: Iterable[Any]) -> dict[str, Any]:
     parts = list(parts)
-    settings = flat(parts)
     without = inactive(parts)
-    for name in without.keys() - (_of_plugins(without).keys() if with_inactive else ()):
-        del settings[name]
-    return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
+    return {name: value for name, value in flat(parts).items() if name not in without}
 
 
 def recorded(settings: Mapping[str, Any], name: str) -> Any:

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Iterable
+from typing import Iterable
 
 from ..plugin.backbone import Backbone
 from ..core.errors import Incompatible, UserError
@@ -26,7 +26,6 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .identity import identity, identity_of
 from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, plugin_files, unknown_plugin
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
@@ -39,20 +38,16 @@ class Plugin:
 
     Attributes:
         kind: ``method``, ``backbone`` or ``metric``.
-        code: gives the digest.
+        numbers: what stands for its code in run hashes. Of a shipped plugin the integer that it carries, which is
+            raised with any number that it changes; of a RecBole model also RecBole's version; of any other plugin the
+            digest of its file. None for the suite's own metrics, which count as the engine (``core/version.py``).
     """
 
     kind: str
     name: str
     cls: type
     path: Path
-    code: Callable[[], str] = field(compare=False, repr=False)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """What stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own metrics,
-        whose numbers ``NUMBERS_VERSION`` is of."""
-        return self.code()
+    numbers: int | str | None
 
     def of_domains(self) -> "Plugin":
         """What stands for it where clients are domains: itself, but for a RecBole model."""
@@ -61,8 +56,12 @@ class Plugin:
 
 def _own_metrics() -> dict[tuple[str, str], Plugin]:
     """The suite's own metrics."""
-    return {("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, str)
-            for cls in metrics.SHIPPED}
+    return {("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, None) for cls in metrics.SHIPPED}
+
+
+def numbers_of(cls: type, path: Path, content: bytes) -> int | str:
+    """What stands for the code of a plugin's file in run hashes."""
+    return cls.numbers if path.resolve().parent == shipped("plugins") else digest(content)
 
 
 @dataclass
@@ -103,7 +102,7 @@ class Registry:
 
                 self.failed[path.stem] = at_import(error, path)
                 continue
-            self._add(module, _code(content), path)
+            self._add(module, content, path)
             self._digests[path] = digest(content)
         if self._digests and not self.waiting:
             files = {OWN_METRICS: digest(OWN_METRICS.read_bytes()), **self._digests}
@@ -187,7 +186,7 @@ class Registry:
                          bool(getattr(plugin.cls, "reimplementation", False)))
                 for plugin in self.plugins.values() if path in (None, plugin.path)]
 
-    def _add(self, module: ModuleType, code: Callable[[], str], path: Path) -> None:
+    def _add(self, module: ModuleType, content: bytes, path: Path) -> None:
         for value in list(vars(module).values()):
             for kind, base in BASES.items():
                 if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
@@ -200,7 +199,7 @@ class Registry:
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
-                self.loaded[kind, value.name] = Plugin(kind, value.name, value, path, code)
+                self.loaded[kind, value.name] = Plugin(kind, value.name, value, path, numbers_of(value, path, content))
 
 
 def _unfit(kind: str, cls: type) -> str:
@@ -250,7 +249,8 @@ def _recbole(name: str, domains: bool = False) -> Plugin:
         from ..recbole.domain_backbone import domain_backbone_class
 
         cls = domain_backbone_class(cls.Settings.NAME, cls)
-    return Plugin("backbone", name, cls, Path(adapter.__file__), lambda: adapter.digest(identity, domains))
+    numbers = f"{cls.numbers} of RecBole {importlib.metadata.version('recbole')}"
+    return Plugin("backbone", name, cls, Path(adapter.__file__), numbers)
 
 
 def spelled(backbone: str) -> str:
@@ -280,31 +280,27 @@ def _import_file(path: Path, content: bytes) -> ModuleType:
     return sys.modules[name]
 
 
-def _code(content: bytes) -> Callable[[], str]:
-    return lambda: identity_of(importlib.util.decode_source(content))
-
-
-def _packaged_identity(module: ModuleType) -> str:
-    """What stands for the code of an installed package's module in run hashes.
+def _content_of(module: ModuleType) -> bytes:
+    """The file of an installed package's module.
 
     Raises:
-        UserError: if its file was edited after a registry first had it. Only a new Python process has the new code.
+        UserError: if it was edited after a registry first had it. Only a new Python process has the new code.
     """
     path = Path(module.__file__)
-    now = identity(path)
-    if _packaged.setdefault(module, now) != now:
+    content = path.read_bytes()
+    if _packaged.setdefault(module, content) != content:
         raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the "
                         f"old code.\nStart Python anew.")
-    return now
+    return content
 
 
-_packaged: dict[ModuleType, str] = {}  # the identity with which a module first came
+_packaged: dict[ModuleType, bytes] = {}  # the content with which a module first came
 
 
 def load_file(registry: Registry, path: Path) -> None:
     """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
     content = path.read_bytes()
-    registry._add(_import_file(path, content), _code(content), path)
+    registry._add(_import_file(path, content), content, path)
 
 
 def discover(folders: Iterable[Path] = ()) -> Registry:
@@ -339,6 +335,5 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
         module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]
         packaged[module.__name__] = module
     for module in packaged.values():
-        code = _packaged_identity(module)
-        registry._add(module, lambda code=code: code, Path(module.__file__))
+        registry._add(module, _content_of(module), Path(module.__file__))
     return registry

@@ -24,8 +24,7 @@ from ..federation.cross_device import begin_step, open_step
 from ..training.trained import Trained
 from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, metrics_of, resolve
-from ..runs.identity import identity
-from ..runs.registry import BASES, Plugin, Registry, discover
+from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
 from ..plugin.sequential import SequentialBackbone
 from .worlds import domain_stream, growing_stream, session_log, session_stream
 
@@ -48,7 +47,7 @@ def with_plugin(cls: type) -> tuple[Registry, Plugin]:
     kind = next(kind for kind, base in BASES.items() if issubclass(cls, base))
     registry = discover()
     path = Path(inspect.getfile(cls))
-    plugin = Plugin(kind, cls.name, cls, path, lambda: identity(path))
+    plugin = Plugin(kind, cls.name, cls, path, numbers_of(cls, path, path.read_bytes()))
     registry.plugins[kind, cls.name] = plugin
     return registry, plugin
 

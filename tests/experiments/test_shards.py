@@ -200,7 +200,7 @@ def test_errors_of_shards(made, tmp_path):
     config, stream = made("reg", "fedmf", **{**SMALL, "rounds": 8}, lambda_reg=1e60)
     with pytest.raises(RunFailed, match="training diverged in block 1(.|\n)*Marked as failed"):
         execute(config, lambda: stream, tmp_path, engine=Conductor(config, 2, (), Threads))
-    other = replace(config, method=replace(config.method, code=lambda: "edited"))
+    other = replace(config, method=replace(config.method, numbers="edited"))
     with pytest.raises(UserError, match="a worker has another version of method 'reg'"):
         finish(Conductor(other, 2, (), Threads), other, stream)
 

@@ -252,7 +252,7 @@ def test_who_is_asked(stream):
 def test_hashes_and_settings_without_effect(registry):
     def config(**settings):
         return make_config(registry, "f3crec", "fedmf", "ml-100k", 0, [("test", settings)])
-    assert config(fold_in=0).hash == config().hash and config().hash.startswith("02797fc01971")
+    assert config(fold_in=0).hash == config().hash
     hashes = [config(fold_in=5, **more).hash for more in (
         {}, {"fold_in_rounds": 7}, {"cold_start": "mean"}, {"cold_start": "popularity"})]
     assert len({*hashes, config().hash, config(fold_in=6).hash}) == 6

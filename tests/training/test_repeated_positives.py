@@ -38,7 +38,6 @@ def test_the_default_changes_no_name(registry):
     def config(**settings):
         return make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", settings)])
     assert config().hash == config(repeated_positives="every").hash != config(repeated_positives="once").hash
-    assert config().hash.startswith("02797fc01971")
     with pytest.raises(UserError, match="'repeated_positives'.*no effect with stream=sessions"):
         config(stream="sessions", repeated_positives="once")
 
