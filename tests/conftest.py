@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -22,6 +23,10 @@ from fedcl_bench.experiments import pool
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # operations of tests are short; threads that wait for each other take ten times as long
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of child processes
+# Else each worker of xdist and each child process would compile the tests and the package anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A busy machine is no failure, and a failure must come back on the next run.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
