@@ -41,11 +41,6 @@ def test_paths_of_files_and_folders(output, run_json, mine, given):
     assert "away/mine.inter" in output("data", given)
 
 
-def test_a_path_and_a_name_are_one_run(registry, mine):
-    by_name = make_config(registry, "ft", "fedmf", "mine", data_dir=Path("far/away"))
-    assert make_config(registry, "ft", "fedmf", str(mine)).name == by_name.name
-
-
 def test_grids_tunings_and_audits_take_paths(same_process, output, run_json, mine):
     cells = ["--backbones", "fedmf", "--datasets", str(mine), *QUICK, "--jobs", "1", "--quiet"]
     runs = run_json("grid", "--methods", "FT", *cells)[0]["runs"]
