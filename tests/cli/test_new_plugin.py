@@ -143,7 +143,7 @@ def test_the_written_test_asks_for_every_property(written, monkeypatch, name, ki
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["metod", "mine"], "unknown kind of plugin 'metod'.\nDid you mean 'method'?"),
+    (["metod", "mine"], "unknown kind of plugin 'metod'. Did you mean 'method'?"),
     (["method", "Mine"], "found the name 'Mine', accepted: lower-case letters"),
     (["method", "../up"], "found the name '../up', accepted"),
     (["method", "none"], "'none', which means something else"),

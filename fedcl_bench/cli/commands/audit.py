@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError
 from ...core.settings import LARGEST
-from . import (Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of,
+from .. import (Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of,
                      split_federated_recommender, whole)
 
 if TYPE_CHECKING:

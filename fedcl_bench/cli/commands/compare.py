@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, unknown
-from . import OF_RECORDS, LeftOut, add_options, print_json, records_where, say_tuned, settings_of, tuned_of
+from .. import OF_RECORDS, LeftOut, add_options, print_json, records_where, say_tuned, settings_of, tuned_of
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow

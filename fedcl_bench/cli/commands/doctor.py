@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from ...core.errors import UserError
 from ...core.files import shipped
-from . import add_options
+from .. import add_options
 
 # Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
 ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"

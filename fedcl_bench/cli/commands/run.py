@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from . import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
+from .. import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
                      tuned_of, workers)
 
 if TYPE_CHECKING:
