@@ -17,7 +17,7 @@ from pathlib import Path
 
 from machine import heading
 
-from fedcl_bench.cli.commands import count, counts
+from fedcl_bench.cli import count, counts
 
 BENCH = Path(__file__).resolve().parents[1] / "run_bench.py"
 COMMAND = """\

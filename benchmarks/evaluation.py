@@ -20,7 +20,7 @@ import torch
 from machine import heading
 from torch import Tensor
 
-from fedcl_bench.cli.commands import count
+from fedcl_bench.cli import count
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation.ranking import rank_all
 from fedcl_bench.plugin.backbone import ITEM, USER

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from machine import copy_bandwidth, heading
 
-from fedcl_bench.cli.commands import count
+from fedcl_bench.cli import count
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.source import find_file
 from fedcl_bench.core.errors import UserError

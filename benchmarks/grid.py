@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machine import heading
 
-from fedcl_bench.cli.commands import count, counts, names
+from fedcl_bench.cli import count, counts, names
 
 BENCH = Path(__file__).resolve().parents[1] / "run_bench.py"
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from machine import heading
 
-from fedcl_bench.cli.commands import count
+from fedcl_bench.cli import count
 from fedcl_bench.experiments import papers
 from fedcl_bench.records.index import INDEX
 from fedcl_bench.runs.registry import discover

@@ -24,7 +24,7 @@ import torch
 from engine_round import engine_round
 from machine import heading
 
-from fedcl_bench.cli.commands import count, counts
+from fedcl_bench.cli import count, counts
 from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.rng import DrawKey

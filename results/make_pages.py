@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from fedcl_bench.cli.commands import LeftOut
+from fedcl_bench.cli import LeftOut
 from fedcl_bench.cli.commands.tables import statistics_of
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically

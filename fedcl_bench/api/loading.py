@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
 from ..kernels.memory import importing
@@ -43,58 +43,57 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
     runs = [load_record(folder)] if single else load_runs(folder, warned)
     for key, wanted in (("method", method), ("backbone", backbone), ("dataset", dataset)):
         if wanted is not None:
-            runs = _with_name(runs, folder, key, wanted)
+            present = {run.head[key] for run in runs}
+            chosen = {wanted} & present or {name for name in present if name.lower() == wanted.lower()}
+            if not chosen:
+                raise unknown(f"{key} in the records of {folder}", wanted, present)
+            runs = [run for run in runs if run.head[key] in chosen]
     for name, value in settings.items():
         runs = _with_setting(runs, folder, name, value)
     # A record is in RESULTS/runs/NAME.
     records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
     origin = Origin(discover(folders(plugins)), records, data_dir, tuple(folders(plugins)))
-    runs = [run for run in _single_combination(runs, folder) if run.whole]
-    if not runs:
+    _check_combination(runs, folder)
+    if not (runs := [run for run in runs if run.whole]):
         raise UserError(f"load: none of the records in {folder} can be used; the warnings say why.")
     return Results(runs, origin)
 
 
-def _with_name(runs: Sequence[Run], folder: Path, key: str, wanted: str) -> list[Run]:
-    """The runs of a method, backbone or dataset, whatever the case of its name."""
-    present = {run.head[key] for run in runs}
-    chosen = {wanted} if wanted in present else {name for name in present if name.lower() == wanted.lower()}
-    if not chosen:
-        raise unknown(f"{key} in the records of {folder}", wanted, present)
-    return [run for run in runs if run.head[key] in chosen]
-
-
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
-    """The runs in which a setting has a value, however it is written."""
+    """The runs in which a setting has a value, as itself or as ``--set`` writes it."""
     values = [recorded(run.head["settings"], name) for run in runs]
     present = {as_text(each) for each in values if each is not None}
     if not present:
         known = {key for run in runs for key in run.head["settings"]}
         raise unknown(f"setting in the records of {folder}", name, known)
-    kept = [run for run, each in zip(runs, values) if each is not None and _same(each, value)]
+
+    def same(found: Any) -> bool:
+        listed = isinstance(found, list) and not isinstance(value, (list, tuple, str))
+        wanted = list(value) if isinstance(value, tuple) else [value] if listed else value
+        return found is not None and (found == wanted or as_text(found) == as_text(wanted))
+    kept = [run for run, found in zip(runs, values) if same(found)]
     if not kept:
         raise UserError(f"setting '{name}': found {value!r}, accepted: what records in {folder} have, "
                         f"{', '.join(sorted(present))}.")
     return kept
 
 
-def _same(recorded: Any, wanted: Any) -> bool:
-    """Whether a setting has a value: as itself, or as ``--set`` writes it."""
-    listed = list(wanted) if isinstance(wanted, tuple) else [wanted] if isinstance(recorded, list) and not \
-        isinstance(wanted, (list, str)) else wanted
-    return recorded == listed or as_text(recorded) == as_text(wanted)
-
-
-def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
-    """The runs, if they differ in their seeds only; raises UserError with what tells them apart."""
+def _check_combination(runs: Sequence[Run], folder: Path) -> None:
+    """Raise UserError unless the runs differ in their seeds only, with what tells them apart."""
     for key in ("method", "backbone", "dataset"):
         values = sorted({run.head[key] for run in runs})
         if len(values) > 1:
             raise UserError(f"load: records of several {key}s in {folder}: {', '.join(values)}.\n"
                             f"Narrow them: load({str(folder)!r}, {key}={values[0]!r}).")
-    if differing := _differing([comparable(run.head["settings"]) for run in runs]):
-        words = "; ".join(f"{name} ({', '.join(values)})" for name, values in list(differing.items())[:6])
-        raise UserError(f"load: records in {folder} differ in settings: {words}.\n"
+    settings = [comparable(run.head["settings"]) for run in runs]
+    differing = {}
+    for name in sorted({name for each in settings for name in each}):
+        found = (recorded(each, name) for each in settings)
+        texts = {"no effect" if value is None else as_text(value) for value in found}
+        if len(texts) > 1:
+            differing[name] = f"{name} ({', '.join(sorted(texts))})"
+    if differing:
+        raise UserError(f"load: records in {folder} differ in settings: {'; '.join(list(differing.values())[:6])}.\n"
                         f"Narrow them, as with {next(iter(differing))}=VALUE, or load the folder of one record.")
     by_seed: dict[int, Run] = {}
     for run in runs:
@@ -103,15 +102,3 @@ def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
             raise UserError(f"load: two records of seed {run.seed} in {folder} have the same settings: "
                             f"{other.hash[:12]}, {run.hash[:12]} (other data, device or code).\nLoad one of them by "
                             f"its folder, or take it away.")
-    return list(runs)
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The settings that are not the same in all of these, each with its values."""
-    differing = {}
-    for name in sorted({name for each in settings for name in each}):
-        values = (recorded(each, name) for each in settings)
-        texts = {"no effect" if value is None else as_text(value) for value in values}
-        if len(texts) > 1:
-            differing[name] = sorted(texts)
-    return differing

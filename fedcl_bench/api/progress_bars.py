@@ -30,7 +30,8 @@ class Display:
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
                         TextColumn("{task.fields[status]}"), console=self._console, transient=True,
                         refresh_per_second=5, disable=quiet or not self._console.is_terminal)
-        self._task = self._block = None
+        self._task = self._block = self._told = None
+        self._began, self._first = 0.0, 0
 
     def __enter__(self) -> "Display":
         self._bar.start()
@@ -59,74 +60,57 @@ class Display:
         self._bar.remove_task(task)
 
     def update(self, stream: Stream, progress: Progress) -> None:
-        """Show the state after a round; does nothing for the call after a whole step."""
-        if progress.fraction_done:
-            return self._update_round(progress)
-        if stream.domains:
-            return self._update_domains(stream, progress)
-        if self._quiet or not progress.curve or (progress.round == 0 and not progress.trained):
+        """Show the state within or after a round, and a line when a block or all domains have ended."""
+        if self._quiet or not (progress.fraction_done or progress.curve):
             return
-        step, rounds = progress.step, self._config.server.rounds
-        metric = self._config.evaluation.valid_metric
+        step, server, metric = progress.step, self._config.server, self._config.evaluation.valid_metric
+        if progress.fraction_done:
+            best = f", best validation {progress.best_value:.4f}" if progress.curve and not stream.domains else ""
+            return self._show(stream, progress, f"round {progress.round + 1}: {progress.fraction_done:.0%}{best}")
+        if stream.domains:
+            if step == 0:
+                last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
+                self._show(stream, progress, f"validation {metric} " + ", ".join(
+                    f"{name} {last[number]:.4f}" for number, name in enumerate(stream.domains) if number in last))
+                for number, name in enumerate(stream.domains) if progress.trained else ():
+                    self._ended(name, progress, number)
+        elif progress.round or progress.trained:
+            valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
+            text = f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else \
+                "not validated yet"
+            self._show(stream, progress, text)
+            done = progress.round - self._first
+            if done > 1:
+                later = sum(s.interactions for s in stream.steps[step + 1:]) / stream.steps[step].interactions
+                rounds = server.rounds - progress.round + server.rounds * later
+                left = int((time.perf_counter() - self._began) / (done - 1) * rounds)
+                self._bar.update(self._task, status=f"{text}, at most {left // 60}:{left % 60:02d} left")
+            if progress.trained:
+                self._ended(f"block {step}", progress, step)
+
+    def _show(self, stream: Stream, progress: Progress, status: str) -> None:
+        """The bar of a block or of all domains, which begins with its first round."""
+        step = 0 if stream.domains else progress.step
         if self._block != step:
-            self._block, self._began, self._first = step, time.perf_counter(), progress.round - 1
+            self._block, self._began = step, time.perf_counter()
+            self._first = progress.round - (not progress.fraction_done)
             if self._task is not None:
                 self._bar.remove_task(self._task)
-            if self._verbose:
-                way = progress.ways[step]
-                self._console.print(f"  block {step}: clients are trained '{way}' ({meaning_of(way)})")
-            self._task = self._bar.add_task(f"  block {step} of 0-{len(stream.steps) - 1}", total=rounds, status="")
-        done = progress.round - self._first
-        per_round = (time.perf_counter() - self._began) / max(done - 1, 1) if done > 1 else 0.0
-        size = stream.steps[step].interactions
-        later = sum(s.interactions for s in stream.steps[step + 1:]) / size
-        left = per_round * (rounds - progress.round + rounds * later)
-        valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
-        self._bar.update(self._task, completed=progress.round, status=(
-            (f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else "not validated yet")
-            + (f", at most {int(left) // 60}:{int(left) % 60:02d} left" if left else "")))
-        if progress.trained:
-            seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in progress.curve
-                          if row["step"] == step)
-            self._console.print(f"  block {step}: {progress.round} rounds in {seconds:.1f} s, "
-                                f"best validation {metric} {progress.best_value:.4f} "
-                                f"in round {progress.best_round(step, self._config.server.best_round)}"
-                                + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
+            name = "domains" if stream.domains else f"block {step} of 0-{len(stream.steps) - 1}"
+            self._task = self._bar.add_task(f"  {name}", total=self._config.server.rounds, status="")
+        if self._verbose and self._told != step and (stream.domains or len(progress.ways) > step):
+            self._told = step
+            self._console.print(
+                f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}" if stream.domains else
+                f"  block {step}: clients are trained '{progress.ways[step]}' ({meaning_of(progress.ways[step])})")
+        self._bar.update(self._task, completed=progress.round, status=status)
 
-    def _update_domains(self, stream: Stream, progress: Progress) -> None:
-        """Show the state of all domains after a round, and each one's best round when all have ended."""
-        if self._quiet or not progress.curve or progress.step:
-            return
-        if self._block is None:
-            self._begin_domains()
-        metric = self._config.evaluation.valid_metric
-        last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
-        self._bar.update(self._task, completed=progress.round, status=f"validation {metric} " + ", ".join(
-            f"{name} {last[number]:.4f}" for number, name in enumerate(stream.domains) if number in last))
-        for number, name in enumerate(stream.domains) if progress.trained else ():
-            rows = [row for row in progress.curve if row["step"] == number]
-            best = progress.best_round(number, self._config.server.best_round)
-            seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in rows)
-            self._console.print(f"  {name}: {len(rows)} rounds in {seconds:.1f} s, best validation {metric} "
-                                f"{rows[best - 1]['valid']:.4f} in round {best}"
-                                + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
-
-    def _begin_domains(self) -> None:
-        self._block, self._began, self._first = 0, time.perf_counter(), 0
-        if self._verbose:
-            self._console.print(f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}")
-        self._task = self._bar.add_task("  domains", total=self._config.server.rounds, status="")
-
-    def _update_round(self, progress: Progress) -> None:
-        """Show how far a long round has come."""
-        if self._quiet:
-            return
-        step, rounds = progress.step, self._config.server.rounds
-        if self._config.is_domains and self._block is None:
-            self._begin_domains()
-        if self._block != step:
-            self._block, self._began, self._first = step, time.perf_counter(), progress.round
-            self._task = self._bar.add_task(f"  block {step}", total=rounds, status="")
-        best = f", best validation {progress.best_value:.4f}" if progress.curve and not self._config.is_domains else ""
-        self._bar.update(self._task, completed=progress.round, status=f"round {progress.round + 1}: "
-                         f"{progress.fraction_done:.0%}{best}")
+    def _ended(self, name: str, progress: Progress, step: int) -> None:
+        """The line of a block or domain whose rounds are over."""
+        server = self._config.server
+        rows = [row for row in progress.curve if row["step"] == step]
+        best = progress.best_round(step, server.best_round)
+        seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in rows)
+        self._console.print(f"  {name}: {len(rows)} rounds in {seconds:.1f} s, best validation "
+                            f"{self._config.evaluation.valid_metric} {rows[best - 1]['valid']:.4f} in round {best}"
+                            + ("; tested is the last" if server.tested_round == "last" else ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS = ("rounds", "matrix")
-
-
-def _picture(figure: Figure) -> bytes:
-    """A figure as PNG, as large as a page shows it."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
 
 
 class Results:
@@ -190,21 +183,23 @@ class Results:
         Raises:
             UserError: for an unknown kind or metric.
         """
-        figure = self._figure(kind, metric)
-        # A notebook shows a figure that pyplot has not made only if it gives its own picture.
-        figure._repr_png_ = partial(_picture, figure)
-        return figure
-
-    def _figure(self, kind: str, metric: str | None) -> Figure:
         if kind not in PLOTS:
             raise unknown("kind of plot", kind, PLOTS)
-        look = draw.looks({self.method: self.method})
-        title = self._title()
+        look, title, metric = draw.looks({self.method: self.method}), self._title(), metric or self.metric
         if kind == "rounds":
-            return draw.validation_curves({self.method: scores.validation_curves(self.runs)}, look, self.metric, title)
-        metric = metric or self.metric
-        scores.check_metric(self.runs, metric)
-        return draw.forgetting_maps({self.method: scores.mean_matrix(self.runs, metric)}, look, metric, title)
+            curves = scores.validation_curves(self.runs)
+            figure = draw.validation_curves({self.method: curves}, look, self.metric, title)
+        else:
+            scores.check_metric(self.runs, metric)
+            figure = draw.forgetting_maps({self.method: scores.mean_matrix(self.runs, metric)}, look, metric, title)
+
+        def picture() -> bytes:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=120)
+            return buffer.getvalue()
+        # A notebook shows a figure that pyplot has not made only if it gives its own picture.
+        figure._repr_png_ = picture
+        return figure
 
     def model(self, seed: int | None = None) -> Model:
         """The trained model of a seed, as it was tested after the last block.
@@ -252,15 +247,12 @@ class Results:
         """The table with its caption, for notebooks; every name is escaped."""
         folders = "<br>".join(escape(str(folder)) for folder in dict.fromkeys(self.folders))
         return (f"<div><b>{escape(self._title())}</b>{self.table().to_html(escape=True)}"
-                f"<small>{escape(self._units())}<br>{folders}</small></div>")
+                f"<small>test users per block: {', '.join(map(str, tested(self.runs[0])['users']))}<br>{folders}"
+                f"</small></div>")
 
     def _title(self) -> str:
         return f"{self.method} on {self.backbone}, {self.dataset}; seed{'s' * (len(self.runs) > 1)} " \
                f"{seed_text(self.seeds)}"
-
-    def _units(self) -> str:
-        """How many users the means are over."""
-        return f"test users per block: {', '.join(map(str, tested(self.runs[0])['users']))}"
 
     @cached_property
     def _combined(self) -> dict[str, Any]:

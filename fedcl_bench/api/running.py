@@ -12,14 +12,14 @@ from ..kernels.memory import importing
 from ..core.settings import LARGEST_SEED, MOST_SEEDS
 
 with importing():
-    from ..runs.config import resolve_device
+    from ..runs.config import make_config, resolve_device
     from ..runs.plugin_errors import named
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
     from ..records.store import load_record
     from .origin import Origin, located
     from .results import Results
-    from .seeds import Execution, SharedStream, configurations, run_seeds
+    from .seeds import Execution, SharedStream, run_seeds
     from .stopping import stop_between_rounds
 
 
@@ -57,8 +57,8 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     names = *_names(registry, method, backbone), dataset
     overrides = [("fb.run", settings)]
     data_dir = None if data_dir is None else Path(data_dir)
-    configs = configurations(registry, names, range(first, first + count), overrides, data_dir,
-                             resolve_device(device))
+    device = resolve_device(device)
+    configs = [make_config(registry, *names, seed, overrides, data_dir, device) for seed in range(first, first + count)]
     try:
         with stop_between_rounds() as stop, named(), closed_to_others():
             done = run_seeds(configs, overrides, SharedStream(configs[0]),

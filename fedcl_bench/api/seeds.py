@@ -1,4 +1,4 @@
-"""The seeds of one ``run``: their configurations, the stream that they share, their execution, and their mean."""
+"""The seeds of one ``run``: the stream that they share, their execution, and their mean."""
 
 from __future__ import annotations
 
@@ -11,26 +11,13 @@ import numpy as np
 from ..data.datasets import load_stream, thin_note
 from ..data.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
-from ..evaluation.continual import SUMMARIES
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
-from ..runs.config import RunConfig, inactive_notes, make_config
+from ..runs.config import RunConfig, inactive_notes
 from ..runs.logs import RunLog, Target
-from ..runs.registry import Registry
 from ..runs.runner import Engine, Here, Watch, execute
 from ..runs.specs import Layers
 from .progress_bars import Display
-
-
-def configurations(registry: Registry, names: tuple[str, str, str], seeds: Iterable[int], overrides: Layers,
-                   data_dir: Path | None, device: str) -> list[RunConfig]:
-    """The configuration of every seed.
-
-    Args:
-        names: of the method, the backbone and the dataset.
-        overrides, data_dir, device: as for ``make_config``, with its errors.
-    """
-    return [make_config(registry, *names, seed, overrides, data_dir, device) for seed in seeds]
 
 
 class SharedStream:
@@ -147,20 +134,13 @@ def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         metrics[name] = {"per_block": blocks.mean(0).tolist(), "per_block_std": [deviation(b) for b in blocks.T],
                          "avg_incremental": float(np.mean(averages)) if several else None,
                          "avg_incremental_std": deviation(averages) if several else None}
-    continual = {metric: {name: float(np.mean([result["continual"][metric][name] for result in results]))
-                          if results[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
-                 for metric in metrics}
     first = results[0]
-    beyond = {name: _mean_of([result[name] for result in results]) for name in ("lists", "groups")
-              if all(name in result for result in results)}
-    common = ("method", "backbone", "dataset", "device", "settings", "tested", "environment")
-    return {**beyond, **{key: first[key] for key in common},
-            "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
-            "continual": continual,
-            "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),
-            "seconds": {key: float(np.mean([result["seconds"][key] for result in results]))
-                        for key in first["seconds"]},
-            "peak_memory_mib": max(result["peak_memory_mib"] for result in results), "record": first["record"],
+    means = {name: _mean_of([result[name] for result in results])
+             for name in ("continual", "rounds", "seconds", "lists", "groups") if all(name in r for r in results)}
+    common = ("method", "backbone", "dataset", "device", "settings", "tested", "environment", "record", "seed")
+    return {**means, **{key: first[key] for key in common}, "metrics": metrics,
+            "seeds": [result["seed"] for result in results],
+            "peak_memory_mib": max(result["peak_memory_mib"] for result in results),
             "reused": all(result["reused"] for result in results), "runs": results}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Sequence
 import pandas as pd
 
 from ..core.errors import UserError
-from ..reports.comparison import Comparison, against_each
+from ..reports.comparison import against_each
 from ..reports.selection import parse_method
 from ..runs.config import CORE_SETTINGS
 from ..records.run import Run
@@ -56,26 +56,19 @@ def runs_of(text: str, run: Run, origin: Origin, tuned: Path | None) -> list[Run
     return runs
 
 
-def frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """One row per other method; the columns are those of ``Results.compare``."""
-    return pd.DataFrame([_row(c) for c in comparisons])
-
-
-def _row(c: Comparison) -> dict[str, Any]:
-    seeds = c.by_seed
-    return {"against": c.other, "difference": c.users.difference, "low": c.users.low, "high": c.users.high,
-            "t": c.users.t, "p": c.users.p, "p_holm": c.p_holm, "p_sign_flip": c.users.p_permutation,
-            "d_z": c.users.effect, "users": c.users.n, "users_left_out": c.users_left_out,
-            "seeds": seed_text(c.seeds), "seeds_left_out": seed_text(c.left_out),
-            "seed_difference": seeds.difference if seeds else None, "seed_t": seeds.t if seeds else None,
-            "seed_p": seeds.p if seeds else None}
-
-
 def against(mine: tuple[str, Sequence[Run]], others: dict[str, Sequence[Run]], metric: str,
             blocks: Sequence[int] | None) -> pd.DataFrame:
-    """The first method against each of the others; errors as of ``against_each``."""
+    """The first method against each of the others, one row per other method; the columns are those of
+    ``Results.compare``. Errors as of ``against_each``."""
     name, runs = mine
     if same := [other for other, of_other in others.items() if {r.hash for r in of_other} & {r.hash for r in runs}]:
         raise UserError(f"compare: {same[0]} are the same runs as those compared; name another method.")
+    rows = []
     # A name of its own, so that a variant of the method does not take its place.
-    return frame(against_each({f"{name} ": runs, **others}, f"{name} ", metric, blocks))
+    for c in against_each({f"{name} ": runs, **others}, f"{name} ", metric, blocks):
+        by_seed = {f"seed_{what}": getattr(c.by_seed, what, None) for what in ("difference", "t", "p")}
+        rows.append({"against": c.other, "difference": c.users.difference, "low": c.users.low, "high": c.users.high,
+                     "t": c.users.t, "p": c.users.p, "p_holm": c.p_holm, "p_sign_flip": c.users.p_permutation,
+                     "d_z": c.users.effect, "users": c.users.n, "users_left_out": c.users_left_out,
+                     "seeds": seed_text(c.seeds), "seeds_left_out": seed_text(c.left_out), **by_seed})
+    return pd.DataFrame(rows)

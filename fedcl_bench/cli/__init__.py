@@ -1,1 +1,254 @@
-"""The command line: arguments in, text and progress bars out. Each command's file holds its options and its help."""
+"""The command line: arguments in, text and progress bars out. Each command's file holds its options and its help.
+
+Here are options and behaviour that several commands share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+
+from ..core.errors import Corrupt, UserError, unknown
+from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments
+from ..core.text import for_terminal, quoted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..runs.registry import Registry
+    from ..runs.specs import RunSpec, Tuned, Where
+
+_SHOWN = 3  # records that are left out and named
+
+
+def names(text: str) -> tuple[str, ...]:
+    """argparse type of a list of names."""
+    parts = tuple(name.strip() for name in text.split(","))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: names with commas, as ft,reg")
+    return parts
+
+
+class Extend(argparse.Action):
+    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before; the first use takes the
+    place of the default."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        lists = values if self.nargs else [values]
+        before = getattr(namespace, self.dest)
+        before = () if before is None or before is self.default else before
+        setattr(namespace, self.dest, (*before, *itertools.chain.from_iterable(lists)))
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """argparse type of positive numbers with commas."""
+    return tuple(map(count, text.split(",")))
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """argparse type of a whole number, in decimal."""
+    def convert(text: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,18}", text) or not low <= int(text) <= high:
+            limit = "" if high >= LARGEST and len(text) < 10 else f" to {high}"
+            raise argparse.ArgumentTypeError(f"found {quoted(text)}, accepted: a whole number from {low}{limit}")
+        return int(text)
+    return convert
+
+
+seed = whole(0, LARGEST_SEED)  # of --seed
+count = whole(1, LARGEST)  # of what is there once at least
+seeds = whole(1, MOST_SEEDS)  # of --seeds
+workers = whole(1, 1024)  # threads, processes, shards
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_LIST = {"type": names, "action": Extend, "metavar": "A,B"}
+_TUNED = {"nargs": "?", "const": True, "type": Path, "metavar": "DIR"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plugins": {"action": "append", "default": [], "metavar": "DIR", "type": Path,
+                "help": "also load the plugin files of this folder; repeatable"},
+    "results": {"type": Path, "default": Path("results"), "metavar": "DIR",
+                "help": "folder of run records (default: ./results)"},
+    "records": {"type": Path, "default": Path("results"), "metavar": "DIR",
+                "help": "a results folder or a folder of compact records (default: ./results)"},
+    "data-dir": {"metavar": "DIR", "type": Path, "help": "folder with NAME/NAME.inter or NAME.inter (default: ./data, "
+                                                         "then RecBole's bundled files)"},
+    "set": {"action": "append", "default": [], "metavar": "NAME=VALUE", "dest": "assignments",
+            "help": "change a setting; repeatable. `list METHOD` shows the names"},
+    "methods": {**_LIST, "help": "methods, as ft,reg,kd,f3crec; repeatable"},
+    "backbones": {**_LIST, "help": "backbones, as fedmf; repeatable"},
+    "datasets": {**_LIST, "help": "datasets, as ml-100k, or paths of atomic files; repeatable"},
+    "tuned": {**_TUNED, "help": "settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then "
+                                "the shipped results/tuned)"},
+    "seed": {"type": seed, "default": 0, "metavar": "N", "help": "random seed (default: 0)"},
+    "seeds": {"type": seeds, "metavar": "K", "help": "run K seeds (default: %(default)s)"},
+    "paper": {"metavar": "NAME"},
+    "table": {"type": counts, "action": Extend, "metavar": "N"},
+    "jobs": {"type": workers, "metavar": "N",
+             "help": f"runs at the same time (default: number of cores, here {cores()})"},
+    "threads": {"type": workers, "default": 1, "metavar": "N", "help": "threads of PyTorch per run (default: 1)"},
+    "device": {"choices": ("cpu", "cuda", "auto"), "help": "where to compute (default: cpu)"},
+    "ray": {"metavar": "ADDRESS", "help": "over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
+                                          "that of a head; see docs/privacy.md"},
+    "by": {"type": names, "action": Extend, "default": (), "metavar": "GROUP,...",  # of evaluation/beyond_accuracy.py
+           "help": "new-users, old-users, least-active, most-active, worst-decile, new-items, old-items, "
+                   "popular-items, rare-items"},
+    "metric": {"metavar": "NAME@K",
+               "help": "default: that of the runs' validation, ndcg@20 on blocks and hit@10 on other streams"},
+    "out": {"type": Path, "default": Path("results/figures"), "metavar": "DIR", "help": "default: ./results/figures"},
+    "format": {**_LIST, "default": ("png", "pdf"), "help": "png, pdf, svg; repeatable (default: png,pdf)"},
+    "dry-run": {"action": "store_true", "help": "show which runs there are and which have records"},
+    "quiet": {"action": "store_true", "help": "no progress, only the result"},
+    "json": {"action": "store_true", "help": "print one JSON object and nothing else on standard output"},
+}
+CELLS = ("methods", "backbones", "datasets")
+POOL = ("data-dir", "results", "plugins", "jobs", "threads")  # where many runs are, and how many at the same time
+DRAWN = ("out", "format")
+OF_RECORDS = (  # of ``--tuned`` of commands that read records
+    "of runs with the settings that `tune` wrote into DIR (without DIR: my-tuned/ in the folder of records, "
+    "then the shipped results/tuned); without this option, of runs with default settings")
+
+
+def add_options(parser: argparse._ActionsContainer, *shared: str, **helps: str) -> None:
+    """Declare options that several commands have, in this order; then those of ``helps``, with a help text of the
+    command's own. ``--by`` and ``--ray`` say after it what they take."""
+    for name in (*shared, *helps):
+        option, text = _OPTIONS[name], helps.get(name)
+        if text and name in ("by", "ray"):
+            text += f"{':' if name == 'by' else ''} {option['help']}"
+        one = [f"--{name[:-1]}"] if name in CELLS else []
+        parser.add_argument(f"--{name}", *one, **{**option, **({"help": text} if text else {})})
+
+
+def results_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that makes runs named."""
+    from ..runs.specs import Where
+
+    return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
+
+
+def records_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that reads records named."""
+    from ..runs.specs import Where
+
+    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
+
+
+def tuned_of(args: argparse.Namespace) -> Tuned | None:
+    """What ``--tuned`` asks for."""
+    from ..runs.specs import Tuned
+
+    if hasattr(args, "records"):
+        return Tuned.of(args.tuned, args.records, records_where(args))
+    return Tuned.of(args.tuned, args.results, results_where(args))
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, str]:
+    """The settings of ``--set``."""
+    return parse_assignments(args.assignments, "--set")
+
+
+class LeftOut:
+    """Says on standard error which records are left out and why, the first few of them one by one."""
+
+    def __init__(self):
+        self._count = 0
+
+    def __call__(self, error: Corrupt) -> None:
+        self._count += 1
+        if self._count <= _SHOWN:
+            print(for_terminal(f"left out: {error.wrong}."), file=sys.stderr)
+        elif self._count == _SHOWN + 1:
+            print("left out: more records, for reasons like these.", file=sys.stderr)
+
+
+def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
+    """Say on standard error which tuned settings the specs have."""
+    if tuned is not None and not quiet:
+        print(tuned.used(specs), file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object, as a line; None for infinite numbers (t where all differences are the same)."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(x) for key, x in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(x) for x in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    print(json.dumps(plain(value), allow_nan=False))
+
+
+def check_formats(formats: Iterable[str]) -> None:
+    """Raise UserError for a format that figures cannot have."""
+    from ..reports.draw import FORMATS
+
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+
+
+def save_figure(file: str, figure: Figure, out: Path, formats: Iterable[str]) -> list[Path]:
+    """Write a figure in every format asked for; the paths.
+
+    Args:
+        file: its name without suffix.
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    from ..reports.draw import save
+
+    paths = [out / f"{file}.{kind}" for kind in formats]
+    for path in paths:
+        with writing(path):
+            save(figure, path)
+    return paths
+
+
+@contextmanager
+def writing(path: Path, helps: str = "use --out DIR") -> Iterator[None]:
+    """While a file that a command shows is written: its folder is made, and an error says what helps."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); {helps}.") from None
+
+
+def interrupted(kept: str = "finished runs and rounds are kept, the same command goes on from there.") -> int:
+    """Say that the user stopped the command; returns the exit status."""
+    print(f"run_bench.py: interrupted; {kept}", file=sys.stderr)
+    return 130
+
+
+def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
+    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method.
+
+    Names of ``--method`` and ``--backbone`` are put into their spelling.
+    """
+    for kind in ("method", "backbone"):
+        if name := getattr(args, kind):
+            setattr(args, kind, registry.spelled(kind, name))
+    if args.method and not registry.knows("method", args.method):
+        args.method = registry.spelled("backbone", args.method)
+    name = args.method
+    if not registry.is_recommender(name):
+        return
+    if args.backbone not in (None, name):
+        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
+                        f"--backbone {args.backbone} beside it, leave one of the two out.")
+    args.method, args.backbone = "ft", name

@@ -23,7 +23,7 @@ from ..experiments.pool import Board, Pool
 from ..experiments.tune import Result
 from ..runs.specs import seed_text
 from ..stats.significance import ALIKE
-from .commands import cores, interrupted, print_json
+from . import cores, interrupted, print_json
 from .show import print_table
 
 

@@ -112,7 +112,7 @@ class Registry:
 
     def _find(self, kind: str, name: str) -> Plugin | None:
         """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to."""
-        if self.waiting and name not in self._asked:
+        if name and self.waiting and name not in self._asked:
             self._asked.add(name)
             given = re.compile(rb"^\s+name\s*(:.*)?=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
                                re.IGNORECASE | re.MULTILINE)

@@ -20,7 +20,7 @@ from fabricate import fabricate, level
 from helpers import ROOT, same_numbers
 
 import fedcl_bench as fb
-from fedcl_bench.api import running, seeds
+from fedcl_bench.api import seeds
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
@@ -115,7 +115,8 @@ def test_it_runs_in_a_thread_that_receives_no_signals_and_shows_progress(tmp_pat
     (("f3crec",), {}, "the backbone is missing"), (("f3crek", "fedmf"), {}, "f3crec"),
     (("ft", "fedmf"), {"seeds": 0}, "seeds=0"), (("ft", "fedmf"), {"first_seed": -1}, "first_seed=-1"),
     (("ft", "fedmf"), {"rounds": 0}, r"'rounds' \(fb.run\)"), (("ft", "fedmf"), {"plugins": "nowhere"}, "not a folder"),
-    (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting")])
+    (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting"),
+    (("ft", "fedmf"), {"seeds": 3, "lr": -1}, "'lr'")])
 def test_what_is_wrong_is_said(tmp_path, arguments, settings, words):
     with pytest.raises(fb.UserError, match=words):
         fb.run(*arguments, results=tmp_path, **settings)
@@ -153,23 +154,18 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
         fb.load(folder / "nowhere")
 
 
-def test_load_names_the_settings_that_differ(registry, tmp_path):
-    for eps in (0.001, 0.009):
-        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", eps),)), 0, level(0.1))
-    with pytest.raises(fb.UserError, match=r"eps \(0.001, 0.009\)"):
+@pytest.mark.parametrize("method, name, others, wrong", [
+    ("f3crec", "eps", (0.001, 0.009), 0.5), ("ft", "evaluate_every", (1, 2), 3)])  # records leave the default 1 out
+def test_load_names_the_settings_that_differ(registry, tmp_path, method, name, others, wrong):
+    for value in others:
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", ((name, value),)), 0, level(0.1))
+    with pytest.raises(fb.UserError, match=rf"{name} \({others[0]}, {others[1]}\)"):
         fb.load(tmp_path)
-    assert fb.load(tmp_path, eps=0.009).settings["eps"] == 0.009 == fb.load(tmp_path, eps="0.009").settings["eps"]
-
-
-def test_load_knows_defaults_that_records_leave_out(registry, tmp_path):
-    for overrides in ((), (("evaluate_every", 2),)):
-        fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k", overrides), 0, level(0.1))
-    assert fb.load(tmp_path, evaluate_every=2).settings["evaluate_every"] == 2
-    assert "evaluate_every" not in fb.load(tmp_path, evaluate_every=1).settings
-    with pytest.raises(fb.UserError, match=r"evaluate_every \(1, 2\)"):
-        fb.load(tmp_path)
-    with pytest.raises(fb.UserError, match="found 3, accepted.*1, 2"):
-        fb.load(tmp_path, evaluate_every=3)
+    with pytest.raises(fb.UserError, match=f"found {wrong}, accepted.*{others[0]}, {others[1]}"):
+        fb.load(tmp_path, **{name: wrong})
+    for value in others:
+        assert fb.load(tmp_path, **{name: value}).settings.get(name, 1) == value
+        assert fb.load(tmp_path, **{name: str(value)}).settings.get(name, 1) == value
 
 
 def test_load_refuses_what_has_not_finished(tmp_path, registry):
@@ -409,9 +405,3 @@ def test_data_that_has_changed_is_refused(results, folder, tmp_path):
     other = fb.load(folder, "f3crec", data_dir=tmp_path)
     with pytest.raises(fb.UserError, match="other data"):
         other.recommend(other.model().user_ids[0])
-
-
-def test_nothing_runs_if_a_setting_is_wrong(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "run_seeds", lambda *_, **__: pytest.fail("nothing is to run"))
-    with pytest.raises(fb.UserError, match="'lr'"):
-        fb.run("ft", "fedmf", seeds=3, results=tmp_path, lr=-1)

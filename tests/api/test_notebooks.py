@@ -1,11 +1,10 @@
-"""The notebooks under examples/: their cells run in order, without Jupyter a round long, with it as they stand."""
+"""The notebooks under examples/: their cells run in order, a round long."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import json
-import os
 
 import pandas as pd
 import pytest
@@ -42,16 +41,3 @@ def test_every_cell_runs(path, tmp_path, monkeypatch):
     values = [shown(code.replace("rounds=10", "rounds=1"), names) for code in cells(path)]
     kinds = {type(value) for value in values}
     assert {fb.Results, pd.DataFrame, Figure} <= kinds and all(v._repr_png_() for v in values if isinstance(v, Figure))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_jupyter_executes_it(path, tmp_path, monkeypatch):
-    nbclient = pytest.importorskip("nbclient", reason="needs nbclient, which the tests do not require")
-    nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which the tests do not require")
-    pytest.importorskip("ipykernel", reason="needs ipykernel, which the tests do not require")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert any("image/png" in data for data in outputs) and any("text/html" in data for data in outputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,8 @@ SESSIONS = ["--set", "stream=sessions", "--set", "min_session_length=5", "--set"
 QUICK = ["--set", "rounds=1"]
 
 
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def job(method, backbone, *assignments):
     return ["--method", method, "--backbone", backbone, *(part for text in assignments for part in ("--set", text))]
-
-
-def refused(capsys, *arguments):
-    """Run a bad command; returns its message after checking its form."""
-    assert main(list(arguments)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and "Traceback" not in captured.err
-    lines = [line for line in captured.err.strip().splitlines() if ", seed 0" not in line]  # the run's heading
-    assert len(lines) in (1, 2) and not Path("results/runs").exists()
-    return " ".join(lines)
-
-
-def run_json(capsys, *arguments):
-    assert main([*arguments, "--json"]) == 0
-    captured = capsys.readouterr()
-    return json.loads(captured.out), captured.err
 
 
 @pytest.mark.parametrize("arguments,words", [
@@ -72,40 +50,41 @@ def run_json(capsys, *arguments):
     (job("ft", "sasrec", "stream=sessions", "min_session_length=5", "min_sessions=60"),
      ["no user has 60 sessions", "min_sessions=N"]),
 ])
-def test_bad_commands(capsys, arguments, words):
-    message = refused(capsys, *arguments)
+def test_bad_commands(refused, arguments, words):
+    message = refused(*arguments)
     assert all(word in message for word in words), message
+    assert not Path("results/runs").exists()
 
 
 # What a user should know before the run is said once.
 
-def test_fewer_prototypes_than_neighbours(capsys):
+def test_fewer_prototypes_than_neighbours(run_json):
     """108 clients: at most 107 are of others after the first round."""
     many = [*job("fcucr", "sasrec", "neighbours=108"), *SESSIONS, *QUICK]
-    found, err = run_json(capsys, *many, "--seeds", "2")
+    found, err = run_json(*many, "--seeds", "2")
     assert len(found["runs"]) == 2
     note = ("neighbours=108: after the first round other clients have uploaded 107 prototypes; as long as there are "
             "fewer, all of them are used.")
     assert " ".join(err.split()).count(note) == 1
     assert err.index("neighbours=108") < err.index("block 0: 1 rounds")
-    _, err = run_json(capsys, *many, "--seeds", "2")
+    _, err = run_json(*many, "--seeds", "2")
     assert "neighbours" not in err  # nothing was trained
     for assignments in (["neighbours=107"], ["neighbours=108", "without=iupr"]):
-        _, err = run_json(capsys, *job("fcucr", "sasrec", *assignments), *SESSIONS, *QUICK)
+        _, err = run_json(*job("fcucr", "sasrec", *assignments), *SESSIONS, *QUICK)
         assert "after the first round" not in err
 
 
-def test_all_prototypes_are_used_if_there_are_fewer(capsys):
+def test_all_prototypes_are_used_if_there_are_fewer(run_json):
     """So that any k above their number gives the same."""
-    results = [run_json(capsys, *job("fcucr", "sasrec", f"neighbours={k}", "window=1"), *SESSIONS, "--set", "rounds=2",
+    results = [run_json(*job("fcucr", "sasrec", f"neighbours={k}", "window=1"), *SESSIONS, "--set", "rounds=2",
                         "--quiet")[0]["metrics"] for k in (108, 1000)]
     assert results[0] == results[1]
 
 
-def test_what_noise_guarantees_is_in_the_record(capsys):
+def test_what_noise_guarantees_is_in_the_record(capsys, run_json):
     """And shown with the result, also when that is an earlier one."""
     noisy = [*job("fcucr", "sasrec", "prototype_noise=0.1", "upload_noise=0.01"), *SESSIONS, *QUICK]
-    result, _ = run_json(capsys, *noisy, "--quiet")
+    result, _ = run_json(*noisy, "--quiet")
     formula, uploads = result["privacy"]["notes"]
     assert formula.startswith("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.")
     assert formula.endswith("this is no formal guarantee.")
@@ -142,23 +121,23 @@ def usual(user):
 USUAL = [usual(user) for user in range(12)]
 
 
-def test_users_with_one_session_only(capsys):
+def test_users_with_one_session_only(run_json):
     """Of the file's split: they train on it again in every round and are neither validated nor tested; a session of one
     interaction is none, and its user does not exist."""
     arguments = xing([*USUAL, [(range(40), "train")], [([5], "train")]])
-    found, _ = run_json(capsys, *job("fcucr", "sasrec"), *arguments, "--set", "rounds=3")
+    found, _ = run_json(*job("fcucr", "sasrec"), *arguments, "--set", "rounds=3")
     import pandas as pd
     curve, users = (pd.read_parquet(Path(found["record"]) / f"{name}.parquet") for name in ("rounds", "users"))
     assert curve.participants.tolist() == [13, 13, 13]
     assert users[users.metric == "hit@10"].groupby("tested_block").size().tolist() == [12]
 
 
-def test_only_users_with_one_session(capsys):
-    message = refused(capsys, *job("fcucr", "sasrec"), *QUICK, *xing([[(range(40), "train")]] * 3))
+def test_only_users_with_one_session(refused):
+    message = refused(*job("fcucr", "sasrec"), *QUICK, *xing([[(range(40), "train")]] * 3))
     assert "no valid session has 2 interactions with items that anybody trains on" in message
 
 
-def test_sessions_longer_than_the_encoders_length(capsys):
+def test_sessions_longer_than_the_encoders_length(run_json):
     """Only the last max_length + 1 interactions count: with others before them no number changes."""
     first = [[(range(40), "train")], [(range(40, 60), "train")]]  # numbers the items, and has some for negatives
 
@@ -168,17 +147,17 @@ def test_sessions_longer_than_the_encoders_length(capsys):
             tails = [[(5 * user + 3 * number + i) % 40 for i in range(16)] for number in range(4)]
             users.append([((before * tail)[:-1] + tail, split)  # of its own items, so that no other is known to it
                           for tail, split in zip(tails, ("train", "train", "valid", "test"))])
-        return run_json(capsys, *job("fcucr", "sasrec"), *xing(first + users), "--set", "rounds=3")[0]["metrics"]
+        return run_json(*job("fcucr", "sasrec"), *xing(first + users), "--set", "rounds=3")[0]["metrics"]
 
     assert metrics(0) == metrics(1) == metrics(3)
 
 
-def test_a_user_who_has_every_item(capsys):
-    message = refused(capsys, *job("fcucr", "sasrec"), *QUICK, *xing([*USUAL, [(range(90), "train")]]))
+def test_a_user_who_has_every_item(refused):
+    message = refused(*job("fcucr", "sasrec"), *QUICK, *xing([*USUAL, [(range(90), "train")]]))
     assert "user u12 has interacted with all but 0 of the 90 items, and 1 must be left" in message
 
 
-def test_a_single_test_session_is_said_to_be_one(capsys):
+def test_a_single_test_session_is_said_to_be_one(output, run_json):
     """A perfect score of one user is no result: the counts stand beside it, and its interval."""
     # All sessions of u0 have the same items. Nobody trains on those of the other users' last two.
     rows = [f"u{user}\ti{user * (1000 + 100 * session) + item}\t{10 ** 6 * session + item}\t{session}"
@@ -189,12 +168,11 @@ def test_a_single_test_session_is_said_to_be_one(capsys):
     command = [*job("ft", "gru4rec"), "--dataset", "tiny", "--set", "stream=sessions", "--set", "min_sessions=3",
                "--set", "min_session_length=2", "--set", "topk=3", "--set", "valid_metric=hit@3", "--set",
                "candidates=all", *QUICK]
-    result, _ = run_json(capsys, *command)
+    result, _ = run_json(*command)
     assert result["tested"] == {"users": [1], "interactions": [1]}
     (note,) = result["notes"]
     assert note.startswith("block 0 has only 1 test user; 95 % intervals of the means: ")
     assert any(f"hit@3 {text}" in note for text in ("0.0250 to 1.0000", "0.0000 to 0.9750"))
-    assert main(command) == 0
-    out = capsys.readouterr().out
+    out = output(*command)
     assert note in out and [line.split() for line in out.splitlines() if line.strip().startswith("test ")][1:] == [
         ["test", "users", "1"], ["test", "interactions", "1"]]

@@ -15,8 +15,6 @@ from synthetic import run_of
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import archives
-from fedcl_bench.data.source import locate
-from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.text import for_csv, for_markdown, for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
@@ -40,16 +38,6 @@ def test_names_that_are_not_safe_are_refused_before_they_are_paths(name, tmp_pat
         printed = capsys.readouterr()
         assert len(printed.err.splitlines()) <= 4 and "\x1b" not in printed.err and "\u202e" not in printed.err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_path_as_a_dataset_names_no_folder_outside(tmp_path, monkeypatch):
-    (tmp_path / "good").mkdir()
-    (tmp_path / "good" / "good.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n1\t1\t1\n")
-    shutil.copy(tmp_path / "good" / "good.inter", tmp_path / "we ird.inter")
-    monkeypatch.chdir(tmp_path / "good")
-    assert locate("../good/../good/good.inter", None, StreamSettings()).name == "good"
-    with pytest.raises(UserError, match="found the name 'we ird'"):
-        locate("../we ird.inter", None, StreamSettings())
 
 
 def test_an_index_names_only_files_of_its_folder(tmp_path):

@@ -14,7 +14,7 @@ from helpers import lay_shop
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.experiments.papers import Key, ffmsr
-from fedcl_bench.experiments.papers.definitions import Printed
+from fedcl_bench.experiments.papers import Printed
 from fedcl_bench.reports import domain_figures
 from fedcl_bench.reports.paper_figures import Job, Skip
 from fedcl_bench.reports.tables import Source, build

@@ -55,24 +55,23 @@ def test_a_cache_that_cannot_be_used_is_none(folder, cache):
     cache.write_text("a file in the place of the folder")
     assert CARD in discover([folder]).metadata() and read_all([folder]) is None
     cache.unlink()
-    discover([folder])
+    assert discover([folder]).plugins
     for damaged in ("{", "[]", "[" * 100_000, (cache / "plugins.json").read_text().replace('"title"', '"heading"')):
         (cache / "plugins.json").write_text(damaged)
         assert read_all([folder]) is None
-        discover([folder])
-        assert CARD in read_all([folder])
+        assert discover([folder]).plugins and CARD in read_all([folder])
 
 
 def test_two_plugins_of_one_name_are_left_to_the_registry(folder, tmp_path):
     (tmp_path / "second").mkdir()
     (tmp_path / "second/mine.py").write_text(MINE)
-    discover([folder]), discover([tmp_path / "second"])
+    assert discover([folder]).plugins and discover([tmp_path / "second"]).plugins
     assert read_all([folder, tmp_path / "second"]) is None
 
 
 def test_typos_are_answered_and_all_else_goes_on(folder, tmp_path):
     refuse_typos("mine", "fedmf", [folder])  # not cached
-    discover([folder])
+    assert discover([folder]).plugins  # imported, and cached
     for method, backbone in (("mine", "fedmf"), ("ft", "recbole:BPR"), ("pfedrec", None), ("FT", "FedMF")):
         refuse_typos(method, backbone, [folder])
     refuse_typos("mine", "fedmf", [tmp_path / "absent"])  # the registry says that the folder is absent

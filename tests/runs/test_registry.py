@@ -226,14 +226,12 @@ def test_one_setting_name_cannot_mean_two_things(tmp_path):
 def test_doctor_and_setup_agree():
     import configparser
 
-    from fedcl_bench.cli.commands.doctor import ACCOUNTANT, RAY, REQUIREMENTS
+    from fedcl_bench.cli.commands.doctor import ACCOUNTANT, RAY
     from fedcl_bench.stats import accounting
     from fedcl_bench.experiments import cluster
     assert (ACCOUNTANT, RAY) == (accounting.ACCOUNTANT, cluster.REQUIREMENT)
     parser = configparser.ConfigParser()
     parser.read(shipped("plugins").parent / "setup.cfg")
-    lines = [line for line in parser["options"]["install_requires"].splitlines() if line and not line.startswith("#")]
-    assert lines == list(REQUIREMENTS)
     for extra, requirement in (("privacy", ACCOUNTANT), ("ray", RAY)):
         assert requirement in parser["options.extras_require"][extra].splitlines()
         assert requirement in parser["options.extras_require"]["test"].splitlines()

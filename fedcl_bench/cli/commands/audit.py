@@ -8,11 +8,11 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError
 from ...core.settings import LARGEST
-from . import (Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of,
+from .. import (Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of,
                      split_federated_recommender, whole)
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
     parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
                         help="a name, or the path of an atomic file or its folder (default: ml-100k)")
+    levels = numbers("numbers from 0 with commas, as 0,0.1,0.5", lambda x: 0.0 <= x < math.inf)
     parser.add_argument("--noise", type=levels, action=Extend, default=NOISE, metavar="A,B",
                         help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
     parser.add_argument("--rounds", type=counts, action=Extend, default=(1, 20), metavar="A,B",
@@ -57,7 +58,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="the block they are of (default: the first in which the method acts)")
     parser.add_argument("--clients", type=count, default=0, metavar="N",
                         help="attack so many clients, drawn at random (default: all)")
-    parser.add_argument("--delta", type=probability, default=None, metavar="D",
+    parser.add_argument("--delta", type=numbers("a number between 0 and 1, as 1e-5", lambda x: 0.0 < x < 1.0, False),
+                        default=None, metavar="D",
                         help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
     add_options(parser, "seed")
     parser.add_argument("--seeds", type=seeds, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
@@ -66,26 +68,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "quiet", "json", "plugins")
 
 
-def levels(text: str) -> tuple[float, ...]:
-    """argparse type of ``--noise``."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(math.isfinite(level) and level >= 0.0 for level in values):
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: numbers from 0 with commas, as 0,0.1,0.5")
-    return tuple(sorted(set(values)))
-
-
-def probability(text: str) -> float:
-    """argparse type of ``--delta``."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value < 1.0:
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a number between 0 and 1, as 1e-5")
-    return value
+def numbers(accepted: str, is_one: Callable[[float], bool], several: bool = True) -> Callable[[str], Any]:
+    """argparse type of numbers with commas, sorted, or of one number."""
+    def levels(text: str) -> Any:
+        try:
+            values = [float(part) for part in (text.split(",") if several else [text])]
+        except ValueError:
+            values = [math.nan]
+        if not all(map(is_one, values)):
+            raise argparse.ArgumentTypeError(f"found '{text}', accepted: {accepted}")
+        return tuple(sorted(set(values))) if several else values[0]
+    return levels
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,13 +88,14 @@ def run(args: argparse.Namespace) -> int:
 
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)
-    stream, planned = _planned(args, registry, _settings(args, registry))
-    dataset = planned[0].config.source.name
+    stream, planned = _planned(args, registry)
+    first = planned[0]
+    dataset = first.config.source.name
     name = f"{args.method}-{args.backbone}-{dataset}".replace(":", "-")  # as records' folders
     out = args.out or Path("results/audits") / name
-    rounds = planned[0].rounds
-    _tell(args, f"audit of {args.method} on {args.backbone}, {dataset}, block {planned[0].block}, "
-                f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
+    if not args.quiet:
+        print(f"audit of {args.method} on {args.backbone}, {dataset}, block {first.block}, "
+              f"round{'s' if len(first.rounds) > 1 else ''} {', '.join(map(str, first.rounds))}", file=sys.stderr)
     frames: list[DataFrame] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -115,38 +109,25 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
     if args.json:
         print_json({**results, "folder": str(out)})
-        return 0
-    _show(results)
-    for path in files:
-        print(path)
+    else:
+        _show(results)
+        print(*files, sep="\n")
     return 0
 
 
-def _tell(args: argparse.Namespace, text: str) -> None:
-    if not args.quiet:
-        print(text, file=sys.stderr)
-
-
-def _settings(args: argparse.Namespace, registry: Registry) -> dict[str, str]:
-    """The settings of ``--set``; UserError if the command lacks a name or sets what an audit sets itself."""
-    for kind in ("method", "backbone"):
-        if getattr(args, kind) is None:
-            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
-                            f"For example: run_bench.py audit --method ft --backbone fedmf")
-    settings = settings_of(args)
-    for name in settings:
-        if name in OWN:
-            raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
-    return settings
-
-
-def _planned(args: argparse.Namespace, registry: Registry, settings: dict[str, str]) -> tuple[Stream, list[Level]]:
+def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list[Level]]:
     """The stream, and a run per level of noise and seed, all of them checked before the first is run."""
     from ...audit.audit import Level
     from ...data.datasets import load_stream
     from ...runs.config import make_config
 
-    rounds = tuple(sorted(set(args.rounds)))
+    for kind in ("method", "backbone"):
+        if getattr(args, kind) is None:
+            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
+                            f"For example: run_bench.py audit --method ft --backbone fedmf")
+    settings, rounds = settings_of(args), tuple(sorted(set(args.rounds)))
+    if name := next((name for name in settings if name in OWN), ""):
+        raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
 
     def config(noise: float, number: int) -> RunConfig:
         changes = dict(settings)
@@ -185,7 +166,9 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
             with bar(label, (level.block + 1) * level.rounds[-1], "rounds", args.quiet) as update:
                 frame, again = level_clients(level, out, lambda: stream, on_round=lambda: update(1), stop=stop)
             frames.append(frame)
-            _tell(args, f"{label}: {'from an earlier audit' if again else f'{time.perf_counter() - began:.1f} s'}")
+            if not args.quiet:
+                took = "from an earlier audit" if again else f"{time.perf_counter() - began:.1f} s"
+                print(f"{label}: {took}", file=sys.stderr)
             if stop() and level is not planned[-1]:
                 raise Stopped
 
@@ -213,5 +196,4 @@ def _show(results: dict[str, Any]) -> None:
 
     print(report.title(results))
     print_table(*report.table(results))
-    for line in report.notes(results):
-        print(line)
+    print(*report.notes(results), sep="\n")

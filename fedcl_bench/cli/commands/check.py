@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from . import Extend, add_options, names, print_json
+from .. import Extend, add_options, names, print_json
 
 if TYPE_CHECKING:
     from ...runs.registry import Plugin

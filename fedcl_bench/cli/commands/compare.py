@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, unknown
-from . import OF_RECORDS, LeftOut, add_options, print_json, records_where, say_tuned, settings_of, tuned_of
+from .. import OF_RECORDS, LeftOut, add_options, print_json, records_where, say_tuned, settings_of, tuned_of
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
-    from ...runs.registry import Registry
     from ...stats.significance import FriedmanComparison, PairedComparison
 
 EXAMPLES = """\
@@ -47,17 +45,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...records.store import incremental, load_all
     from ...reports.comparison import against_each, over_grid
     from ...reports.scores import parse_blocks, stream_metric
     from ...reports.selection import checked_spec, find_all, parse_method
+    from ...reports.tables import DAGGER
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
-    from ...records.store import incremental, load_all
 
-    registry = discover(args.plugins)
+    registry, datasets = discover(args.plugins), args.datasets or ("ml-100k",)
     if args.backbones is None:
         raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
-    datasets = args.datasets or ("ml-100k",)
     if not args.friedman and len(args.backbones) * len(datasets) > 1:
         raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
     if repeated := [method for method in args.methods if args.methods.count(method) > 1]:
@@ -67,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
     proposed = args.proposed or args.methods[0]
     if proposed not in args.methods:
         raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
-    changes = settings_of(args)
-    where, tuned = records_where(args), tuned_of(args)
+    changes, tuned, where = settings_of(args), tuned_of(args), records_where(args)
     methods = {text: parse_method(text) for text in args.methods}
     cells = {(backbone, dataset): {
         text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, tuned)
@@ -83,41 +80,23 @@ def run(args: argparse.Namespace) -> int:
     metric = args.metric or stream_metric(runs_of[specs[0]][0])
     about = {"metric": metric, "blocks": blocks if blocks or args.friedman else
              incremental(next(iter(runs.values()))[proposed][0])}
-    labels = {text: _label(registry, text, method) for text, (method, _) in methods.items()}
+    labels = {text: text + DAGGER * registry.reimplemented(method) for text, (method, _) in methods.items()}
     if args.friedman:
         rows, test = over_grid(runs, metric, blocks)
         if args.json:
-            _print_finite({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
+            print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
         else:
             _show_friedman(about, list(labels.values()), rows, test)
         return 0
     (backbone, dataset), of_cell = next(iter(runs.items()))
     comparisons = against_each(of_cell, proposed, metric, blocks)
+    about |= {"proposed": proposed, "backbone": backbone, "dataset": dataset}
     if args.json:
-        _print_finite({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
-                     "comparisons": [_as_json(comparison) for comparison in comparisons],
-                     "notes": _few_users(comparisons, proposed, metric)})
+        print_json({**about, "comparisons": [_as_json(comparison) for comparison in comparisons],
+                    "notes": _few_users(comparisons, proposed, metric)})
     else:
-        _show({**about, "backbone": backbone, "dataset": dataset, "proposed": proposed}, labels, comparisons)
+        _show(about, labels, comparisons)
     return 0
-
-
-def _label(registry: Registry, text: str, method: str) -> str:
-    from ...reports.tables import DAGGER
-
-    return text + (DAGGER if registry.reimplemented(method) else "")
-
-
-def _print_finite(value: Any) -> None:
-    def plain(value: Any) -> Any:
-        """Without infinite numbers (t where all differences are the same), which JSON has not."""
-        if isinstance(value, dict):
-            return {key: plain(x) for key, x in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(x) for x in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    print_json(plain(value))
 
 
 def _as_json(c: Comparison) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...core.errors import UserError, unknown
 from ...core.text import safe_name
-from . import add_options, count, interrupted, seed, settings_of
+from .. import add_options, count, interrupted, seed, settings_of
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
 

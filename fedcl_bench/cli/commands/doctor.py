@@ -7,6 +7,7 @@ import ast
 import os
 import platform
 import tempfile
+from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Callable, Iterable
@@ -14,12 +15,9 @@ from typing import Callable, Iterable
 from packaging.requirements import Requirement
 
 from ...core.errors import UserError
-from . import add_options
+from ...core.files import shipped
+from .. import add_options
 
-# The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
-REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<3", "pandas>=2.0,<4",
-                "scipy>=1.10", "scikit-learn>=1.3", "threadpoolctl>=3", "pyyaml>=6", "pyarrow>=14", "rich>=13",
-                "packaging>=21", "matplotlib>=3.7", "optuna>=4", "plotly>=6", "itables>=2.5")
 # Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
 ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
 
@@ -34,9 +32,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _requirements() -> list[Requirement]:
     try:
         names = [r for r in requires("fedcl_bench") or [] if "extra ==" not in r]
-    except PackageNotFoundError:
-        names = REQUIREMENTS
-    return [Requirement(name) for name in names]
+    except PackageNotFoundError:  # a checkout that is not installed
+        setup = ConfigParser()
+        setup.read(shipped("setup.cfg"), encoding="utf-8")
+        names = setup.get("options", "install_requires", fallback="").splitlines()
+    return [Requirement(name) for name in names if name and not name.startswith("#")]
 
 
 def _python() -> str:
@@ -118,7 +118,6 @@ def _plugins(folders: Iterable[Path]) -> str:
 
 
 def _plugin_texts(folders: Iterable[Path]) -> str:
-    from ...core.files import shipped
     from ...runs.metadata import plugin_files
 
     folders = [shipped("plugins"), *folders]

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError, unknown
-from . import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_formats, names, records_where,
+from .. import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_formats, names, records_where,
                      save_figure, say_tuned, settings_of, tuned_of)
 
 if TYPE_CHECKING:

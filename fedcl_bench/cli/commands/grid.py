@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
-from . import CELLS, POOL, Extend, add_options, names, print_json, say_tuned, seed, settings_of, tuned_of
+from .. import CELLS, POOL, Extend, add_options, names, print_json, say_tuned, seed, settings_of, tuned_of
 
 EXAMPLES = """\
 examples:

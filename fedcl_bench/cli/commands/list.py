@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError
-from . import add_options
+from .. import add_options
 
 if TYPE_CHECKING:
     from ...runs.metadata import Metadata

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from . import Extend, add_options, names, say_tuned
+from .. import Extend, add_options, names, say_tuned
 from .tables import add_settings, add_tables, chosen_tables, make_source
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import LeftOut, add_options, writing
+from .. import LeftOut, add_options, writing
 
 EXAMPLES = """\
 examples:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from . import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
+from .. import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
                      tuned_of, workers)
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     Raises:
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
-    from ...api.seeds import configurations
-    from ...runs.config import resolve_device
+    from ...runs.config import make_config, resolve_device
     from ...runs.metadata import missing
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, spelled_spec
@@ -195,5 +194,5 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
         spec = spelled_spec(registry, RunSpec(*names), args.data_dir)
         overrides = [*spec.layers(tuned)[:1], *overrides]
         say_tuned(tuned, [spec], args.quiet)
-    return configurations(registry, names, range(first, first + (args.seeds or 1)), overrides, args.data_dir,
-                          device), overrides
+    return [make_config(registry, *names, number, overrides, args.data_dir, device)
+            for number in range(first, first + (args.seeds or 1))], overrides

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from ...core.errors import UserError, unknown
-from . import (DRAWN, POOL, add_options, check_formats, print_json, save_figure, say_tuned, seeds, settings_of,
+from .. import (DRAWN, POOL, add_options, check_formats, print_json, save_figure, say_tuned, seeds, settings_of,
                      tuned_of, writing)
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from ...core.errors import UserError, unknown
-from . import OF_RECORDS, Extend, LeftOut, add_options, names, say_tuned, settings_of, writing
+from .. import OF_RECORDS, Extend, LeftOut, add_options, names, say_tuned, settings_of, writing
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable

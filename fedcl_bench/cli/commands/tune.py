@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from . import CELLS, POOL, add_options, interrupted, print_json, results_where, seed, seeds, settings_of, whole
+from .. import CELLS, POOL, add_options, interrupted, print_json, results_where, seed, seeds, settings_of, whole
 
 if TYPE_CHECKING:
     from ...experiments.search import Effort

@@ -2,13 +2,158 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
 from types import ModuleType
-from typing import Iterable, Iterator, Mapping
+from typing import Callable, Iterable, Iterator, Mapping, NamedTuple
 
 from ...core.errors import UserError, unknown
 from ...runs.specs import RunSpec
-from .definitions import Key, Lead, PaperTable, Printed
+
+OUT_OF_MEMORY = "OOM"
+_KEY_FIELDS = ("table", "dataset", "backbone", "row", "metric")
+
+
+class Key(NamedTuple):
+    """Where a number stands in a table.
+
+    ``row`` is a method, an ablation or noise as ``setting=value``, or a statistic; ``column`` a block, ``avg``,
+    ``change`` (percent), a group of users or items, or ``value``, the only number of a run without blocks. In tables
+    of no paper it is ``mean``, over the blocks but block 0 (block 0 if there is no other), or ``block0``, ``block1``...
+    """
+
+    dataset: str
+    backbone: str
+    row: str
+    metric: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the paper prints in a cell.
+
+    Attributes:
+        text: as printed, without its star.
+        star: whether a star stands beside it.
+    """
+
+    text: str
+    star: bool = False
+
+    @property
+    def value(self) -> float | None:
+        """The number, or None for a method that ran out of memory."""
+        return None if self.text == OUT_OF_MEMORY else float(self.text)
+
+    @property
+    def decimals(self) -> int:
+        return len(self.text.partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Lead:
+    """By which number the paper's own method is compared with its baselines, to earn a star.
+
+    Attributes:
+        metric, column: of the number by which the best of a backbone's baselines is found.
+        name_p: whether the p-values are written below the table.
+    """
+
+    metric: str
+    column: str
+    name_p: bool = False
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table: what it compares and how it is laid out.
+
+    Attributes:
+        datasets, backbones, rows, metrics, columns: names; the table's cells are their product.
+        stub, across: which of dataset, backbone, row, metric and column run down and which run across. Backbones are
+            panels if they are in neither.
+        row_spec: the run of a (row, backbone, dataset), or None for a table that needs no runs.
+        best: ``max`` or ``min``: which end is best among the rows (and backbones, unless they are panels); None: they
+            are not ranked.
+        lead: by what the paper's own method gets a star where it beats the best baseline; None: there are no stars.
+        only: the (backbone, row) pairs there are, if not every row is on every backbone.
+        change_of: the row that ``change`` is relative to.
+        notes: sentences below the table.
+        added: rows of methods that the paper does not have (see ``adding``).
+        apart: rows are compared with each other on every backbone alone, though backbones are no panels.
+        baseline: the row that every other one is tested against, with Holm's correction; None: no such tests.
+    """
+
+    number: int
+    title: str
+    datasets: tuple[str, ...]
+    backbones: tuple[str, ...]
+    rows: tuple[str, ...]
+    metrics: tuple[str, ...]
+    columns: tuple[str, ...]
+    stub: tuple[str, ...]
+    across: tuple[str, ...]
+    row_spec: Callable[[str, str, str], RunSpec] | None
+    best: str | None = None
+    lead: Lead | None = None
+    only: tuple[tuple[str, str], ...] = ()
+    change_of: str | None = None
+    notes: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    apart: bool = False
+    baseline: str | None = None
+
+    @property
+    def panels(self) -> bool:
+        """Whether every backbone is a panel of its own, whose rows are compared with each other alone."""
+        return "backbone" not in (*self.stub, *self.across)
+
+    def keys(self) -> Iterator[Key]:
+        """All cells."""
+        for values in product(self.datasets, self.backbones, self.rows, self.metrics, self.columns):
+            key = Key(*values)
+            if self.only and (key.backbone, key.row) not in self.only:
+                continue
+            if not (key.column == "change" and key.row == self.change_of):
+                yield key
+
+    def run_names(self) -> list[tuple[str, str, str]]:
+        """The (row, backbone, dataset) that there are, as ``row_spec`` takes them."""
+        return list(dict.fromkeys((key.row, key.backbone, key.dataset) for key in self.keys()))
+
+    def adding(self, methods: tuple[str, ...], beside: str) -> PaperTable:
+        """This table with rows of other methods, on the backbones that the row ``beside`` is on."""
+        def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
+            return RunSpec(row, backbone, dataset) if row in methods else self.row_spec(row, backbone, dataset)
+        only = tuple((backbone, method) for backbone, row in self.only if row == beside for method in methods)
+        return replace(self, rows=(*self.rows, *methods), only=(*self.only, *only), row_spec=row_spec, added=methods)
+
+    def specs(self) -> list[RunSpec]:
+        """All runs."""
+        if self.row_spec is None:
+            return []
+        return [self.row_spec(*name) for name in self.run_names()]
+
+
+def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:
+    """The printed numbers of a paper: table number to cell to what it prints.
+
+    The file has one line per (table, dataset, backbone, row, metric) and one column per column of the tables; a cell is
+    empty where the table has none, and a ``*`` behind a number is the printed star.
+    """
+    result: dict[int, dict[Key, Printed]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            for column, text in line.items():
+                if column not in _KEY_FIELDS and text:
+                    key = Key(line["dataset"], line["backbone"], line["row"], line["metric"], column)
+                    result.setdefault(int(line["table"]), {})[key] = Printed(text.rstrip("*"), text.endswith("*"))
+    return result
+
 
 _NAMES = ("f3crec", "fcucr", "ffmsr")
 
@@ -29,7 +174,6 @@ class _Papers(Mapping[str, ModuleType]):
 
 
 PAPERS = _Papers()
-__all__ = ["PAPERS", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "label", "select", "specs"]
 
 
 def get(paper: str) -> ModuleType:

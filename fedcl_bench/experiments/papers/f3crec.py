@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from .definitions import Key, Lead, PaperTable, Printed, read_printed
+from . import Key, Lead, PaperTable, Printed, read_printed
 
 TITLE = "F3CRec (Lim et al., CIKM 2025)"
 OURS = "f3crec"  # the paper's own method

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from .definitions import Key, Lead, PaperTable, Printed, read_printed
+from . import Key, Lead, PaperTable, Printed, read_printed
 
 TITLE = "FCUCR (Zhang et al., WWW 2026)"
 OURS = "fcucr"  # the paper's own method

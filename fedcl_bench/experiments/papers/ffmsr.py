@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ...runs.specs import RunSpec
-from .definitions import Key, Lead, PaperTable, Printed, read_printed
+from . import Key, Lead, PaperTable, Printed, read_printed
 
 TITLE = "FFMSR (Lu et al., 2025)"
 OURS = "ffmsr"  # the paper's own method
