@@ -19,8 +19,7 @@ from .optimisers import BETA1, EPS
 
 
 def serve(backbone: SequentialBackbone, method: Method, settings: LocalSettings, public: Tables) -> bool:
-    """Whether a backbone's tables are trained here: a round on XING takes a third of the time of ``TiledSoftmax`` and
-    PyTorch's Adam, or less."""
+    """Whether a backbone's tables are trained here."""
     return (isinstance(backbone, SessionBackbone) and backbone.whole_tables and settings.optimiser == "adam"
             and backbone.pooled and not method.penalises_rows
             and len(public) == 1 and all(map(ops.serve, public.values())))
