@@ -30,8 +30,7 @@ from fedcl_bench.kernels import functional, memory, ops, topk
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.toolbox import distillation
-from fedcl_bench.training import (compiled_softmax, list_trainer, sampling, session_trainer, strategies,
-                                  tiled_softmax)
+from fedcl_bench.training import compiled_softmax, list_trainer, sampling, session_trainer, strategies
 from fedcl_bench.training.chunk_trainer import writable
 from fedcl_bench.training.optimisers import make_optimiser
 
@@ -41,10 +40,6 @@ NO_OPS = SimpleNamespace(serve=lambda *_: False, serve_on=lambda *_: False, serv
 
 def no(*_):
     return None
-
-
-def one_tile(scores):
-    return [(slice(0, scores.table.shape[0]), slice(0, scores.table.shape[1]))]
 
 
 def plain_optimiser(parameters, rates, settings):
@@ -80,13 +75,6 @@ def plain_attention(scores, bias, scale):
     return torch.add(bias, scores, alpha=scale).softmax(-1)
 
 
-def plain_cosine_pool(vectors, mask, best, each, rows):
-    rows = torch.nn.functional.normalize(rows, dim=-1)
-    products = vectors @ rows.transpose(-1, -2)
-    largest = products.masked_fill(~mask.unsqueeze(2), -torch.inf).amax(1)
-    return best * largest + each[:, None] * products.sum(1)
-
-
 # Jobs: method, backbone, dataset, rounds, settings.
 JOBS = {
     "fedmf": ("ft", "fedmf", "ml-100k", 10, {}),
@@ -111,8 +99,6 @@ PATHS = {
     "sgd_step": ("fedrap", [(strategies.Training, "by_hand", False)]),
     "weighted batches": ("adam", [(SIZES, "weighted_batches", 1)]),
     "compiled_softmax": ("miasrec", [(compiled_softmax, "serve", no)]),
-    "tiled_softmax": ("miasrec", [(compiled_softmax, "serve", no), (tiled_softmax.TiledSoftmax, "_tiles", one_tile)],
-                      [(compiled_softmax, "serve", no)]),
     "PyTorch's fused Adam": ("sasrec", [(session_trainer, "stacked_optimiser", plain_optimiser)]),
     "shared dense parameters": ("sasrec", [(functional, "shared", no)]),
     "keep_freed_blocks": ("fedmf", [(loop, "keep_freed_blocks", return_freed_blocks)]),
@@ -133,8 +119,6 @@ PATHS = {
                     [(strategies, "_is_factored", no)]),
     "layer_norm": ("sasrec", [(functional._LayerNorm, "apply", plain_layer_norm)]),
     "attention": ("sasrec", [(functional._Attention, "apply", plain_attention)]),
-    "cosine_pool": ("miasrec", [(compiled_softmax, "serve", no), (functional._CosinePool, "apply", plain_cosine_pool)],
-                    [(compiled_softmax, "serve", no)]),
 }
 
 

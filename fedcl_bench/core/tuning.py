@@ -21,7 +21,6 @@ class Sizes:
             gradients and moments.
         chunk_parameters: numbers of such a chunk's dense parameters.
         chunk_tables: the same with its item tables, if clients hold all rows.
-        tile: numbers of item rows that are scored at once by a loss over all items, 1 MiB of float32.
         listed_others: clients x items up to which PyTorch lists the items that are no positives, 4 bytes each.
         kept_positives: interactions of a round up to which its chunks are kept from round to round, 12 bytes each.
         chunks_of_calls: about so many chunks are made of clients whose round is one call, for threads to share.
@@ -59,7 +58,6 @@ class Sizes:
     chunk_sessions: int = 256
     chunk_parameters: int = 1 << 24
     chunk_tables: int = 1 << 25
-    tile: int = 1 << 18
     listed_others: int = 1 << 26
     kept_positives: int = 1 << 24
     chunks_of_calls: int = 8

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import torch
 from torch import Tensor
 
 from .library import REALS, call, why_not
+
+if TYPE_CHECKING:
+    from .functional import Pooling
 
 
 def serve_on(device: torch.device) -> bool:
@@ -304,100 +307,78 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     return result
 
 
-@dataclass(frozen=True)
-class CosineTask:
-    """Pooled cosine scores of all items by clients' own item rows.
-
-    Attributes:
-        vectors, mask, best, each: as of ``functional.cosine_pool``.
-        keys: of the streams that dropout of item rows draws from, (C,).
-        threshold: a number of a row is dropped if 16 random bits are below it; 0: none is.
-    """
-
-    vectors: Tensor
-    mask: Tensor
-    best: float
-    each: Tensor
-    keys: Tensor
-    threshold: int
-
-
-@dataclass(frozen=True)
-class CosineScores:
-    """Scores of all items, the rows' lengths, and which vector scores best, each (C, items)."""
-
-    scores: Tensor
-    lengths: Tensor
-    where: Tensor
-
-
-def cosine_scores(task: CosineTask, tables: Tensor) -> CosineScores:
-    """Score all items by item rows (C, items, d), or by one table for all clients, (1, items, d)."""
-    (clients, count, d), items, lanes = task.vectors.shape, tables.shape[1], 16
-    across = task.vectors.new_zeros(clients, d, -(-count // lanes) * lanes)
-    across[:, :, :count] = task.vectors.transpose(1, 2)
-    result = CosineScores(tables.new_empty(clients, items), tables.new_empty(clients, items),
-                          torch.empty(clients, items, dtype=torch.int32))
-    call(_real("cosine_scores", tables), tables, _apart(tables, clients), task.keys, task.threshold, across, task.mask,
-         task.best, task.each, clients, items, d, count, across.shape[2], result.scores, result.lengths,
-         result.where)
-    return result
-
-
-def _apart(tables: Tensor, clients: int) -> int:
-    """How many numbers lie between the tables of two clients."""
-    if len(tables) not in (1, clients):
-        raise ValueError(f"kernels: found tables of {len(tables)} clients, expected 1 or {clients}")
-    return 0 if len(tables) == 1 else tables[0].numel()
-
-
-@dataclass(frozen=True)
-class AdamStep:
-    """A step of Adam on clients' own tables.
-
-    Attributes:
-        before: tables, (C, items, d), or one for all clients, (1, items, d).
-        after: what to write, (C, items, d); may be ``before``.
-        first, second: moments, (C, items, d).
-        fresh: whether they are still to begin, at 0; they are not read then.
-        rule: 1 - beta1, beta2 and 1 - beta2; the rate and what roots of second moments are multiplied with, both with
-            their corrections; eps.
-    """
-
-    before: Tensor
-    after: Tensor
-    first: Tensor
-    second: Tensor
-    fresh: bool
-    rule: tuple[float, ...]
-
-
-def cosine_adam(task: CosineTask, made: CosineScores, of_scores: Tensor, step: AdamStep, held: Tensor,
-                of_held: Tensor | None = None) -> Tensor | None:
-    """Step with all item rows but those of held items, given gradients of scores; or with those rows alone.
+class CosineTables:
+    """Clients' own item tables whose rows all are scored by pooled cosines, and moved by Adam.
 
     Args:
-        made: by ``cosine_scores`` of ``step.before``.
-        of_scores: (C, items).
-        held: items, (C, n); some may be equal.
-        of_held: gradients of their rows besides those of scores, (C, n, d), of equal items to be added up; None: the
-            step is that of all other rows.
+        table: what they begin with, (C, items, d), or one for all clients, (1, items, d); it is not written to.
 
-    Returns:
-        The gradients of the vectors, (C, M, d); None with ``of_held``.
+    Attributes:
+        now: as they are, (C, items, d), or (1, items, d) before the first step.
+        scores: of the latest call of ``score``, (C, items).
     """
-    (clients, count, d), items = task.vectors.shape, step.after.shape[1]
-    if len(step.rule) != 6:
-        raise ValueError(f"kernels: cosine_adam: found a rule of {len(step.rule)} numbers, expected 6")
-    _within("cosine_adam: items", held, items)
-    _within("cosine_adam: vectors", made.where, count)
-    result = torch.empty_like(task.vectors) if of_held is None else None
-    call(_real("cosine_adam", step.after), step.before, _apart(step.before, clients), step.after, step.first,
-         step.second, int(step.fresh), torch.tensor(step.rule, dtype=torch.float64), task.keys, task.threshold,
-         task.vectors, task.best, task.each, of_scores.contiguous(), made.scores, made.lengths, made.where,
-         held.contiguous(), None if of_held is None else of_held.contiguous(), clients, items, d, count,
-         held.shape[1], result)
-    return result
+
+    def __init__(self, table: Tensor):
+        self.now, self.moments = table, None
+
+    def score(self, pooling: Pooling, keys: Tensor, threshold: int) -> None:
+        """Score all items.
+
+        Args:
+            pooling: vectors (C, M, d) without a graph, mask, best and each, as of ``functional.cosine_pool``.
+            keys: of the streams that dropout of item rows draws from, (C,).
+            threshold: a number of a row is dropped if 16 random bits are below it; 0: none is.
+        """
+        vectors, mask, best, each = pooling
+        (clients, count, d), items, lanes = vectors.shape, self.now.shape[1], 16
+        if len(self.now) not in (1, clients):
+            raise ValueError(f"kernels: found tables of {len(self.now)} clients, expected 1 or {clients}")
+        across = vectors.new_zeros(clients, d, -(-count // lanes) * lanes)
+        across[:, :, :count] = vectors.transpose(1, 2)
+        self._task = keys, threshold, vectors, best, each
+        self.scores, self._lengths = self.now.new_empty(2, clients, items)
+        self._where = torch.empty(clients, items, dtype=torch.int32)
+        call(_real("cosine_scores", self.now), self.now, self._apart, keys, threshold, across, mask, best, each,
+             clients, items, d, count, across.shape[2], self.scores, self._lengths, self._where)
+
+    @property
+    def _apart(self) -> int:
+        """How many numbers lie between the tables of two clients."""
+        return 0 if len(self.now) == 1 else self.now[0].numel()
+
+    def step(self, of_scores: Tensor, held: Tensor, rule: tuple[float, ...]) -> Tensor:
+        """Step with all item rows but those of held items, given gradients of the scores; to be followed by
+        ``step_held``.
+
+        Args:
+            of_scores: (C, items).
+            held: items, (C, n); some may be equal.
+            rule: 1 - beta1, beta2 and 1 - beta2; the rate and what roots of second moments are multiplied with, both
+                with their corrections; eps.
+
+        Returns:
+            The gradients of the vectors, (C, M, d).
+        """
+        self._before, self._fresh = (self.now, self._apart), self.moments is None
+        if self.moments is None:
+            self.now, *self.moments = self.now.new_empty(3, *of_scores.shape, self.now.shape[2])
+        self._rest = torch.tensor(rule, dtype=torch.float64), of_scores.contiguous(), held.contiguous()
+        result = torch.empty_like(self._task[2])
+        self._adam(None, result)
+        return result
+
+    def step_held(self, of_held: Tensor) -> None:
+        """Step with the rows of held items, given their gradients besides those of scores, (C, n, d), of equal items to
+        be added up."""
+        self._adam(of_held.contiguous(), None)
+
+    def _adam(self, of_held: Tensor | None, of_vectors: Tensor | None) -> None:
+        (keys, threshold, vectors, best, each), (rule, of_scores, held) = self._task, self._rest
+        (clients, count, d), items = vectors.shape, self.now.shape[1]
+        _within("cosine_adam: items", held, items)
+        call(_real("cosine_adam", self.now), *self._before, self.now, *self.moments, int(self._fresh), rule, keys,
+             threshold, vectors, best, each, of_scores, self.scores, self._lengths, self._where, held, of_held, clients,
+             items, d, count, held.shape[1], of_vectors)
 
 
 _FEW, _COLUMNS_PER_PLACE = 128, 16  # places in a list up to which, or columns for each from which, a heap is fast

@@ -177,10 +177,6 @@ class Dropout:
                    _patterns(self.keys, call, (entries,))[0])
         return x * _factor(pattern, threshold, x.dtype).view(x.shape)
 
-    def part(self, clients: slice) -> "Dropout":
-        """The same of some of the clients."""
-        return Dropout(None if self.keys is None else self.keys[clients])
-
     def of_rows(self, items: Tensor, dim: int, share: float, dtype: torch.dtype) -> Tensor | None:
         """What item rows (C, n, d) are to be multiplied with; an item's factors are the same in each call, whatever the
         other items. None: nothing is dropped.

@@ -25,7 +25,6 @@ from ..core.parallel import even_pieces
 from .sampling import Others, padded
 from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, Targets
 from ..core.tuning import SIZES
-from .tiled_softmax import TiledSoftmax
 from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optimisers import stacked_optimiser
 from .compiled_softmax import CompiledSoftmax
@@ -141,9 +140,8 @@ class SessionTrainer(ChunkTrainer):
         self.compiled = training.strategy is Strategy.COMPILED_SOFTMAX
         super().__init__(users, slots, model, training, draw)
         self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
-        # In the latest forward pass, if the loss concerns all items.
-        self.scored: TiledSoftmax | CompiledSoftmax | None = None
-        self.looked_up: Tensor | None = None  # rows of the samples in that pass
+        self.tables: CompiledSoftmax | None = None
+        self.looked_up: Tensor | None = None  # rows of the samples in the latest forward pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
     def inputs(self, slots: Tensor) -> Tensor:
@@ -192,7 +190,7 @@ class SessionTrainer(ChunkTrainer):
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
         if self.compiled:
-            self.scored = CompiledSoftmax(self.rows[ITEM], rates[ITEM], self.settings)
+            self.tables = CompiledSoftmax(self.rows[ITEM], rates[ITEM], self.settings)
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
@@ -201,7 +199,7 @@ class SessionTrainer(ChunkTrainer):
             checks.require_gradient(self.backbone, loss)
             gradients = self._gradients(loss, parameters)
             if epoch == self.draw.round == 0:
-                of_scores = [self.scored.of_scores] if self.compiled else []  # move all item rows
+                of_scores = [self.tables.of_scores] if self.tables else []  # move all item rows
                 checks.check_moved(self.backbone, "encode", [*gradients, *of_scores], parameters.values(), self.users)
             if step is None:
                 if not self.starts_alone:  # all looked at the server's: fewer numbers to read in the first epoch
@@ -233,12 +231,8 @@ class SessionTrainer(ChunkTrainer):
         local.features = session.vectors
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
         checks.check_tensor(self.method, "represent", outputs, shape, meaning)
-        if isinstance(self.scored, CompiledSoftmax):
-            pooling = self.backbone.pooling(outputs, session.mask)
-            self.scored.score(pooling, dropout, self.backbone.candidate_dropout)
-        elif self.all_rows:
-            self.scored = TiledSoftmax(self.backbone, outputs, session.mask, self.rows[ITEM], dropout)
-        targets = Targets(rows, self.sampled, real, None if self.scored is None else self.scored.scores, dropout)
+        scores = self._all_scores(outputs, session.mask, dropout) if self.all_rows else None
+        targets = Targets(rows, self.sampled, real, scores, dropout)
         loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
         checks.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
         self.dropped = dropout.entries
@@ -248,34 +242,33 @@ class SessionTrainer(ChunkTrainer):
             loss = loss + extra
         return loss + self._penalty()
 
+    def _all_scores(self, outputs: Tensor, mask: Tensor, dropout: Dropout) -> Tensor:
+        """Scores of all items by the clients' own tables, (C, items), for a loss that concerns every item."""
+        backbone, table = self.backbone, self.rows[ITEM]
+        if self.tables is not None:
+            self.tables.score(backbone.pooling(outputs, mask), dropout, backbone.candidate_dropout)
+            return self.tables.scores
+        factor = dropout.of_rows(torch.arange(self.n_items, device=mask.device), table.shape[2],
+                                 backbone.candidate_dropout, table.dtype)
+        scores = backbone.session_scores(outputs, mask, table if factor is None else table * factor)
+        checks.check_tensor(backbone, "session_scores", scores, table.shape[:2],
+                            "(C, n): a score per client and item")
+        return scores
+
     def _look_up(self) -> Tensor:
         """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable.
 
-        Of whole tables they are cut off, so that the way back does not make a table of them.
+        Of compiled tables they are cut off, and take their step by ``step_held``.
         """
         rows = self.inputs(self.slots.sample)
-        return rows.detach().requires_grad_() if self.all_rows else rows
+        return rows.detach().requires_grad_() if self.compiled else rows
 
     def _gradients(self, loss: Tensor, parameters: Tables) -> list[Tensor | None]:
-        """Gradients of the summed losses with respect to all parameters."""
-        if self.scored is None:
+        """Gradients of the summed losses with respect to all parameters; a compiled table takes its step here."""
+        own = self.tables
+        if own is None:
             return list(torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True))
-        of_scores, = torch.autograd.grad(loss.sum(), [self.scored.scores], retain_graph=True)
-        if isinstance(self.scored, CompiledSoftmax):
-            return self._gradients_beside(loss, parameters, of_scores)
-        of_table, of_vectors = self.scored.gradients(of_scores)
-        of_rows, *gradients = torch.autograd.grad(
-            [loss.sum(), self.scored.vectors], [self.looked_up, *parameters.values()], [None, of_vectors],
-            allow_unused=True)
-        index = self.slots.sample.unsqueeze(2).expand_as(self.looked_up)
-        of_table.scatter_add_(1, index, torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
-        item = list(parameters).index(ITEM)
-        gradients[item] = of_table if gradients[item] is None else gradients[item] + of_table
-        return gradients
-
-    def _gradients_beside(self, loss: Tensor, parameters: Tables, of_scores: Tensor) -> list[Tensor | None]:
-        """Gradients of parameters beside the item table, which takes its step here."""
-        own = self.scored
+        of_scores, = torch.autograd.grad(loss.sum(), [own.scores], retain_graph=True)
         of_vectors = own.step(of_scores, self.slots.sample)
         of_rows, *gradients = torch.autograd.grad(
             [loss.sum(), own.vectors], [self.looked_up, *parameters.values()], [None, of_vectors], allow_unused=True)

@@ -27,8 +27,7 @@ class Strategy(Enum):
     LAZY_DECAY = "at rest", "the rows a client looks up, and one factor for all others"
     FACTORED = "factored", "no copies of item rows: updates are kept as outer products"
     FUSED = "fused", "the whole round of a chunk is one compiled call"
-    SESSIONS = "sessions", "the item rows of a session, and the encoder"
-    TILED_SOFTMAX = "sessions", "the encoder, and all item rows, tile by tile"
+    SESSIONS = "sessions", "the item rows of a session, or all of them, and the encoder"
     COMPILED_SOFTMAX = "sessions", "the encoder, and all item rows by compiled kernels"
     CENTRAL = "central", "one client holds all sessions and trains on mini-batches of their prefixes"
     DOMAINS = "domains", "mini-batches of a domain's histories, or of all domains' with topology=central"
@@ -127,9 +126,7 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
                                                                       look up
     SESSIONS          a sequential backbone                           the same                             --
     COMPILED_SOFTMAX  the same with ``whole_tables``, pooled scores,  passes over clients' tables and      1.8 x
-                      Adam, kernels (MIASRec)                         moments                              TILED_SOFTMAX
-    TILED_SOFTMAX     the same otherwise                              a graph of all rows, for memory: all 0.8 x
-                                                                      rows at once were faster
+                      Adam, kernels (MIASRec)                         moments                              SESSIONS
     ================  ==============================================  ===================================  =============
 
     All of them give the numbers of ``ROWS`` or ``WHOLE`` up to the order of sums. Gains are ratios of processor time of
@@ -140,10 +137,8 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
         sessions: clients train on their next session in each round.
     """
     if isinstance(backbone, SequentialBackbone):
-        if not backbone.whole_tables:
-            return Strategy.SESSIONS
         compiled = compiled_softmax.serve(backbone, method, settings, model.public)
-        return Strategy.COMPILED_SOFTMAX if compiled else Strategy.TILED_SOFTMAX
+        return Strategy.COMPILED_SOFTMAX if compiled else Strategy.SESSIONS
     if not sessions and _is_factored(backbone, method, model, settings):
         fused = (backbone.usual_loss and not method.overrides("local_loss")
                  and fused_layout(backbone, method, model, settings) is not None)

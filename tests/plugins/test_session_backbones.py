@@ -15,13 +15,11 @@ from session_oracle import k_means as plain_k_means
 from torch.nn.functional import cosine_similarity, normalize
 
 from fedcl_bench.toolbox import item_graphs
-from fedcl_bench.training.tiled_softmax import TiledSoftmax
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.plugin.sequential import Dropout, Sequence, SessionVectors, Targets
-from fedcl_bench.core.tuning import SIZES
 
 N_ITEMS, LENGTHS, LONGEST, SEED = 40, (2, 5, 9, 14), 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
@@ -129,23 +127,6 @@ def test_equals_a_single_client_module(registry, name, options):
             theirs = torch.zeros_like(world.dense[key][client]) if theirs is None else cut(theirs)
             ours = torch.zeros_like(theirs) if ours is None else ours[client]
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda m: f"{key}: {m}")
-
-
-@pytest.mark.parametrize("name", sorted(SMALL))
-@pytest.mark.parametrize("tile", [1, 100, 1 << 20])
-def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, tile, monkeypatch):
-    monkeypatch.setattr(SIZES, "tile", tile)
-    world = World(make(registry, name))
-    session = world.vectors()
-    vectors = session.vectors.detach().requires_grad_()
-    direction = torch.randn(world.clients, N_ITEMS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = world.backbone.session_scores(vectors, session.mask, world.table)
-    theirs = torch.autograd.grad((expected * direction).sum(), [world.table, vectors])
-    tiled = TiledSoftmax(world.backbone, vectors, session.mask, world.table, Dropout())
-    torch.testing.assert_close(tiled.scores, expected, rtol=1e-12, atol=1e-12)
-    of_scores, = torch.autograd.grad((tiled.scores * direction).sum(), [tiled.scores])
-    for found, wanted in zip(tiled.gradients(of_scores), theirs):
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
 # MiaSRec
