@@ -113,7 +113,7 @@ def load(folder: Path) -> Stream:
             if fingerprint(_regular(folder / name)) != digest:
                 raise ValueError("its content is not what was written")
             arrays[part] = np.load(folder / name, mmap_mode="c")  # "c": never written back
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wrong = " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
         raise UserError(f"{folder}: is damaged, {name}: {wrong}.\n"
                         f"Delete the folder, or make it anew with `data prepare`.") from None

@@ -7,7 +7,6 @@ block always have smaller ids than those new in it.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 from .. import rng
 from ..core.errors import UserError
 from ..core.settings import setting
+from .archives import digest
 from .recbole_files import SPLITS, Interactions, check_splits, read_table
 from .tie_order import SHIPPED, TIE_ORDERS, time_order
 
@@ -505,9 +505,5 @@ def statistics(stream: Stream) -> dict[str, list[float]]:
 
 
 def fingerprint(path: Path) -> str:
-    """Hash of a data file's bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """Hash of a data file's bytes; raises UserError if it cannot be read."""
+    return digest(path, "blake2b", digest_size=16)

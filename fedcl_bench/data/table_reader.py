@@ -58,6 +58,8 @@ def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") 
     import pyarrow as pa
 
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
         with pa.input_stream(str(path), compression="detect") as stream:
             text = stream.read(_HEAD).decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
     except (OSError, pa.ArrowInvalid) as error:
