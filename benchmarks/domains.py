@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import torch
-from machine import heading
+from machine import heading, ready_for_recbole
 from torch import Tensor
 
 from fedcl_bench.training.mini_batches import Epoch, Point
@@ -54,18 +54,16 @@ def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tupl
 
 def recbole(name: str, domain: Domain, batches: int, size: int = 1024, length: int = 50) -> float:
     """Speed of RecBole's module with its own settings, on random samples of a domain."""
-    from fedcl_bench.data.recbole_files import fenced
-
     class Items:
         def num(self, _field: str) -> int:
             return domain.step.n_items + 1
 
-    with fenced():
-        from recbole.config import Config
-        from recbole.model import sequential_recommender
+    ready_for_recbole()
+    from recbole.config import Config
+    from recbole.model import sequential_recommender
 
-        module = getattr(sequential_recommender, name)(Config(model=name, dataset="ml-100k", config_dict={
-            "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "use_gpu": False}), Items())
+    module = getattr(sequential_recommender, name)(Config(model=name, dataset="ml-100k", config_dict={
+        "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "use_gpu": False}), Items())
     return speed_of(module, domain, batches, size, length)
 
 

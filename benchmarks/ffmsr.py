@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from domains import per_second, speed_of
-from machine import heading
+from machine import heading, ready_for_recbole
 from torch import nn
 
 from fedcl_bench.training.mini_batches import Epoch, Point
 from fedcl_bench.training.silo_parts import Domain
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.plugin.silo import DomainData
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.rng import DrawKey
@@ -88,10 +87,10 @@ def main() -> None:
         dataset = types.SimpleNamespace(num=lambda field: domain.step.n_items + 1,
                                         layer_embedding=torch.cat([torch.zeros(1, LAYERS, WIDTH), encodings]))
         speeds = [ours(domain, encodings, args.batches)]
-        with fenced():
-            from recbole.model.sequential_recommender.sasrec import SASRec
+        ready_for_recbole()
+        from recbole.model.sequential_recommender.sasrec import SASRec
 
-            modules = [SASRec(Config(), dataset), *([authors(args.released, dataset)] if args.released else [])]
+        modules = [SASRec(Config(), dataset), *([authors(args.released, dataset)] if args.released else [])]
         speeds += [speed_of(module, domain, args.batches) for module in modules]
         cells = [f"{speed:,.0f} ({speeds[0] / speed:.1f})" for speed in speeds]
         print(f"| {f.stream.domains[domain.number]} | {' | '.join(cells)} |", flush=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
+import numpy as np
 import torch
 
 from fedcl_bench.core.parallel import in_order, workers
@@ -18,6 +20,13 @@ def heading(threads: int | None = None) -> str:
             f"Python {env['python']}, torch {env['torch']}, "
             f"{'with' if env['compiled_kernels'] else 'without'} compiled kernels; load "
             + ", ".join(f"{load:.1f}" for load in os.getloadavg()))
+
+
+def ready_for_recbole() -> None:
+    """Before RecBole's Config is made: it takes the command line for its own, and reads names that NumPy 2 removed."""
+    del sys.argv[1:]
+    for name, value in (("float_", np.float64), ("complex_", np.complex128), ("unicode_", np.str_)):
+        setattr(np, name, value)
 
 
 def copy_bandwidth(mib: int = 1024) -> float:

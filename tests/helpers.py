@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections import OrderedDict, deque
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 
 from fedcl_bench.training.strategies import Training, choose_strategy
@@ -36,6 +39,21 @@ STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.0
           "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01},
           "pfedrec": {"lr": 0.01}}
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+@contextmanager
+def recbole_config():
+    """Where RecBole's Config is made: it takes the command line for its own, reads names that NumPy 2 removed, and
+    changes NumPy and the environment."""
+    names = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_, "long": int, "unicode": str,
+             **{kind.__name__: kind for kind in (bool, int, float, complex, object, str)}}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(sys, "argv", sys.argv[:1])
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        for name, kind in names.items():
+            patch.setattr(np, name, np.__dict__.get(name, kind), raising=False)
+        yield
 
 
 class TableBackbone:

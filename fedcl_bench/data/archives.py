@@ -54,9 +54,9 @@ def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> Non
         raise UserError(f"{url}: cannot be fetched ({reason}).\n{otherwise}")
 
 
-def digest(path: Path, algorithm: str) -> str:
+def digest(path: Path, algorithm: str, **options: int) -> str:
     """A file's checksum in hexadecimal; raises UserError if it cannot be read."""
-    result = hashlib.new(algorithm, usedforsecurity=False)
+    result = hashlib.new(algorithm, usedforsecurity=False, **options)
     try:
         with open(path, "rb") as file:
             while piece := file.read(1 << 20):

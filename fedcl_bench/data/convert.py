@@ -11,10 +11,11 @@ import csv
 import datetime
 import html
 import io
+import itertools
 import re
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,48 +27,43 @@ from . import archives, hdf
 from .overlap import persons_file
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows
 from .source import Published, load_config
-from .table_reader import (SEPARATORS, Layout, content_of, fields_of, first_lines, frame_batch, joined, read_parquet,
-                           text_batches)
+from .table_reader import (SEPARATORS, Layout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
+                           read_parquet, text_batches)
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
-# Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
-ID, WHOLE, NUMBER, FLAG, TEXT, CODE = "id", "whole", "number", "flag", "text", "code"
 SPLITS = ("train", "valid", "test")
-LISTENER, ISO_TIME, DAY, SHOP_EVENT = "listener", "iso time", "day", "shop event"
-_KINDS = {ID: ("[0-9]{1,18}", "an id, which is a whole number"),
-          WHOLE: ("-?[0-9]{1,18}", "a whole number"),
-          NUMBER: (r"-?[0-9]{1,18}(\.[0-9]{1,18})?", "a number"),
-          FLAG: ("[01]", "0 or 1"),
-          CODE: (r"[!-~]([ -~]*[!-~])?", "an id of letters, digits and signs"),
-          LISTENER: ("user_[0-9]{6}", "a user as user_000639"),
-          ISO_TIME: (r"[0-9]{4}-[0-9]{2}-[0-9]{2}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z",
-                     "a time as 2009-04-08T01:57:47Z"),
-          DAY: ("[0-9]{3,4}", "a day as 0829, month before day"),
-          SHOP_EVENT: ("view|addtocart|transaction", "view, addtocart or transaction")}
 
+@dataclass(frozen=True)
+class Kind:
+    """What is accepted in a field, a regular expression and how to say it, and how it is written in atomic files; for
+    what only looks right, ``written`` raises ValueError."""
 
-_TIME = "timestamp:float"
-
-
-def from_milliseconds(text: str) -> str:
-    """A time in milliseconds in seconds."""
-    return f"{int(text) / 1000:.3f}"
-
-
-def from_iso(text: str) -> str:
-    """A UTC time as ``2009-04-08T01:57:47Z`` in Unix seconds; raises ValueError for a day that there is not."""
-    return _seconds(datetime.datetime.fromisoformat(text.removesuffix("Z")))
-
-
-def from_day(text: str) -> str:
-    """The beginning of a day of 2014, as ``0829`` or ``829``, in Unix seconds; raises ValueError likewise."""
-    return _seconds(datetime.datetime(2014, int(text[:-2]), int(text[-2:])))
+    pattern: str
+    accepted: str
+    written: Callable[[str], str] | None = None
 
 
 def _seconds(time: datetime.datetime) -> str:
     return str(round((time - datetime.datetime(1970, 1, 1)).total_seconds()))
+
+
+ID = Kind("[0-9]{1,18}", "an id, which is a whole number")
+WHOLE = Kind("-?[0-9]{1,18}", "a whole number")
+NUMBER = Kind(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", "a number")
+FLAG = Kind("[01]", "0 or 1")
+CODE = Kind(r"[!-~]([ -~]*[!-~])?", "an id of letters, digits and signs")
+LISTENER = Kind("user_[0-9]{6}", "a user as user_000639")
+SHOP_EVENT = Kind("view|addtocart|transaction", "view, addtocart or transaction")
+MILLISECONDS = replace(WHOLE, written=lambda text: f"{int(text) / 1000:.3f}")
+ISO_TIME = Kind(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z",
+                "a time as 2009-04-08T01:57:47Z",
+                lambda text: _seconds(datetime.datetime.fromisoformat(text.removesuffix("Z"))))
+DAY_OF_2014 = Kind("[0-9]{3,4}", "a day as 0829, month before day",
+                   lambda text: _seconds(datetime.datetime(2014, int(text[:-2]), int(text[-2:]))))
+TEXT = None  # is not looked at
 
 
 @dataclass(frozen=True)
@@ -76,21 +72,21 @@ class Table:
 
     Attributes:
         file: its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing.
-        columns: name of a column to the kind of its fields; with a header those that are read, which it must name,
-            perhaps each with that of its export before a dot; without one all, in order.
+        columns: name of a column to the kind of its fields, None for any text; with a header those that are read,
+            which it must name, perhaps each with that of its export before a dot; without one all, in order.
         separator: between fields; only files separated by commas quote fields.
         header: whether the first line holds the names of the columns.
         encoding: of the text; text that is valid UTF-8 is read as that in any case.
-        reader: of a file that is no text: batches of its columns as text, given its path and what messages call it.
+        reader: of a file that is no text: frames with its columns, given its path and what messages call it.
         is_code: whether the format can hold code, so that a file of another checksum is never taken as a sample.
     """
 
     file: str
-    columns: Mapping[str, str]
+    columns: Mapping[str, Kind | None]
     separator: str = "\t"
     header: bool = True
     encoding: str = "utf-8"
-    reader: Callable[[Path, str], Iterator[pa.RecordBatch]] | None = None
+    reader: Callable[[Path, str], Iterator[pd.DataFrame]] | None = None
     is_code: bool = False
 
     def matches(self, name: str) -> bool:
@@ -105,15 +101,13 @@ class Format:
     """How a dataset's files become atomic ones.
 
     Attributes:
-        interactions: the table of interactions.
+        interactions: the tables of interactions, with the same columns; the rows of one follow those of another.
         columns: header field of the ``.inter`` file to the table's column, or to several of which the first that is
             not empty counts; user and item come first. Rows where all of those are empty are left out.
         items: the tables that describe items; empty if there is no ``.item`` file.
         describe: rows of those tables to rows of an id and ``described``.
         described: what the ``.item`` file has besides ids; genres are separated by spaces.
-        time: turns a time into the seconds of atomic files.
         distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
-        more: tables whose rows follow those of interactions, with the same columns.
         otherwise: how the data is written elsewhere; taken where this format's files are missing.
         counted: whether the counts of the dataset's config are those of this format.
         settings: what must be set to use the written file, as its config is for another one.
@@ -121,14 +115,12 @@ class Format:
             each user is (see ``overlap``).
     """
 
-    interactions: Table
+    interactions: tuple[Table, ...]
     columns: Mapping[str, str | tuple[str, ...]]
     items: tuple[Table, ...] = ()
     describe: Callable[..., Iterable[Sequence[str]]] | None = None
     described: tuple[str, ...] = ("title", "genres")
-    time: Callable[[str], str] = str
     distinct: bool = False
-    more: tuple[Table, ...] = ()
     otherwise: Format | None = None
     counted: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +129,7 @@ class Format:
     @property
     def tables(self) -> tuple[Table, ...]:
         """Of interactions, then of items."""
-        return (self.interactions, *self.more, *self.items)
+        return (*self.interactions, *self.items)
 
 
 _GENRES = ("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
@@ -162,24 +154,29 @@ def _genres_in_a_table(movies, genres):
         yield movie, title, " ".join(of.get(movie, ()))
 
 
+def _fields(user: str, item: str | tuple[str, ...], time: str, **more: str) -> dict[str, str | tuple[str, ...]]:
+    """Columns of an atomic file of interactions; those of ``more``, of the same name in the table, with their types."""
+    return {"user_id:token": user, "item_id:token": item, **{f"{name}:{kind}": name for name, kind in more.items()},
+            "timestamp:float": time}
+
+
 def _session_set() -> Format:
     """A set of sessions as session recommenders' codes have it, pickled; or the same as tables."""
-    def of(stem: str, suffix: str, reader: Callable[..., Iterator[pa.RecordBatch]], split: str) -> Table:
-        return Table(f"{stem}.{suffix}", {"session": TEXT, "item": ID, "position": ID, "split": TEXT},
-                     reader=partial(reader, split=split))
+    def of(files: Mapping[str, str], reader: Callable[..., Iterator[pd.DataFrame]],
+           otherwise: Format | None = None) -> Format:
+        columns = {"session": TEXT, "item": ID, "position": ID, "split": TEXT}
+        return Format(tuple(Table(file, columns, reader=partial(reader, split=split)) for split, file in files.items()),
+                      {**_fields("session", "item", "position"), "split:token": "split"}, otherwise=otherwise)
 
-    columns = {"user_id:token": "session", "item_id:token": "item", "timestamp:float": "position",
-               "split:token": "split"}
-    tables = Format(of("train", "parquet", table_rows, TRAIN), columns, more=(of("test", "parquet", table_rows, TEST),))
-    return Format(of("all_train_seq", "txt", pickled_rows, TRAIN), columns,
-                  more=(of("test", "txt", pickled_rows, TEST),), otherwise=tables)
-
-
-def _parquet(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    yield frame_batch(read_parquet(path, label, columns), columns)
+    return of({TRAIN: "all_train_seq.txt", TEST: "test.txt"}, pickled_rows,
+              of({TRAIN: "train.parquet", TEST: "test.parquet"}, table_rows))
 
 
-def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pa.RecordBatch]:
+def _parquet(path: Path, label: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+    yield read_parquet(path, label, columns)
+
+
+def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pd.DataFrame]:
     """One domain of a table whose sequences are split into train, valid and test: user, item and the item's place in
     the user's history.
 
@@ -200,8 +197,7 @@ def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pa.RecordB
         raise UserError(f"{label}: column 'split' has {quoted(splits[wrong].iloc[0])}, expected {', '.join(SPLITS)}.")
     split = pd.Categorical(splits, SPLITS)
     frame = frame.iloc[split.codes.argsort(kind="stable")].drop_duplicates(["user_id", "item_id"])
-    yield frame_batch(frame.assign(order=frame.groupby("user_id", dropna=False).cumcount()),
-                      ("user_id", "item_id", "order"))
+    yield frame.assign(order=frame.groupby("user_id", dropna=False).cumcount())
 
 
 def _domain(time: str, described: Mapping[str, str]) -> Format:
@@ -211,15 +207,12 @@ def _domain(time: str, described: Mapping[str, str]) -> Format:
         time: the column that orders a user's interactions.
         described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
     """
-    def of(stem: str, columns: Mapping[str, str]) -> Table:
+    def of(stem: str, columns: Mapping[str, Kind | None]) -> Table:
         return Table(f"{stem}.parquet", columns, reader=partial(_parquet, columns=list(columns)))
 
-    inter = of("inter", {"user_id": CODE, "item_id": CODE, time: WHOLE})
-    columns = {"user_id:token": "user_id", "item_id:token": "item_id", "timestamp:float": time}
-    if not described:
-        return Format(inter, columns)
-    items = of("item", {"item_id": CODE, **dict.fromkeys(described, TEXT)})
-    return Format(inter, columns, (items,), describe=iter, described=tuple(described.values()))
+    items = (of("item", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
+    return Format((of("inter", {"user_id": CODE, "item_id": CODE, time: WHOLE}),), _fields("user_id", "item_id", time),
+                  items, describe=iter, described=tuple(described.values()))
 
 
 def _identified(domain: str, persons: str) -> Format:
@@ -231,8 +224,7 @@ def _identified(domain: str, persons: str) -> Format:
     """
     inter = Table("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE},
                   reader=partial(_split_sequences, domain=domain))
-    columns = {"user_id:token": "user_id", "item_id:token": "item_id", "timestamp:float": "order"}
-    return Format(inter, columns, persons=persons)
+    return Format((inter,), _fields("user_id", "item_id", "order"), persons=persons)
 
 
 FORMATS = {
@@ -246,55 +238,48 @@ FORMATS = {
     "session-diginetica": _session_set(),
     "session-retailrocket": _session_set(),
     "ml-100k": Format(
-        Table("u.data", {"user id": ID, "item id": ID, "rating": NUMBER, "timestamp": WHOLE}, header=False),
-        {"user_id:token": "user id", "item_id:token": "item id", "rating:float": "rating",
-         "timestamp:float": "timestamp"},
+        (Table("u.data", {"user id": ID, "item id": ID, "rating": NUMBER, "timestamp": WHOLE}, header=False),),
+        _fields("user id", "item id", "timestamp", rating="float"),
         (Table("u.item", {"movie id": ID, "movie title": TEXT, "release date": TEXT, "video release date": TEXT,
                           "IMDb URL": TEXT, **dict.fromkeys(_GENRES, FLAG)},
                separator="|", header=False, encoding="latin-1"),), _genres_as_flags),
     "ml-latest-small": Format(
-        Table("ratings.csv", {"userId": ID, "movieId": ID, "rating": NUMBER, "timestamp": WHOLE}, separator=","),
-        {"user_id:token": "userId", "item_id:token": "movieId", "rating:float": "rating",
-         "timestamp:float": "timestamp"},
+        (Table("ratings.csv", {"userId": ID, "movieId": ID, "rating": NUMBER, "timestamp": WHOLE}, separator=","),),
+        _fields("userId", "movieId", "timestamp", rating="float"),
         (Table("movies.csv", {"movieId": ID, "title": TEXT, "genres": TEXT}, separator=","),), _genres_in_one_field),
     "lastfm-2k": Format(
-        Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "timestamp": WHOLE}),
-        {"user_id:token": "userID", "item_id:token": "artistID", "timestamp:float": "timestamp"},
-        time=from_milliseconds, distinct=True),
+        (Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "timestamp": MILLISECONDS}),),
+        _fields("userID", "artistID", "timestamp"), distinct=True),
     "hetrec2011-ml": Format(
-        Table("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER, "timestamp": WHOLE}),
-        {"user_id:token": "userID", "item_id:token": "movieID", "rating:float": "rating",
-         "timestamp:float": "timestamp"},
+        (Table("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER,
+                                                   "timestamp": MILLISECONDS}),),
+        _fields("userID", "movieID", "timestamp", rating="float"),
         (Table("movies.dat", {"id": ID, "title": TEXT}, encoding="latin-1"),
-         Table("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table,
-        time=from_milliseconds),
+         Table("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table),
     "xing": Format(
-        Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
-                              "session_id": ID, "split": TEXT},
-              reader=partial(hdf.batches, keys=("train", "valid", "test"), key_column="split", columns=(
-                  "user_id", "item_id", "interaction_type", "created_at", "session_id")), is_code=True),
+        (Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
+                               "session_id": ID, "split": TEXT},
+               reader=partial(hdf.tables_of, keys=SPLITS, key_column="split", columns=(
+                   "user_id", "item_id", "interaction_type", "created_at", "session_id")), is_code=True),),
         {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
          "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},
         otherwise=Format(
-            Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),
-            {"user_id:token": "user_id", "item_id:token": "item_id", "interaction_type:token": "interaction_type",
-             "timestamp:float": "created_at"},
+            (Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),),
+            _fields("user_id", "item_id", "created_at", interaction_type="token"),
             counted=False, settings={"session_from": "gap", "session_split": "last"})),
     "retailrocket": Format(
-        Table("events.csv", {"timestamp": WHOLE, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID}, separator=","),
-        {"user_id:token": "visitorid", "item_id:token": "itemid", "event:token": "event",
-         "timestamp:float": "timestamp"}, time=from_milliseconds),
+        (Table("events.csv", {"timestamp": MILLISECONDS, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID},
+               separator=","),),
+        _fields("visitorid", "itemid", "timestamp", event="token")),
     "lastfm-1k": Format(
-        Table("userid-timestamp-artid-artname-traid-traname.tsv",
-              {"userid": LISTENER, "timestamp": ISO_TIME, "musicbrainz-artist-id": TEXT, "artist-name": TEXT,
-               "musicbrainz-track-id": TEXT, "track-name": TEXT}, header=False),
-        {"user_id:token": "userid", "item_id:token": ("musicbrainz-artist-id", "artist-name"),
-         "timestamp:float": "timestamp"}, time=from_iso),
+        (Table("userid-timestamp-artid-artname-traid-traname.tsv",
+               {"userid": LISTENER, "timestamp": ISO_TIME, "musicbrainz-artist-id": TEXT, "artist-name": TEXT,
+                "musicbrainz-track-id": TEXT, "track-name": TEXT}, header=False),),
+        _fields("userid", ("musicbrainz-artist-id", "artist-name"), "timestamp")),
     "tmall": Format(
-        Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "time_stamp": DAY, "action_type": ID},
-              separator=","),
-        {"user_id:token": "user_id", "item_id:token": "item_id", "action_type:token": "action_type",
-         "timestamp:float": "time_stamp"}, time=from_day),
+        (Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "time_stamp": DAY_OF_2014, "action_type": ID},
+               separator=","),),
+        _fields("user_id", "item_id", "time_stamp", action_type="token")),
 }
 
 
@@ -354,11 +339,11 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     with _raw_files(name, raw, label, format, published) as (format, files):
         zipped = (raw, label) if raw.is_file() else None
         checks, warnings, is_sample = _compare_checksums(published, files, zipped, any_checksum)
-        described = files[1 + len(format.more):]
-        inter, counts, interactions = _interactions(format, files[:1 + len(format.more)])
+        logs = len(format.interactions)
+        inter, counts, interactions = _interactions(format, files[:logs])
         contents = {".inter": inter}
         if format.items:
-            contents[".item"], counts["titles"] = _items(format, described)
+            contents[".item"], counts["titles"] = _items(format, files[logs:])
         if format.persons:
             contents[".overlap"] = persons_file(inter, format.persons)
     expected = published.counts if format.counted else {}
@@ -390,33 +375,36 @@ def _compare_checksums(published: Published, files: list[RawFile], archive: tupl
         archive: path and label of the zip that the files are from, if they are from one.
         any_checksum: warn instead.
     """
-    checks, warnings, differ = [], [], []
+    checks: list[str] = []
+    warnings: list[str] = []
+    is_sample = False
 
-    def compare(path: Path, label: str, algorithm: str, expected: str, sample: bool = False) -> None:
+    def compare(path: Path, label: str, algorithm: str, expected: str, lenient: bool) -> None:
+        nonlocal is_sample
         digest = archives.digest(path, algorithm)
+        differs = f"{label}: {algorithm} is {digest}, the publisher's is {expected}."
         if digest == expected:
             checks.append(f"{label}: {algorithm} agrees with the publisher's")
-        elif any_checksum or sample:
-            differ.append(label)
-            warnings.append(f"{label}: {algorithm} is {digest}, the publisher's is {expected}.")
+        elif lenient:
+            is_sample = True
+            warnings.append(differs)
         else:
-            raise UserError(f"{label}: {algorithm} is {digest}, the publisher's is {expected}.\nGet the file again"
-                            f"{f' from {published.url}' if published.url else ''}, or take it as it is with "
-                            f"--any-checksum.")
+            raise UserError(f"{differs}\nGet the file again{f' from {published.url}' if published.url else ''}, or "
+                            f"take it as it is with --any-checksum.")
 
     whole_zip = archive is not None and published.md5
     if whole_zip:
-        compare(*archive, "md5", published.md5)
+        compare(*archive, "md5", published.md5, any_checksum)
     for file in files:
         if file.table.file in published.sha256:
             # A file in pandas' HDF format may hold code, and one in a zip was to arrive whole: no samples of these.
-            sample = archive is None and not file.table.is_code
-            compare(file.path, file.label, "sha256", published.sha256[file.table.file], sample)
+            lenient = any_checksum or archive is None and not file.table.is_code
+            compare(file.path, file.label, "sha256", published.sha256[file.table.file], lenient)
         elif not whole_zip:
             checks.append(f"{file.label}: no checksum is published")
         if file.path.name != file.table.file:
             warnings.append(f"{file.label} is taken for the publisher's {file.table.file}.")
-    return checks, warnings, bool(differ)
+    return checks, warnings, is_sample
 
 
 def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
@@ -454,59 +442,74 @@ def _raw_files(name: str, raw: Path, label: str, format: Format,
 
 def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[Path], str],
               published: Published) -> tuple[Format, list[RawFile]]:
-    """Each table's file in the first folder that has it, or else the one marked copy of it."""
-    files, missing = [], []
-    for table in format.tables:
-        paths = [folder / table.file for folder in folders if (folder / table.file).is_file()][:1]
-        paths = paths or [path for folder in dict.fromkeys(folders) if folder.is_dir()
-                          for path in sorted(folder.iterdir()) if table.matches(path.name) and path.is_file()]
-        if len(paths) > 1:
-            raise UserError(f"{where}: no file {table.file}, and cannot tell which of {', '.join(map(str, paths))} to "
-                            f"take; leave one there.")
-        files += [RawFile(table, path, label(path)) for path in paths]
-        missing += [] if paths else [table.file]
-    if missing and format.otherwise and not files:
-        others = format.otherwise.tables
-        if any(table.matches(path.name) for folder in folders if folder.is_dir() for path in folder.iterdir()
-               for table in others):
-            return _files_in(format.otherwise, folders, where, label, published)
-        missing += [table.file for table in others]
-    if missing:
-        raise UserError(f"{where}: has no {' and no '.join(missing)}."
-                        + (f"\nThat is part of {published.url}" if published.url else ""))
-    return format, files
+    """The format that is there, with each table's file."""
+    missing: list[str] = []
+    for candidate in (format, format.otherwise) if format.otherwise else (format,):
+        paths = [_file_of(table, folders, where) for table in candidate.tables]
+        absent = [table.file for table, path in zip(candidate.tables, paths) if path is None]
+        if not absent:
+            return candidate, [RawFile(table, path, label(path)) for table, path in zip(candidate.tables, paths)]
+        missing += absent
+        if len(absent) < len(paths):
+            missing = absent
+            break
+    raise UserError(f"{where}: has no {' and no '.join(missing)}."
+                    + (f"\nThat is part of {published.url}" if published.url else ""))
 
 
-def batches_of(file: RawFile) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """The columns of a raw file as text, some rows at a time, each field checked against its kind; before them what
-    messages call a row, and the number of the first one.
+def _file_of(table: Table, folders: list[Path], where: str) -> Path | None:
+    """A table's file in the first folder that has it, or else the one marked copy of it."""
+    there = [path for folder in dict.fromkeys(folders) if folder.is_dir() for path in sorted(folder.iterdir())
+             if table.matches(path.name) and path.is_file()]
+    paths = [path for path in there if path.name == table.file][:1] or there
+    if len(paths) > 1:
+        raise UserError(f"{where}: no file {table.file}, and cannot tell which of {', '.join(map(str, paths))} to "
+                        f"take; leave one there.")
+    return paths[0] if paths else None
+
+
+def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:
+    """The columns of a raw file as text, some rows at a time, each field checked against its kind and as it is written.
 
     Raises:
         UserError: naming the file, line and field, what was found and what is expected.
     """
+    import pyarrow as pa
     from pyarrow import compute as pc
 
-    table, first = file.table, 1
+    table, rows = file.table, 0
     if table.reader is not None:
-        batches = table.reader(file.path, file.label)
+        header, batches = 0, (frame_batch(frame, list(table.columns)) for frame in table.reader(file.path, file.label))
     else:
         layout = _layout(file)
-        first += layout.header
-        batches = text_batches(file.path, file.label, layout, list(table.columns))
-    what, start = ("row" if table.reader else "line"), first
+        header, batches = int(layout.header), text_batches(file.path, file.label, layout, list(table.columns))
     for batch in batches:
+        columns = []
         for name, kind in table.columns.items():
-            if kind != TEXT:
-                pattern, accepted = _KINDS[kind]
-                right = pc.match_substring_regex(batch.column(name), rf"\A(?:{pattern})\z")
+            texts = column = batch.column(name)
+            if kind is not TEXT:
+                right = pc.match_substring_regex(texts, rf"\A(?:{kind.pattern})\z")
+                if kind.written is not None:
+                    column = _mapped(texts, partial(_written, kind))
+                    right = pc.and_(right, column.is_valid())
                 if not pc.all(right, min_count=0).as_py():
                     row = pc.index(right, False).as_py()
-                    raise UserError(f"{file.label}, {what} {first + row}: field '{name}' is "
-                                    f"{batch.column(name)[row].as_py()[:60]!r}, expected {accepted}.")
-        yield what, first, batch
-        first += batch.num_rows
-    if first == start:
-        raise UserError(f"{file.label}: has no rows{' below its header' * (table.header and not table.reader)}.")
+                    number = 1 + header + rows + row
+                    place = f"row {number}" if table.reader else f"line {line_of(file.path, number)}"
+                    raise UserError(f"{file.label}, {place}: field '{name}' is {texts[row].as_py()[:60]!r}, expected "
+                                    f"{kind.accepted}.")
+            columns.append(column)
+        yield pa.RecordBatch.from_arrays(columns, names=list(table.columns))
+        rows += batch.num_rows
+    if not rows:
+        raise UserError(f"{file.label}: has no rows{' below its header' * header}.")
+
+
+def _written(kind: Kind, text: str) -> str | None:
+    try:
+        return kind.written(text)
+    except ValueError:
+        return None
 
 
 def _layout(file: RawFile) -> Layout:
@@ -526,10 +529,10 @@ def _layout(file: RawFile) -> Layout:
 
 def _is_utf8(path: Path) -> bool:
     try:
-        with open(path, encoding="utf-8") as lines:
-            return all(True for _ in lines)
+        path.read_bytes().decode()
     except UnicodeDecodeError:
         return False
+    return True
 
 
 def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict[str, int], int]:
@@ -541,45 +544,22 @@ def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict
     users: set[str] = set()
     items: set[str] = set()
     rows = written = 0
-    for file in files:
-        for what, first, batch in batches_of(file):
-            values = {name: batch.column(column) if isinstance(column, str) else _first_of(batch, column)
-                      for name, column in format.columns.items()}
-            values[_TIME] = _times(format, values[_TIME], f"{file.label}, {what} {{}}", first)
-            named = pc.not_equal(values["item_id:token"], "")
-            user, item, *_ = values.values()
-            user, item, lines = (texts.filter(named) for texts in (user, item, joined([*values.values()])))
-            rows += batch.num_rows
-            users.update(pc.unique(user).to_pylist())
-            items.update(pc.unique(item).to_pylist())
-            if format.distinct:
-                lines = _new(lines, seen)
-            content.append(bytes(content_of(lines)))
-            written += len(lines)
+    for batch in itertools.chain.from_iterable(map(batches_of, files)):
+        values = [batch.column(column) if isinstance(column, str) else _first_of(batch, column)
+                  for column in format.columns.values()]
+        named = pc.not_equal(values[1], "")
+        user, item, lines = (texts.filter(named) for texts in (*values[:2], joined(values)))
+        rows += batch.num_rows
+        users.update(pc.unique(user).to_pylist())
+        items.update(pc.unique(item).to_pylist())
+        if format.distinct:
+            lines = _new(lines, seen)
+        content.append(bytes(content_of(lines)))
+        written += len(lines)
     return b"".join(content), {"rows": rows, "users": len(users), "items": len(items)}, written
 
 
-def _times(format: Format, texts: pa.Array, where: str, first: int) -> pa.Array:
-    """Times in seconds; raises UserError for one that there is not, as 30 February."""
-    if format.time is str:
-        return texts
-    try:
-        return _mapped(texts, format.time)
-    except ValueError:
-        row = next(row for row, text in enumerate(texts.to_pylist()) if not _is_time(format.time, text))
-        name = format.columns[_TIME]
-        raise UserError(f"{where.format(first + row)}: field '{name}' is {texts[row].as_py()!r}, expected "
-                        f"{_KINDS[format.interactions.columns[name]][1]}.") from None
-
-
-def _is_time(parse: Callable[[str], str], text: str) -> bool:
-    try:
-        return bool(parse(text))
-    except ValueError:
-        return False
-
-
-def _mapped(texts: pa.Array, function: Callable[[str], str]) -> pa.Array:
+def _mapped(texts: pa.Array, function: Callable[[str], str | None]) -> pa.Array:
     """A function of every text, called once for each different one."""
     import pyarrow as pa
 
@@ -620,7 +600,7 @@ def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:
 
 
 def _rows(file: RawFile) -> Iterator[tuple[str, ...]]:
-    for _, _, batch in batches_of(file):
+    for batch in batches_of(file):
         yield from zip(*(column.to_pylist() for column in batch.columns))
 
 

@@ -9,7 +9,6 @@ what comes before it is known, and only what is in it is trained on, validated a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Sequence
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 
 from .. import rng
 from ..core.errors import UserError
-from .recbole_files import Interactions
-from .stream import Ragged, Sessions, Step, Stream, StreamSettings, block_of_rows, first_appearance
+from .recbole_files import Interactions, core
+from .stream import Sessions, Step, Stream, StreamSettings, block_of_rows, places
 from .tie_order import time_order
 
 _TESTED = 3  # interactions of a user of whom something is validated and tested, two of them in the block
@@ -54,22 +53,12 @@ def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interacti
     count = len(data.user_tokens)
     keys = rng.row_keys(rng.key(settings.split_seed, f"pilot {name}"), torch.arange(count))
     chosen = rng.sort_keys(keys).argsort()[:settings.pilot_users].numpy()
-    rows = np.flatnonzero(np.isin(data.user, chosen))
-    while len(rows):
-        enough = np.ones(len(rows), dtype=bool)
-        for ids in (data.user[rows], data.item[rows]):
-            enough &= np.bincount(ids)[ids] >= settings.pilot_core
-        if enough.all():
-            break
-        rows = rows[enough]
+    rows = core(data.user, data.item, settings.pilot_core, np.flatnonzero(np.isin(data.user, chosen)))
     if not len(rows):
         raise UserError(f"domain '{name}': no item is left of a pilot of {min(settings.pilot_users, count):,} users in "
                         f"which users and items have {settings.pilot_core} interactions; raise it with --set "
                         f"pilot_users=N, or lower the other with --set pilot_core=N.")
-    user, old_user = first_appearance(data.user[rows])
-    item, old_item = first_appearance(data.item[rows])
-    return replace(data, user=user, item=item, time=data.time[rows], user_tokens=data.user_tokens[old_user],
-                   item_tokens=data.item_tokens[old_item])
+    return data.of_rows(rows)
 
 
 def _step(name: str, data: Interactions, settings: StreamSettings, index: int, old_users: int, old_items: int) -> Step:
@@ -81,7 +70,7 @@ def _step(name: str, data: Interactions, settings: StreamSettings, index: int, o
     order = order[block[order] <= now]
     user, new = data.user[order], block[order] == now
     count, of_block = (np.bincount(users, minlength=len(data.user_tokens)) for users in (user, user[new]))
-    later = np.cumsum(count)[user] - 1 - np.arange(len(user))  # how many of the user's rows come after each
+    later = count[user] - 1 - places(user)
     tested = ((count >= _TESTED) & (of_block >= _TESTED - 1))[user]
     where, of_these = f"domain '{name}'", ""
     if settings.domain_blocks > 1:
@@ -91,12 +80,9 @@ def _step(name: str, data: Interactions, settings: StreamSettings, index: int, o
                         f"the one before it for validation; found at most {of_block.max()}.")
     chosen = {split: (tested & (later >= held_out)) | (~tested if split == "train" else False)
               for split, held_out in _HELD_OUT.items()} | ({"known": ~new} if now else {})
+    n_users, n_items = old_users + len(count), old_items + len(data.item_tokens)
     sessions = {split: _sessions(order[rows], user[rows], data, old_users, old_items) for split, rows in chosen.items()}
-    train = sessions["train"]
-    lists = [Ragged(train.start[train.of_user], train.items),
-             *(Ragged(last.of_user, last.items[last.start[1:] - 1]) for last in (sessions["valid"], sessions["test"]))]
-    step = Step(index, old_users + len(count), old_items + len(data.item_tokens), old_users, old_items, int(new.sum()),
-                *lists, sessions)
+    step = Step.of_sessions(index, (n_users, n_items), (old_users, old_items), int(new.sum()), sessions)
     if not len(step.samples().end):
         raise UserError(f"{where}: nobody has 2 interactions to train on beside those that are held out.")
     return step
@@ -104,10 +90,9 @@ def _step(name: str, data: Interactions, settings: StreamSettings, index: int, o
 
 def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions, old_users: int, old_items: int) -> Sessions:
     """The chosen rows of each user, which stand together, as one session."""
-    count = np.bincount(user, minlength=len(data.user_tokens))
-    of_user = np.concatenate([np.zeros(old_users + 1, np.int64), np.cumsum(count > 0)])
-    start = np.concatenate([[0], np.cumsum(count[count > 0])])
-    return Sessions(*map(torch.from_numpy, (of_user, start, old_items + data.item[rows], data.time[rows])))
+    users, count = np.unique(user, return_counts=True)
+    return Sessions.laid_out(old_users + users, count, old_items + data.item[rows], data.time[rows],
+                             old_users + len(data.user_tokens))
 
 
 def statistics(stream: Stream) -> dict[str, list[float]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping
+from typing import TYPE_CHECKING, BinaryIO, Callable, Mapping
 
 import numpy as np
 
@@ -73,33 +74,6 @@ class Imported:
     files: tuple[Path, ...] = ()
 
 
-class _Distinct:
-    """Counts different texts by 64-bit hashes: 8 bytes each, however long the texts are."""
-
-    def __init__(self) -> None:
-        self._known, self._new, self._waiting = np.empty(0, np.uint64), [], 0
-
-    def add(self, texts: pa.Array) -> None:
-        import pandas as pd
-        import pyarrow.compute as pc
-
-        hashes = pd.util.hash_array(np.asarray(pc.unique(texts).to_numpy(zero_copy_only=False), dtype=object),
-                                    categorize=False)
-        self._new.append(hashes)
-        self._waiting += len(hashes)
-        if self._waiting > max(1 << 20, len(self._known)):
-            self._merge()
-
-    def _merge(self) -> None:
-        self._known = np.unique(np.concatenate([self._known, *self._new]))
-        self._new, self._waiting = [], 0
-
-    @property
-    def count(self) -> int:
-        self._merge()
-        return len(self._known)
-
-
 def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:
     """A condition as ``>=4`` as a function of numbers; raises UserError for anything else."""
     match = _CONDITION.fullmatch(text)
@@ -143,7 +117,7 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
     notes = (f"separated by {SEPARATORS[layout.separator]}, "
              f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note,
              writer.times.days)
-    return Imported(writer.rows, writer.written, writer.users.count, writer.items.count, writer.left_out, notes,
+    return Imported(writer.rows, writer.written, *map(len, writer.different.values()), writer.left_out, notes,
                     (target, *([config] if columns.session else [])))
 
 
@@ -204,8 +178,7 @@ class _Times:
         if self.scale is None:
             self._decide(texts)
         if self.scale:
-            numbers = pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
-            return np.where(np.isfinite(numbers), numbers / self.scale, np.nan)
+            return _floats(texts) / self.scale
         seconds = np.empty(len(texts))
         zoned = pd.Series(texts).str.contains(_ZONE).to_numpy(bool)
         for rows in (zoned, ~zoned):  # among others with a zone, pandas gives times without one that of another row
@@ -215,9 +188,7 @@ class _Times:
         return seconds
 
     def _decide(self, texts: np.ndarray) -> None:
-        import pandas as pd
-
-        numbers = pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
+        numbers = _floats(texts)
         numbers = np.abs(numbers[np.isfinite(numbers)])
         if 2 * len(numbers) >= len(texts):
             largest = float(np.median(numbers))
@@ -230,66 +201,74 @@ class _Times:
 
 
 class _Writer:
-    """Rows of the table to lines of the atomic file, and what is counted on the way."""
+    """Rows of the table to lines of the atomic file, and what is counted on the way.
+
+    Users and items are counted by 64-bit hashes, however long their ids are.
+    """
 
     def __init__(self, path: Path, columns: Columns, layout: Layout, keeps: Callable | None) -> None:
         self.path, self.columns, self.layout, self.keeps = path, columns, layout, keeps
         self.rows = self.written = 0
-        self.left_out: dict[str, int] = {}
-        self.users, self.items, self.times = _Distinct(), _Distinct(), _Times()
+        self.left_out: Counter[str] = Counter()
+        self.different: dict[str, set[int]] = {"user": set(), "item": set()}
+        self.times = _Times()
 
-    def write(self, piece: pa.RecordBatch, file) -> None:
+    def write(self, piece: pa.RecordBatch, file: BinaryIO) -> None:
         """Add a piece of the table to the file; raises UserError for a time or rating that cannot be read."""
+        import pandas as pd
         import pyarrow as pa
         from pyarrow import compute as pc
 
-        first, named = self.rows, self.columns.named
-        self.rows += piece.num_rows
+        named = self.columns.named
         texts = {part: _clean(piece.column(column)) for part, column in named.items()}
-        whole = np.ones(piece.num_rows, bool)
-        for part in ("user", "item", "session"):
-            if part in texts:
-                whole &= pc.not_equal(texts[part], "").to_numpy(zero_copy_only=False)
+        whole = np.all([pc.not_equal(texts[part], "").to_numpy(zero_copy_only=False)
+                        for part in ("user", "item", "session") if part in texts], axis=0)
         rows = self._narrowed(np.arange(piece.num_rows), whole, "without user, item or session")
         if "rating" in texts:
-            ratings = self._numbers(texts["rating"], rows, first, "rating", "a number")
+            ratings = self._numbers(texts["rating"], rows, "rating", "a number")
             if self.keeps is not None:
-                kept = self.keeps(ratings)
-                rows = self._narrowed(rows, kept, f"with a rating that is not {self.columns.keep}")
+                rows = self._narrowed(rows, self.keeps(ratings), f"with a rating that is not {self.columns.keep}")
+        seconds = self._numbers(texts["time"], rows, "time", "a time as 1262304000 or 2010-01-01T00:00:00Z")
+        self.rows += piece.num_rows
+        self.written += len(rows)
         if not len(rows):
             return
-        seconds = self._numbers(texts["time"], rows, first, "time", "a time as 1262304000 or 2010-01-01T00:00:00Z")
-        values = {part: text.take(pa.array(rows)) for part, text in texts.items()}
         self.times.span = min(self.times.span[0], seconds.min()), max(self.times.span[1], seconds.max())
+        values = {part: text.take(pa.array(rows)) for part, text in texts.items()}
         is_whole = bool((seconds == np.floor(seconds)).all())
         values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
-        self.users.add(values["user"])
-        self.items.add(values["item"])
-        self.written += len(rows)
+        for part, hashes in self.different.items():
+            unique = np.asarray(pc.unique(values[part]).to_numpy(zero_copy_only=False), dtype=object)
+            hashes.update(pd.util.hash_array(unique, categorize=False).tolist())
         file.write(content_of(joined([values[part] for part in named])))
 
     def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:
         """The rows that are kept; the others are counted under the reason."""
-        if missing := int(len(kept) - kept.sum()):
-            self.left_out[reason] = self.left_out.get(reason, 0) + missing
+        if not kept.all():
+            self.left_out[reason] += int((~kept).sum())
         return rows[kept]
 
-    def _numbers(self, texts: pa.Array, rows: np.ndarray, first: int, part: str, accepted: str) -> np.ndarray:
-        """Times in seconds, or ratings, of some rows of a piece that begins at the table's row ``first``."""
-        import pandas as pd
-
+    def _numbers(self, texts: pa.Array, rows: np.ndarray, part: str, accepted: str) -> np.ndarray:
+        """Times in seconds, or ratings, of some rows of a piece."""
         chosen = texts.to_numpy(zero_copy_only=False)[rows]
         if not len(chosen):
             return np.empty(0)
-        numbers = (self.times.seconds(chosen) if part == "time"
-                   else pd.to_numeric(pd.Series(chosen), errors="coerce").to_numpy(np.float64))
+        numbers = self.times.seconds(chosen) if part == "time" else _floats(chosen)
         bad = ~np.isfinite(numbers)
         if bad.any():
             at = int(np.argmax(bad))
-            raise UserError(f"{self.path}, row {first + int(rows[at]) + 1}{' below the header' * self.layout.header}: "
+            row = self.rows + int(rows[at]) + 1
+            raise UserError(f"{self.path}, row {row}{' below the header' * self.layout.header}: "
                             f"column '{self.columns.named[part]}' is {str(chosen[at])[:60]!r}, expected {accepted}"
                             + (f" ({self.times.note})." if part == "time" else "."))
         return numbers
+
+
+def _floats(texts: np.ndarray) -> np.ndarray:
+    """float64 numbers, NaN where a text is none."""
+    import pandas as pd
+
+    return pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
 
 
 def _clean(texts: pa.Array) -> pa.Array:

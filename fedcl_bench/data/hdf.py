@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from ..core.errors import UserError
 from ..core.text import quoted
-from .table_reader import frame_batch
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 # What NumPy's numbers in attributes, which pandas writes, are made of.
 _HARMLESS = {("numpy", "dtype"), ("_codecs", "encode"), ("numpy.core.multiarray", "scalar"),
@@ -30,8 +28,8 @@ class HoldsObjects(Exception):
     """The file holds pickled objects, which were not read."""
 
 
-class _Plain(pickle.Unpickler):
-    """Refuses every class and function but the harmless ones."""
+class PlainUnpickler(pickle.Unpickler):
+    """Refuses every class and function but the harmless ones, so that nothing in a pickle is called."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _HARMLESS:
@@ -41,14 +39,14 @@ class _Plain(pickle.Unpickler):
 
 @contextmanager
 def _plain_pickles() -> Iterator[list[str]]:
-    """While it lasts, PyTables reads pickles by ``_Plain``; yields what was refused, as PyTables hides some errors."""
+    """While it lasts, PyTables reads pickles by ``PlainUnpickler``; yields what was refused, as PyTables hides it."""
     from tables import atom, attributeset
 
     refused: list[str] = []
 
     def loads(content: bytes, **options: Any) -> Any:
         try:
-            return _Plain(io.BytesIO(content), **options).load()
+            return PlainUnpickler(io.BytesIO(content), **options).load()
         except HoldsObjects as error:
             refused.append(str(error))
             raise
@@ -84,9 +82,9 @@ def read(path: Path, key: str) -> pd.DataFrame:
     return frame
 
 
-def batches(path: Path, label: str, keys: Sequence[str], columns: Sequence[str], key_column: str,
-            ) -> Iterator[pa.RecordBatch]:
-    """Tables of a file one after the other as text, each row with its table's key in ``key_column``.
+def tables_of(path: Path, label: str, keys: Sequence[str], columns: Sequence[str], key_column: str
+              ) -> Iterator[pd.DataFrame]:
+    """Tables of a file one after the other, each row with its table's key in ``key_column``.
 
     Raises:
         UserError: without PyTables, or if the file is none of pandas', lacks a table or column, or holds pickled
@@ -109,4 +107,4 @@ def batches(path: Path, label: str, keys: Sequence[str], columns: Sequence[str],
             raise UserError(f"{label}: cannot be read as an HDF file of pandas ({reason[:100]}).") from None
         if missing := [name for name in columns if name not in getattr(frame, "columns", ())]:
             raise UserError(f"{label}: table '{key}' has no column '{missing[0]}'; expected {', '.join(columns)}.")
-        yield frame_batch(frame.assign(**{key_column: key}), [*columns, key_column])
+        yield frame.assign(**{key_column: key})

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.text import quoted
-from ..core.schema import read_bytes
+from .recbole_files import read_table
 from .source import DatasetSource, persons_beside
 from .stream import Stream
+from .table_reader import line_of
 
 _HEADER = ("user_id:token", "person:token")
-_CURE = "Make it anew with `data convert`, or remove it where nobody is known."
 
 
 def persons_file(inter: bytes, persons: str) -> bytes:
@@ -34,33 +34,20 @@ def read_persons(inter: Path) -> dict[str, str]:
     """User to person, as the file beside an ``.inter`` file says; empty if there is none.
 
     Raises:
-        UserError: for another header, a row of other than two fields that are not empty, or a user or person that is
-            there twice.
+        UserError: for a file that is no such table, or a user or person that is there twice.
     """
     path = persons_beside(inter)
-    try:
-        header, *lines = read_bytes(path, _CURE).decode().splitlines() or [""]
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is no text ({error.reason} at byte {error.start:,}).\n{_CURE}") from None
-    if tuple(header.split("\t")) != _HEADER:
-        raise UserError(f"{path}, line 1: found {quoted(header)}, accepted: {' and '.join(_HEADER)}, with a tab "
-                        f"between them.\n{_CURE}")
-    persons: dict[str, str] = {}
-    known: set[str] = set()
-    for number, line in enumerate(lines, start=2):
-        fields = line.split("\t")
-        if len(fields) != 2 or not all(fields):
-            raise UserError(f"{path}, line {number}: found {quoted(line)}, accepted: a user and a person, with a tab "
-                            f"between them.\n{_CURE}")
-        user, person = fields
-        if user in persons or person in known:
-            what = f"user {quoted(user)}" if user in persons else f"person {quoted(person)}"
-            raise UserError(f"{path}, line {number}: found {what} again, accepted: each once.\n{_CURE}")
-        persons[user] = person
-        known.add(person)
-    return persons
+    columns = [field.partition(":")[0] for field in _HEADER]
+    frame = read_table(path, dict.fromkeys(columns, "token")).astype(object)
+    for column in columns:
+        if (again := frame[column].duplicated()).any():
+            row = int(np.argmax(again))
+            raise UserError(f"{path}, line {line_of(path, row + 2)}: found {column.removesuffix('_id')} "
+                            f"{quoted(frame[column][row])} again, accepted: each once.\nMake it anew with `data "
+                            f"convert`, or remove it where nobody is known.")
+    return dict(zip(*(frame[column] for column in columns)))
 
 
 def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str], np.ndarray]:

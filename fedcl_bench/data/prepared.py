@@ -21,23 +21,18 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..core.errors import Corrupt, UserError
+from ..core.errors import UserError
 from ..core.files import folder_beside
-from ..core.schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
 from ..core.version import NUMBERS
-from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
+from .recbole_files import SPLITS
+from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings, fingerprint
 
 if TYPE_CHECKING:
     from .source import DatasetConfig, DatasetSource
 
-_SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _ABOUT = "stream.json"
-_STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS, "known"))}, {})
-_CONTENT = fields_of({"steps": lists(_STEP), "unfiltered": mapping(plain), "digests": mapping(text), "digest": text},
-                     {"domains": lists(text)})
 
 
 def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
@@ -78,7 +73,7 @@ def save(stream: Stream, folder: Path) -> int:
             whole.mkdir()
             for name, values in _arrays(stream):
                 np.save(whole / f"{name}.npy", values)
-                about["digests"][name] = _digest_in(whole / f"{name}.npy")
+                about["digests"][name] = fingerprint(whole / f"{name}.npy")
             (whole / _ABOUT).write_text(json.dumps(about | {"digest": _digest_of(about)}))
             size = sum(path.stat().st_size for path in whole.iterdir())
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,16 +88,12 @@ def _arrays(stream: Stream) -> Iterator[tuple[str, np.ndarray]]:
     yield "users", stream.user_tokens.astype(str)
     yield "items", stream.item_tokens.astype(str)
     for step in stream.steps:
-        for split in _SPLITS:
+        for split in SPLITS:
             for part in fields(Ragged):
                 yield f"{step.index}-{split}-{part.name}", getattr(step.split(split), part.name).numpy()
         for split, sessions in step.sessions.items():
             for part in fields(Sessions):
                 yield f"{step.index}-{split}-sessions-{part.name}", getattr(sessions, part.name).numpy()
-
-
-class _Damaged(Exception):
-    """A file of a prepared stream is not what was written: its name, and what is wrong."""
 
 
 def load(folder: Path) -> Stream:
@@ -111,68 +102,39 @@ def load(folder: Path) -> Stream:
     Raises:
         UserError: if a file is missing or changed.
     """
+    name = _ABOUT
     try:
-        about = _read_about(folder)
-        steps = tuple(_read_step(folder, about["digests"], step) for step in about["steps"])
-        return Stream(steps, *(_array(folder, about["digests"], name) for name in ("users", "items")),
-                      about["unfiltered"], tuple(about.get("domains", ())))
-    except _Damaged as error:
-        name, wrong = error.args
-    raise UserError(f"{folder}: is damaged, {name}: {wrong}.\n"
-                    f"Delete the folder, or make it anew with `data prepare`.") from None
+        about = json.loads(_regular(folder / _ABOUT).read_text())
+        if about.pop("digest") != _digest_of(about):
+            raise ValueError("its content is not what was written, or is of a former version")
+        arrays = {}
+        for part, digest in about["digests"].items():
+            name = f"{part}.npy"
+            if fingerprint(_regular(folder / name)) != digest:
+                raise ValueError("its content is not what was written")
+            arrays[part] = np.load(folder / name, mmap_mode="c")  # "c": never written back
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
+        raise UserError(f"{folder}: is damaged, {name}: {wrong}.\n"
+                        f"Delete the folder, or make it anew with `data prepare`.") from None
+
+    def parts(cls: type, name: str) -> Any:
+        return cls(*(torch.from_numpy(arrays[f"{name}-{part.name}"]) for part in fields(cls)))
+
+    steps = []
+    for numbers in about["steps"]:
+        at, splits = numbers["index"], numbers.pop("sessions")
+        steps.append(Step(**numbers, **{split: parts(Ragged, f"{at}-{split}") for split in SPLITS},
+                          sessions={split: parts(Sessions, f"{at}-{split}-sessions") for split in splits}))
+    return Stream(tuple(steps), arrays["users"], arrays["items"], about["unfiltered"], tuple(about.get("domains", ())))
 
 
-def _said(error: Exception) -> str:
-    """What an error says, in part of a line."""
-    return " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    """The content of ``stream.json``."""
-    path = folder / _ABOUT
-    try:
-        about = read_json(path, _CONTENT, "")
-    except FileNotFoundError:
-        raise _Damaged(_ABOUT, "is missing") from None
-    except Corrupt as error:
-        raise _Damaged(_ABOUT, error.wrong.removeprefix(f"{path}: ")) from None
-    if about.pop("digest") != _digest_of(about):
-        raise _Damaged(_ABOUT, "its content is not what was written, or is of a former version")
-    return about
+def _regular(path: Path) -> Path:
+    """The path of a file; raises ValueError if there is none, as a pipe would be waited for."""
+    if not path.is_file():
+        raise ValueError("is missing, or no file")
+    return path
 
 
 def _digest_of(about: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _digest_in(path: Path) -> str:
-    """A digest of a file's bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _array(folder: Path, digests: Mapping[str, str], name: str) -> np.ndarray:
-    """An array, mapped from its file."""
-    path = folder / f"{name}.npy"
-    if not path.is_file():
-        raise _Damaged(path.name, "is missing, or no file")
-    try:
-        if _digest_in(path) != digests.get(name):
-            raise _Damaged(path.name, "its content is not what was written")
-        return np.load(path, mmap_mode="c")  # "c": never written back
-    except (OSError, ValueError) as error:
-        raise _Damaged(path.name, _said(error)) from None
-
-
-def _read_step(folder: Path, digests: Mapping[str, str], numbers: dict[str, Any]) -> Step:
-    """A step, given its numbers and the splits of its sessions."""
-    def tensors(cls: type, name: str) -> dict[str, Tensor]:
-        return {part.name: torch.from_numpy(_array(folder, digests, f"{name}-{part.name}")) for part in fields(cls)}
-
-    at, splits = numbers["index"], numbers.pop("sessions")
-    lists = {split: Ragged(**tensors(Ragged, f"{at}-{split}")) for split in _SPLITS}
-    sessions = {split: Sessions(**tensors(Sessions, f"{at}-{split}-sessions")) for split in splits}
-    return Step(**numbers, **lists, sessions=sessions)

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -233,14 +233,9 @@ def load_config(name: str) -> DatasetConfig:
     if path is None:
         return DatasetConfig()
     content = read_yaml(path)
-    for key, kind, accepted in (("raw", dict, "a mapping"), ("drop_events", (list, tuple), "a list")):
-        if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
-            raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
     _check_intervals(content.get("val_interval", {}), str(path))
     for key in ("backbone_settings", "method_settings", "search"):
         _check_plugins(content.get(key, {}), f"{path}, field '{key}'")
-    content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
-    content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
 
 
@@ -264,19 +259,20 @@ def _check_intervals(intervals: Any, where: str) -> None:
 
 
 def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
-    known = {f.name: f for f in fields(cls)}
+    known, values = {f.name: f for f in fields(cls)}, {}
     for key, value in content.items():
         if key not in known:
             raise unknown(f"field in {where}", key, known)
         default = known[key].default
-        kind = dict if default is MISSING else type(default)
+        kind, accepted = {str: (str, "a text"), tuple: (list, "a list")}.get(type(default), (dict, "a mapping"))
         if not isinstance(value, kind):
-            raise UserError(f"{where}, field '{key}': found {value!r}, accepted: "
-                            f"{'a mapping' if kind is dict else 'a text'}.")
+            raise UserError(f"{where}, field '{key}': found {value!r}, accepted: {accepted}.")
         if isinstance(value, str) and for_terminal(value) != value:
             raise UserError(f"{where}, field '{key}': found {quoted(value)}, accepted: a text without control "
                             f"characters.")
-    return cls(**content)
+        values[key] = (tuple(map(str, value)) if kind is list else
+                       _typed(Published, value, f"{where}, {key}") if isinstance(default, Published) else value)
+    return cls(**values)
 
 
 def find_file(name: str, data_dir: Path | None) -> Path:
@@ -366,6 +362,8 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
 
 def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
     """The files of several datasets; their fingerprint is a hash of their names and fingerprints."""
+    from .stream import fingerprint
+
     wrong = ("split_file", settings.split_file) if settings.split_file else ("stream", settings.stream)
     if wrong != ("stream", "domains"):
         raise UserError(f"setting '{wrong[0]}': found {wrong[1]} with the {len(config.parts)} datasets "
@@ -374,21 +372,14 @@ def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settin
                   for part, of_part in zip(parts_of(name), config.parts.values()))
     text = "\n".join(f"{part.name} {part.fingerprint}" for part in parts)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    persons = tuple(_fingerprint_of_persons(part.path) for part in parts) if settings.known_users else ()
+    persons = tuple(fingerprint(path) if path.is_file() else "" for path in
+                    (persons_beside(part.path) for part in parts)) if settings.known_users else ()
     return DatasetSource(dataset_name(name), config, parts[0].path, digest, parts, persons)
 
 
 def persons_beside(inter: Path) -> Path:
     """The file that says who the users of an ``.inter`` file are, whether it is there or not."""
     return inter.with_suffix(".overlap")
-
-
-def _fingerprint_of_persons(inter: Path) -> str:
-    """Empty without such a file."""
-    from .stream import fingerprint
-
-    path = persons_beside(inter)
-    return fingerprint(path) if path.is_file() else ""
 
 
 def _locate_alone(name: str, config: DatasetConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
@@ -403,10 +394,7 @@ def _locate_alone(name: str, config: DatasetConfig, data_dir: Path | None, setti
             raise UserError(f"setting 'split_file': no file {path}.")
     else:
         path = find_file(name, data_dir)
-    try:
-        return DatasetSource(dataset_name(name), config, path, fingerprint(path))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    return DatasetSource(dataset_name(name), config, path, fingerprint(path))
 
 
 def session_columns(source: DatasetSource, settings: StreamSettings) -> dict[str, str]:

@@ -7,21 +7,21 @@ block always have smaller ids than those new in it.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from .. import rng
 from ..core.errors import UserError
 from ..core.settings import setting
-
-if TYPE_CHECKING:  # tables of results need the settings of a stream and none of its files
-    from .recbole_files import Interactions
+from .archives import digest
+from .recbole_files import SPLITS, Interactions, check_splits, read_table
+from .tie_order import SHIPPED, TIE_ORDERS, time_order
 
 # Conditions of settings (see ``setting``): where a round is an epoch over all samples of a client that holds many
 # users' interactions, and where it is not.
@@ -121,6 +121,11 @@ def in_epochs(settings: Mapping[str, Any]) -> bool:
     return is_central(settings) or is_domains(settings)
 
 
+def _starts(lengths: Tensor) -> Tensor:
+    """Where lists of these lengths begin that are laid end to end, and where the last one ends."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors)."""
@@ -150,15 +155,13 @@ class Ragged:
 
     def part(self, users: Tensor) -> "Ragged":
         """The lists of some users, numbered in their order."""
-        lengths = self.counts(users)
-        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), self.select(users)[1])
+        return Ragged(_starts(self.counts(users)), self.select(users)[1])
 
     def at_most(self, counts: Tensor) -> "Ragged":
         """The first ``counts`` items of each user, shape (users,)."""
         lengths = torch.minimum(self.lengths, counts)
         number = torch.arange(len(self.values), device=counts.device) - self.indptr[:-1].repeat_interleave(self.lengths)
-        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
-                      self.values[number < lengths.repeat_interleave(self.lengths)])
+        return Ragged(_starts(lengths), self.values[number < lengths.repeat_interleave(self.lengths)])
 
     def distinct(self) -> "Ragged":
         """Of items that a user has several times the first, in the order of the lists."""
@@ -168,8 +171,7 @@ class Ragged:
         first = torch.ones_like(key, dtype=torch.bool)
         first[1:] = key[1:] != key[:-1]
         keep = torch.zeros_like(first).index_put_((order[first],), first.new_ones(()))
-        lengths = torch.bincount(user[keep], minlength=len(self.lengths))
-        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), self.values[keep])
+        return Ragged(_starts(torch.bincount(user[keep], minlength=len(self.lengths))), self.values[keep])
 
     def to(self, device: torch.device) -> "Ragged":
         return Ragged(self.indptr.to(device), self.values.to(device))
@@ -229,10 +231,18 @@ class Sessions:
         """The items of one session for each of ``users`` (ascending), as lists of all ``n_users``."""
         lengths = torch.zeros(n_users, dtype=torch.int64, device=sessions.device)
         lengths[users] = self.lengths[sessions]
-        indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        indptr = _starts(lengths)
         row = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths[users])
         offset = torch.arange(len(row), device=users.device) - indptr[users][row]
         return Ragged(indptr, self.items[self.start[sessions][row] + offset])
+
+    def joined(self) -> "Ragged":
+        """The items of all sessions of each user."""
+        return Ragged(self.start[self.of_user], self.items)
+
+    def targets(self) -> "Ragged":
+        """The last item of each session of each user."""
+        return Ragged(self.of_user, self.items[self.start[1:] - 1])
 
     def prefixes(self) -> "Prefixes":
         """Every beginning of a session of at least 2 interactions, by session and length."""
@@ -241,6 +251,14 @@ class Sessions:
         before = (count.cumsum(0) - count).repeat_interleave(count)
         number = torch.arange(len(first), device=first.device) - before
         return Prefixes(self, first, first + number + 2)
+
+    @staticmethod
+    def laid_out(user: np.ndarray, lengths: np.ndarray, items: np.ndarray, times: np.ndarray, n_users: int
+                 ) -> "Sessions":
+        """Sessions from their users and lengths, in the order of the users, and their rows."""
+        of_user = torch.from_numpy(np.bincount(user, minlength=n_users))
+        return Sessions(_starts(of_user), _starts(torch.from_numpy(lengths)), torch.from_numpy(items),
+                        torch.from_numpy(times))
 
     def to(self, device: torch.device) -> "Sessions":
         return Sessions(*(getattr(self, name).to(device) for name in ("of_user", "start", "items", "times")))
@@ -265,7 +283,7 @@ class Prefixes:
     def written_out(self) -> Sessions:
         """The prefixes as sessions of one user, which holds them all."""
         lengths = self.end - self.first
-        start = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        start = _starts(lengths)
         shift = (self.first - start[:-1]).repeat_interleave(lengths)
         row = torch.arange(int(start[-1])) + shift
         return Sessions(torch.tensor([0, len(lengths)]), start, self.sessions.items[row], self.sessions.times[row])
@@ -315,6 +333,13 @@ class Step:
         new = prefixes.end - prefixes.first > known_in_session
         return Prefixes(train, prefixes.first[new], prefixes.end[new])
 
+    @staticmethod
+    def of_sessions(index: int, size: tuple[int, int], old: tuple[int, int], interactions: int,
+                    sessions: Mapping[str, Sessions]) -> "Step":
+        """A step of sessions, with so many users and items and so many old ones."""
+        targets = (sessions[split].targets() for split in ("valid", "test"))
+        return Step(index, *size, *old, interactions, sessions["train"].joined(), *targets, sessions)
+
     def to(self, device: torch.device) -> "Step":
         moved = {name: self.split(name).to(device) for name in ("train", "valid", "test")}
         sessions = {name: split.to(device) for name, split in self.sessions.items()}
@@ -348,17 +373,13 @@ class Stream:
 
 def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
     order = np.argsort(user, kind="stable")
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=n_users))])
-    return Ragged(torch.from_numpy(indptr.astype(np.int64)), torch.from_numpy(item[order].astype(np.int64)))
+    return Ragged(_starts(torch.from_numpy(np.bincount(user, minlength=n_users))),
+                  torch.from_numpy(item[order].astype(np.int64)))
 
 
-def first_appearance(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids renumbered in order of first appearance, and the old id of each new one."""
-    unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return rank[inverse], unique[order]
+def places(user: np.ndarray) -> np.ndarray:
+    """How many of the same user's rows come before each row."""
+    return pd.Series(user).groupby(user).cumcount().to_numpy()
 
 
 def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
@@ -379,37 +400,32 @@ def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarr
         how: ``chronological`` (test last, valid before it) or ``random``.
         seed, block: key of the random order.
     """
-    order = np.argsort(user, kind="stable")
-    count = np.bincount(user)[user[order]]
-    start = np.concatenate([[0], np.flatnonzero(np.diff(user[order])) + 1]) if len(user) else np.zeros(0, int)
-    position = np.arange(len(user)) - np.repeat(start, np.diff(np.append(start, len(user))))
+    count, place = np.bincount(user)[user], places(user)
     if how == "random":
-        keys = rng.client_keys(rng.key(seed, "split", block), torch.from_numpy(user[order]))
-        random = rng.sort_keys(rng.bits(keys, torch.from_numpy(position))).numpy()
-        shuffled = np.lexsort((random, user[order]))  # within a user, by random key
-        order = order[shuffled]
+        keys = rng.client_keys(rng.key(seed, "split", block), torch.from_numpy(user))
+        order = np.lexsort((rng.sort_keys(rng.bits(keys, torch.from_numpy(place))).numpy(), user))
+        place[order] = places(user[order])
     test = np.where(count < 3, 0, -(-count // 10))
     valid = np.where(count < 3, 0, -(-(count - test) // 9))
-    split = np.empty(len(user), dtype=np.int8)
-    split[order] = (position >= count - test - valid).astype(np.int8) + (position >= count - test)
-    return split
+    return (place >= count - test - valid).astype(np.int8) + (place >= count - test)
 
 
-def _assemble(user: np.ndarray, item: np.ndarray, block: np.ndarray, split: np.ndarray, blocks: int,
-              user_tokens: np.ndarray, item_tokens: np.ndarray, name: str) -> Stream:
+def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> Stream:
+    """A stream of rows that have a split; users and items are numbered in the order of their blocks."""
     steps = []
     n_users = n_items = 0
     for t in range(blocks):
-        rows = block == t
+        now = block == t
         old = n_users, n_items
-        if not (rows & (split == 0)).any():
-            raise UserError(f"{name}: block {t} has no training interaction ({int(rows.sum())} rows in all); "
+        if not (now & (rows.split == 0)).any():
+            raise UserError(f"{name}: block {t} has no training interaction ({int(now.sum())} rows in all); "
                             f"use fewer blocks (--set blocks=N) or a smaller k_core.")
-        n_users = max(n_users, int(user[rows].max()) + 1)
-        n_items = max(n_items, int(item[rows].max()) + 1)
-        parts = [_ragged(user[rows & (split == s)], item[rows & (split == s)], n_users) for s in range(3)]
-        steps.append(Step(t, n_users, n_items, *old, int(rows.sum()), *parts))
-    return Stream(tuple(steps), user_tokens, item_tokens)
+        n_users = max(n_users, int(rows.user[now].max()) + 1)
+        n_items = max(n_items, int(rows.item[now].max()) + 1)
+        parts = [now & (rows.split == s) for s in range(len(SPLITS))]
+        steps.append(Step(t, n_users, n_items, *old, int(now.sum()),
+                          *(_ragged(rows.user[part], rows.item[part], n_users) for part in parts)))
+    return Stream(tuple(steps), rows.user_tokens, rows.item_tokens)
 
 
 def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Stream:
@@ -417,18 +433,13 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
 
     Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
     """
-    from .tie_order import time_order
-
-    order = time_order(data.time, settings.tie_order)
-    user, old_user = first_appearance(data.user[order])
-    item, old_item = first_appearance(data.item[order])
-    block = block_of_rows(len(user), settings.blocks, settings.base_share)
-    split = np.empty(len(user), dtype=np.int8)
+    data = data.of_rows(time_order(data.time, settings.tie_order))
+    block = block_of_rows(len(data.user), settings.blocks, settings.base_share)
+    split = np.empty(len(block), dtype=np.int8)
     for t in range(settings.blocks):
         how = settings.base_split if t == 0 else settings.inc_split
-        split[block == t] = split_of_rows(user[block == t], how, settings.split_seed, t)
-    return _assemble(user, item, block, split, settings.blocks, data.user_tokens[old_user],
-                     data.item_tokens[old_item], name)
+        split[block == t] = split_of_rows(data.user[block == t], how, settings.split_seed, t)
+    return _assemble(replace(data, split=split), block, settings.blocks, name)
 
 
 def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:
@@ -443,17 +454,11 @@ def build_static(data: Interactions, settings: StreamSettings, name: str) -> Str
     if len(rows) == 0:
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
                         f"--set min_interactions=N.")
-    order = rows[time_order(data.time[rows], settings.tie_order)]
-    user, old_user = first_appearance(data.user[order])
-    item, old_item = first_appearance(data.item[order])
-    count = np.bincount(user)[user]
-    later = np.empty(len(user), dtype=np.int64)  # how many of the user's rows come after each
-    by_user = np.argsort(user, kind="stable")
-    ends = np.cumsum(np.bincount(user))
-    later[by_user] = ends[user[by_user]] - 1 - np.arange(len(user))
-    split = np.where((count < 3) | (later > 1), 0, 2 - later).astype(np.int8)
-    return _assemble(user, item, np.zeros(len(user), dtype=np.int64), split, 1, data.user_tokens[old_user],
-                     data.item_tokens[old_item], name)
+    data = data.of_rows(rows[time_order(data.time[rows], settings.tie_order)])
+    count = np.bincount(data.user)[data.user]
+    later = count - 1 - places(data.user)
+    split = np.where((count < 3) | (later > 1), 0, 2 - later)
+    return _assemble(replace(data, split=split), np.zeros(len(split), np.int64), 1, name)
 
 
 def read_split_file(path: Path) -> Stream:
@@ -474,17 +479,17 @@ def read_split_file(path: Path) -> Stream:
         raise UserError(f"{path}: column 'block' has {', '.join(f'{b:g}' for b in blocks[:8])}, "
                         f"expected 0, 1, 2, ... without gaps.")
     check_splits(path, frame["split"])
-    split = frame["split"].map(SPLITS.index)
     ids, tokens = [], []
     for column in ("user", "item"):
         text = frame[column].to_numpy(str)
         within = text.astype(np.int64) if np.char.isdecimal(text).all() else np.arange(len(text))
         order = np.lexsort((within, block))
         number = np.empty(len(text), dtype=np.int64)
-        number[order], token = first_appearance(text[order])
+        number[order], token = pd.factorize(text[order].astype(object))
         ids.append(number)
-        tokens.append(token)
-    return _assemble(*ids, block.astype(np.int64), split.to_numpy(np.int8), len(blocks), *tokens, str(path))
+        tokens.append(token.astype(str))
+    split = frame["split"].map(SPLITS.index).to_numpy(np.int8)
+    return _assemble(Interactions(*ids, block, *tokens, split=split), block, len(blocks), str(path))
 
 
 def statistics(stream: Stream) -> dict[str, list[float]]:
@@ -505,9 +510,5 @@ def statistics(stream: Stream) -> dict[str, list[float]]:
 
 
 def fingerprint(path: Path) -> str:
-    """Hash of a data file's bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """Hash of a data file's bytes; raises UserError if it cannot be read."""
+    return digest(path, "blake2b", digest_size=16)

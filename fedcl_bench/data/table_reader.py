@@ -7,6 +7,8 @@ Text is read by pyarrow, some rows at a time, so that memory does not grow with 
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,8 @@ def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") 
     import pyarrow as pa
 
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
         with pa.input_stream(str(path), compression="detect") as stream:
             text = stream.read(_HEAD).decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
     except (OSError, pa.ArrowInvalid) as error:
@@ -63,12 +67,23 @@ def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") 
     lines = [line for line in re.split("[\r\n]+", text) if line.strip()]  # str.splitlines knows more ends than a table
     if not lines:
         raise UserError(f"{label}: is empty; expected {expected}.")
+    if "\ufffd" in lines[0]:
+        raise UserError(f"{label}, line 1: is not UTF-8 text ({lines[0][:60]!r}).\nSave the table as UTF-8.")
     return lines
 
 
 def fields_of(line: str, separator: str) -> list[str]:
     """The fields of one line."""
     return next(csv.reader([line], delimiter=separator))
+
+
+def line_of(path: Path, row: int) -> int:
+    """The line of a row of a table, both counted from 1; empty lines are no rows, and quoted fields have no ends."""
+    import pyarrow as pa
+
+    with pa.input_stream(str(path), compression="detect") as stream:
+        filled = (number for number, line in enumerate(io.BufferedReader(stream), start=1) if line.strip(b"\r\n"))
+        return next(itertools.islice(filled, row - 1, None), row)
 
 
 def text_batches(path: Path, label: str, layout: Layout, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -86,8 +101,8 @@ def text_batches(path: Path, label: str, layout: Layout, wanted: Sequence[str]) 
     wrong = []
 
     def of_another_width(row: Any) -> str:
-        wrong.append(f"{label}, line {row.number}: found {row.actual_columns} field{'s' * (row.actual_columns != 1)} "
-                     f"({row.text[:60]!r}), expected {layout.expected}.")
+        found = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)} ({row.text[:60]!r})"
+        wrong.append(f"{label}, line {line_of(path, row.number)}: found {found}, expected {layout.expected}.")
         return "error"
 
     read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+import importlib
+import sys
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Iterator, Mapping
 
 from ..core.errors import unknown
+
+
+class _Later(ModuleType):
+    """Stands in for a module of scikit-learn while RecBole is imported; what is called is looked up then."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.endswith("Warning"):
+            return type(name, (UserWarning,), {})
+
+        def call(*args, **kwargs):
+            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+        return call
+
+
+@contextmanager
+def without_sklearn() -> Iterator[None]:
+    """Where RecBole is imported: it imports scikit-learn for a few metrics and two models, none of which is used here,
+    and that alone takes longer than reading a dataset."""
+    if "sklearn" in sys.modules:
+        yield
+        return
+    names = ("sklearn", *(f"sklearn.{part}" for part in ("metrics", "linear_model", "exceptions", "utils",
+                                                         "utils.extmath")))
+    sys.modules.update({name: _Later(name) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            if isinstance(sys.modules.get(name), _Later):
+                del sys.modules[name]
 
 
 class _Sizes:
@@ -26,8 +62,9 @@ def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, ob
     Raises:
         UserError: if RecBole has no such general recommender.
     """
-    import recbole.model.general_recommender as models
     import torch
+    with without_sklearn():
+        import recbole.model.general_recommender as models
 
     if not isinstance(getattr(models, name, None), type):
         raise unknown("RecBole model", name, (n for n, v in vars(models).items() if isinstance(v, type)))

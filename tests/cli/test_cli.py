@@ -188,12 +188,11 @@ HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 
 
 @pytest.mark.parametrize("content,words", [
-    ("", ["has no rows"]),
+    ("", ["is empty"]),
     (HEADER, ["has no rows"]),
     ("user_id:token\titem_id:token\trating:float\n1\t2\t3\n", ["'timestamp' is missing", "rating"]),
     ("user_id:token\tmovie:token\ttimestamp:float\n1\t2\t3\n", ["'item_id' is missing", "movie"]),
-    (HEADER + "1\t2\t3\t4\n1\t3\t4\n", ["line 3", "found 3 fields", "has 4"]),
-    (HEADER + "1\t2\t3\t4\n\n1\t3\t4\t5\n", ["line 3", "found 1 fields"]),
+    (HEADER + "1\t2\t3\t4\n\n1\t3\t4\n", ["line 4", "found 3 fields", "expected 4 fields"]),
     (HEADER + "1\t2\t3\tyesterday\n", ["line 2", "'timestamp'", "'yesterday'", "number"]),
     (HEADER + "1\t2\t3\t4\n1\t3\t3\t\n", ["line 3", "'timestamp'", "''"]),
     (HEADER + "1\t2\t3\tnan\n", ["line 2", "'timestamp'", "'nan'"]),

@@ -518,8 +518,8 @@ def test_every_format_has_its_facts():
         assert ("titles" in config.raw.counts) == bool(format.items)
         assert set(config.raw.sha256) <= {table.file for table in format.tables}
         for way in filter(None, (format, format.otherwise)):
-            assert {name for column in way.columns.values()
-                    for name in ([column] if isinstance(column, str) else column)} <= set(way.interactions.columns)
+            assert {name for column in way.columns.values() for name in
+                    ([column] if isinstance(column, str) else column)} <= set(way.interactions[0].columns)
             fields = list(way.columns)
             assert fields[:2] == ["user_id:token", "item_id:token"] and "timestamp:float" in fields
         read = [config.SESSION_FIELD, config.SPLIT_FIELD, config.EVENT_FIELD]

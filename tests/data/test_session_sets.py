@@ -73,8 +73,7 @@ class Opens:
 
 @pytest.mark.parametrize("content", [
     pickle.dumps([[1, 2], Opens((os.mkdir, ("opened",)))], protocol=0),
-    pickle.dumps([[1, 2], Opens((os.mkdir, ("opened",)))], protocol=4), pickle.dumps([[1.5]]), pickle.dumps({"a": 1})],
-    ids=["text", "call", "float", "dict"])
+    pickle.dumps([[1, 2], Opens((os.mkdir, ("opened",)))], protocol=4)], ids=["text", "call"])
 def test_a_pickle_of_anything_else_is_not_read(content):
     lay(content)
     with pytest.raises(UserError, match="pickle of more than lists of numbers"):
@@ -83,13 +82,15 @@ def test_a_pickle_of_anything_else_is_not_read(content):
 
 
 @pytest.mark.parametrize("train, test, message", [
-    (b"", TEST, "all_train_seq.txt: is no pickle, or is cut short, expected a pickled list of sessions"),
-    (pickle.dumps(TRAIN)[:-9], TEST, "is no pickle, or is cut short"), (b"1\t2\n", TEST, "is no pickle"),
-    ([], TEST, "holds no list of sessions"), ([1, 2], TEST, "holds in session 1 what is no list of item ids"),
-    ([[1, 2], []], TEST, "session 2"), ([[1, -2]], TEST, "session 1"), ([[1, [2]]], TEST, "session 1"),
-    (TRAIN, [[1, 2]], "test.txt: is no pair of lists of one length, expected a pickled pair"),
-    (TRAIN, ([[1]], [2, 3]), "no pair of lists of one length"), (TRAIN, ([1], [2]), "no sequence"),
-    (TRAIN, ([[1]], [[2]]), "session 1")])
+    (b"", TEST, "all_train_seq.txt: is another pickle, or none, .* expected a pickled list of sessions"),
+    (pickle.dumps(TRAIN)[:-9], TEST, "or is cut short"), (b"1\t2\n", TEST, "or none"),
+    ({"a": 1}, TEST, "another pickle"),
+    ([], TEST, "all_train_seq.txt: has no rows"), ([1, 2], TEST, "another pickle"),
+    ([[1, 2], []], TEST, "all_train_seq.txt, row 3: field 'item' is '', expected an id"),
+    ([[1, -2]], TEST, "row 2: field 'item' is '-2'"), ([[1, [2]]], TEST, r"'item' is '\[2\]'"),
+    ([[1.5]], TEST, "'item' is '1.5'"), (TRAIN, [[1, 2]], "test.txt: is another pickle, .* expected a pickled pair"),
+    (TRAIN, ([[1]], [2, 3]), "another pickle"), (TRAIN, ([1], [2]), "another pickle"),
+    (TRAIN, ([[1]], [[2]]), "test.txt, row 2: field 'item'")])
 def test_bad_files_are_named(train, test, message):
     lay(train, test)
     with pytest.raises(UserError, match=message):
@@ -98,8 +99,8 @@ def test_bad_files_are_named(train, test, message):
 
 
 @pytest.mark.parametrize("columns, message", [
-    ({"session": [0, 0], "item": [1, 2]}, "no column 'item_id' of whole numbers"),
-    ({"session": [0, 0], "item_id": [1.5, 2.0]}, "no column 'item_id' of whole numbers"),
+    ({"session": [0, 0], "item": [1, 2]}, "no column 'item_id'; found session, item"),
+    ({"session": [0, 0], "item_id": [1.5, 2.0]}, "row 1: field 'item' is '1.5', expected an id"),
     ({"session": [1, 0], "item_id": [1, 2]}, "column 'session' does not ascend")])
 def test_bad_tables_are_named(columns, message):
     Path("raw").mkdir()

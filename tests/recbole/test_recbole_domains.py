@@ -11,13 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import lay_shop
+from helpers import lay_shop, recbole_config
 from recbole.data.interaction import Interaction
 from torch import nn
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.plugin.silo import DomainData, Histories
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
@@ -117,7 +116,7 @@ class Pipeline:
     """RecBole's dataset, loaders, model and trainer of one shop."""
 
     def __init__(self, name: str, values: dict):
-        with fenced():
+        with recbole_config():
             from recbole.config import Config
             from recbole.data import create_dataset, data_preparation
             from recbole.utils import get_model, get_trainer, init_seed
@@ -139,12 +138,12 @@ class Pipeline:
         """Train as RecBole does; returns the batches in their order."""
         batches, loss = [], self.model.calculate_loss
         self.model.calculate_loss = lambda interaction: (batches.append(interaction), loss(interaction))[1]
-        with fenced():
+        with recbole_config():
             self.trainer.fit(self.train, None, verbose=False, saved=False)
         return batches
 
     def evaluate(self) -> dict[str, float]:
-        with fenced():
+        with recbole_config():
             return dict(self.trainer.evaluate(self.test, load_best_model=False))
 
 
