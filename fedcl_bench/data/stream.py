@@ -21,7 +21,7 @@ from ..core.errors import UserError
 from ..core.settings import setting
 from .archives import digest
 from .recbole_files import SPLITS, Interactions, check_splits, read_table
-from .tie_order import SHIPPED, TIE_ORDERS, time_order
+from .tie_order import time_order
 
 # Conditions of settings (see ``setting``): where a round is an epoch over all samples of a client that holds many
 # users' interactions, and where it is not.
@@ -448,8 +448,6 @@ def build_static(data: Interactions, settings: StreamSettings, name: str) -> Str
     Rows of equal time stand as ``tie_order`` says. Users with fewer than 3 interactions only train. Raises UserError if
     nobody is left.
     """
-    from .tie_order import time_order
-
     rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
     if len(rows) == 0:
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
@@ -470,8 +468,6 @@ def read_split_file(path: Path) -> Stream:
     Raises:
         UserError: for a bad file, a block that is not 0, 1, 2, ... or an unknown split.
     """
-    from .recbole_files import SPLITS, check_splits, read_table
-
     frame = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})
     block = frame["block"].to_numpy()
     blocks = np.unique(block)
