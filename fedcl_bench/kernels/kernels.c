@@ -139,31 +139,6 @@ int negatives(const uint64_t *keys, const int64_t *wanted, const int64_t *others
     return ready ? 0 : -1;
 }
 
-/* ---- lists as matrices ---- */
-
-void padded(const int64_t *indptr, const int64_t *values, const int64_t *users, const int64_t *fill, int64_t clients,
-            int64_t width, int64_t *result) {
-    for (int64_t c = 0; c < clients; c++) {
-        const int64_t start = indptr[users[c]], n = indptr[users[c] + 1] - start;
-        int64_t *row = result + c * width;
-        memcpy(row, values + start, n * sizeof *row);
-        const int64_t rest = fill ? fill[c] : n ? values[start] : 0;
-        for (int64_t j = n; j < width; j++) row[j] = rest;
-    }
-}
-
-void gaps(const int64_t *ascending, int64_t clients, int64_t n, int64_t n_items, int32_t *result, int64_t *count) {
-    for (int64_t c = 0; c < clients; c++) {
-        const int64_t *row = ascending + c * n;
-        int32_t *to = result + c * n;
-        int64_t distinct = 0;
-        for (int64_t j = 0; j < n; j++)
-            if (j == 0 || row[j] != row[j - 1]) { to[distinct] = (int32_t)(row[j] - distinct); distinct++; }
-        for (int64_t j = distinct; j < n; j++) to[j] = INT32_MAX;
-        count[c] = n_items - distinct;
-    }
-}
-
 /* ---- local batches ---- */
 
 #define MOST_BUCKETS 1024
