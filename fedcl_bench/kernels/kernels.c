@@ -310,13 +310,6 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
     return end;
 }
 
-/* Lanes of two vectors by number. */
-#if defined(__clang__) || __GNUC__ >= 12
-#define PICK(Numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(Numbers, a, b, ...) __builtin_shuffle(a, b, (Numbers){__VA_ARGS__})
-#endif
-
 /* A macro: GCC drops calls of functions that do nothing else. */
 #define FETCH(row, bytes) do { \
         for (size_t byte_ = 0; byte_ < (size_t)(bytes); byte_ += 64) __builtin_prefetch((const char *)(row) + byte_); \
