@@ -26,7 +26,7 @@ from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation import loop
 from fedcl_bench.federation.loop import run
-from fedcl_bench.kernels import functional, memory, ops, topk
+from fedcl_bench.kernels import functional, memory, ops
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.toolbox import distillation
@@ -34,8 +34,7 @@ from fedcl_bench.training import compiled_softmax, list_trainer, sampling, sessi
 from fedcl_bench.training.chunk_trainer import writable
 from fedcl_bench.training.optimisers import make_optimiser
 
-NO_OPS = SimpleNamespace(serve=lambda *_: False, serve_on=lambda *_: False, serve_highest=lambda *_: False,
-                         REALS=ops.REALS)
+NO_OPS = SimpleNamespace(serve=lambda *_: False, serve_on=lambda *_: False, REALS=ops.REALS)
 
 
 def no(*_):
@@ -107,8 +106,8 @@ PATHS = {
     "kernel: weighted_bce": ("adam", [(functional, "ops", NO_OPS)]),
     "kernel: weighted_bce, F3CRec": ("f3crec", [(functional, "ops", NO_OPS)]),
     "kernel: nearest": ("rlp2", [(functional, "ops", NO_OPS)]),
-    "kernel: highest": ("fedmf", [(topk, "ops", NO_OPS)]),
-    "kernel: highest, XING": ("sasrec", [(topk, "ops", NO_OPS)]),
+    "kernel: highest": ("fedmf", [(ops, "_FEW", 0), (ops, "_COLUMNS_PER_PLACE", 1 << 40)]),
+    "kernel: highest, XING": ("sasrec", [(ops, "_FEW", 0), (ops, "_COLUMNS_PER_PLACE", 1 << 40)]),
     "kernel: mixed": ("adam", [(rng, "ops", NO_OPS)]),
     "kernel: mixed, XING": ("sasrec", [(rng, "ops", NO_OPS)]),
     "kernel: ranks": ("f3crec", [(distillation, "ops", NO_OPS)]),

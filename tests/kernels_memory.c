@@ -39,12 +39,21 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     }
     int32_t *gap = make(clients * p, 4);
     int64_t *positives = INTEGERS(clients * p), *items = INTEGERS(clients * n);
-    padded(indptr, values, users, count, clients, p, positives);
-    padded(indptr, values, users, NULL, clients, p, positives);
+    for (int64_t i = 0; i < clients * p; i++)
+        positives[i] = values[indptr[i / p] + (i % p < count[i / p] ? i % p : 0)];
     int64_t *ascending = INTEGERS(clients * p);
     for (int64_t i = 0; i < clients * p; i++)
         ascending[i] = i % p && positives[i] < ascending[i - 1] ? ascending[i - 1] : positives[i];
-    gaps(ascending, clients, p, m, gap, others);
+    for (int64_t c = 0; c < clients; c++) {
+        int64_t distinct = 0;
+        for (int64_t j = 0; j < p; j++) gap[c * p + j] = INT32_MAX;
+        for (int64_t j = 0; j < p; j++)
+            if (j == 0 || ascending[c * p + j] != ascending[c * p + j - 1]) {
+                gap[c * p + distinct] = (int32_t)(ascending[c * p + j] - distinct);
+                distinct++;
+            }
+        others[c] = m - distinct;
+    }
     for (int64_t i = 0; i < clients * n; i++) items[i] = i % n < p ? ascending[i / n * p + i % n] : -1;
     if (negatives((uint64_t *)keys, own, others, gap, p, ascending, p, clients, n - p, items + p, n))
         return "negatives";

@@ -25,7 +25,7 @@ from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import available
-from fedcl_bench.kernels.topk import highest
+from fedcl_bench.kernels.ops import highest
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover

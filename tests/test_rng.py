@@ -14,7 +14,7 @@ from fedcl_bench import rng
 from fedcl_bench.training import chunk_trainer
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.kernels import ops
-from fedcl_bench.training.sampling import Others, draw_negatives, make_chunks
+from fedcl_bench.training.sampling import draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged
@@ -75,19 +75,6 @@ def test_negatives_are_uniform_over_the_other_items():
         assert (others > 0).all() and stats.chisquare(others).pvalue > 1e-4
 
 
-@given(st.lists(st.lists(st.integers(0, 14), min_size=1, max_size=14), min_size=1, max_size=5))
-def test_listed_and_counted_others_agree(lists):
-    """The two ways to find the r-th item that is no positive, against Python's own."""
-    chunk = one_chunk(lists, 15)
-    listed, counted = (Others.of(chunk.positives, 15, listed=listed) for listed in (True, False))
-    assert torch.equal(listed.count, counted.count)
-    for c, user in enumerate(chunk.users.tolist()):
-        others = sorted(set(range(15)) - set(lists[user]))
-        r = torch.arange(len(others)).expand(len(lists), -1).clone()
-        assert listed.at(torch.where(r < listed.count, r, 0))[c].tolist() == others
-        assert counted.at(r)[c].tolist() == others
-
-
 @pytest.mark.parametrize("high", [1, 2, 1136, 2 ** 31 - 1])
 def test_integers_stay_in_range(high):
     found = rng.integers(rng.bits(torch.tensor(5), torch.arange(20000)), high)
@@ -110,10 +97,8 @@ def test_first_slots(monkeypatch, table):
     assert chunk_trainer.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1)[0].tolist() == [[0], [0]]
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_client_with_all_items_is_told(monkeypatch, listed):
+def test_a_client_with_all_items_is_told():
     """There is no negative for it; reading on would take another client's."""
-    monkeypatch.setattr(SIZES, "listed_others", 1 << 30 if listed else 0)
     step = one_step(ragged([0, 1], [2, 0, 1], [1]), 3)
     with pytest.raises(UserError, match=r"block 0: client 1 .* all 3 items"):
         make_chunks(step, torch.arange(3), LocalSettings(), 8)

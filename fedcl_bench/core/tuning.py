@@ -21,7 +21,6 @@ class Sizes:
             gradients and moments.
         chunk_parameters: numbers of such a chunk's dense parameters.
         chunk_tables: the same with its item tables, if clients hold all rows.
-        listed_others: clients x items up to which PyTorch lists the items that are no positives, 4 bytes each.
         kept_positives: interactions of a round up to which its chunks are kept from round to round, 12 bytes each.
         chunks_of_calls: about so many chunks are made of clients whose round is one call, for threads to share.
         least_of_calls: samples that each of those chunks has at least.
@@ -58,7 +57,6 @@ class Sizes:
     chunk_sessions: int = 256
     chunk_parameters: int = 1 << 24
     chunk_tables: int = 1 << 25
-    listed_others: int = 1 << 26
     kept_positives: int = 1 << 24
     chunks_of_calls: int = 8
     least_of_calls: int = 1 << 13

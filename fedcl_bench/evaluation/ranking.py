@@ -16,7 +16,7 @@ from ..core.errors import UserError
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, Metric, RankedLists
 from ..plugin.state import Snapshot, in_pieces, score_pairs, score_users
-from ..kernels.topk import highest
+from ..kernels.ops import highest
 from ..core.parallel import in_order
 from ..training.sampling import padded
 from ..core.tuning import SIZES

@@ -19,7 +19,7 @@ from ..training.silo_modules import histories
 from ..data.stream import Ragged, Sessions, Step
 from ..plugin.silo import DomainModule
 from ..plugin.metric import Catalogue, Metric
-from ..kernels.topk import highest
+from ..kernels.ops import highest
 from ..core.tuning import SIZES
 from .metrics import measure
 from .ranking import UserScores

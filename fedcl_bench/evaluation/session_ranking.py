@@ -24,7 +24,7 @@ from ..plugin.backbone import ITEM
 from ..plugin.method import Encoding, Method
 from ..plugin.metric import Catalogue, Metric, RankedLists
 from ..plugin.state import Snapshot, score_pairs
-from ..kernels.topk import highest
+from ..kernels.ops import highest
 from ..core.parallel import even_pieces, in_order
 from ..training.sampling import Others, padded
 from ..plugin.sequential import Dropout, Sequence, SequentialBackbone
@@ -67,10 +67,9 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     drawn = rng.key(seed, f"session candidates of {purpose}", step.index,
                       1 + round_ if settings.candidate_draw == "redraw" else 0)
     number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
-    listed = step.n_users * step.n_items <= SIZES.listed_others
     parts = []
     for users in torch.arange(step.n_users, device=number.device).split(SIZES.session_users):
-        others = Others.of(padded(step.train, users), step.n_items, listed)
+        others = Others.of(padded(step.train, users), step.n_items)
         keys = rng.client_keys(drawn, users)[:, None]
         parts.append(others.at(rng.integers(rng.bits(keys, number), others.count)))
     return torch.cat(parts)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from . import ops
+from .ops import Pooling as Pooling
 
 
 class _Dot(torch.autograd.Function):
@@ -172,15 +171,6 @@ def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def _known_full(mask: Tensor) -> bool:
     """Whether all of a mask is True, as far as it takes no waiting to know."""
     return mask.device.type == "cpu" and bool(mask.all())
-
-
-class Pooling(NamedTuple):
-    """What ``cosine_pool`` is given besides the rows."""
-
-    vectors: Tensor
-    mask: Tensor
-    best: float
-    each: Tensor
 
 
 def cosine_pool(vectors: Tensor, mask: Tensor, best: float, each: Tensor, rows: Tensor) -> Tensor:

@@ -139,31 +139,6 @@ int negatives(const uint64_t *keys, const int64_t *wanted, const int64_t *others
     return ready ? 0 : -1;
 }
 
-/* ---- lists as matrices ---- */
-
-void padded(const int64_t *indptr, const int64_t *values, const int64_t *users, const int64_t *fill, int64_t clients,
-            int64_t width, int64_t *result) {
-    for (int64_t c = 0; c < clients; c++) {
-        const int64_t start = indptr[users[c]], n = indptr[users[c] + 1] - start;
-        int64_t *row = result + c * width;
-        memcpy(row, values + start, n * sizeof *row);
-        const int64_t rest = fill ? fill[c] : n ? values[start] : 0;
-        for (int64_t j = n; j < width; j++) row[j] = rest;
-    }
-}
-
-void gaps(const int64_t *ascending, int64_t clients, int64_t n, int64_t n_items, int32_t *result, int64_t *count) {
-    for (int64_t c = 0; c < clients; c++) {
-        const int64_t *row = ascending + c * n;
-        int32_t *to = result + c * n;
-        int64_t distinct = 0;
-        for (int64_t j = 0; j < n; j++)
-            if (j == 0 || row[j] != row[j - 1]) { to[distinct] = (int32_t)(row[j] - distinct); distinct++; }
-        for (int64_t j = distinct; j < n; j++) to[j] = INT32_MAX;
-        count[c] = n_items - distinct;
-    }
-}
-
 /* ---- local batches ---- */
 
 #define MOST_BUCKETS 1024
@@ -334,13 +309,6 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
     while (end > start && row[end - 1] < 0) end--;
     return end;
 }
-
-/* Lanes of two vectors by number. */
-#if defined(__clang__) || __GNUC__ >= 12
-#define PICK(Numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(Numbers, a, b, ...) __builtin_shuffle(a, b, (Numbers){__VA_ARGS__})
-#endif
 
 /* A macro: GCC drops calls of functions that do nothing else. */
 #define FETCH(row, bytes) do { \

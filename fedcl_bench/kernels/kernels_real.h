@@ -5,7 +5,6 @@ enum { NAME(WIDE) = BYTES / sizeof(REAL), NAME(VECTORS) = LANES / NAME(WIDE) };
 typedef REAL NAME(Vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 typedef REAL NAME(Half) __attribute__((vector_size(LANES / 2 * sizeof(REAL)), may_alias));
 typedef REAL NAME(Quarter) __attribute__((vector_size(LANES / 4 * sizeof(REAL)), may_alias));
-typedef INTEGER NAME(Numbers) __attribute__((vector_size(LANES / 2 * sizeof(INTEGER))));
 
 #define AT(numbers) (*(NAME(Vector) *)(numbers))
 #define FROM(numbers) (*(const NAME(Vector) *)(numbers))
@@ -36,41 +35,6 @@ static inline REAL NAME(dot)(const REAL *a, const REAL *b, int64_t d) {
     REAL result = NAME(sum)(lanes);
     for (; k < d; k++) result += a[k] * b[k];
     return result;
-}
-
-/* Inner products of LANES rows with a vector, each as by dot. */
-static inline __attribute__((always_inline)) void NAME(dots)(const REAL *const *rows, const REAL *vector, int64_t d,
-                                                             REAL *result) {
-    if (d % LANES || sizeof(REAL) > sizeof(float) || NAME(WIDE) < 8) {
-        for (int l = 0; l < LANES; l++) result[l] = NAME(dot)(rows[l], vector, d);
-        return;
-    }
-    /* Lanes are added up as in sum, those of two rows at once in each step; the order of rows lets them come out in
-       their own. */
-    NAME(Half) lanes[LANES], quarter[LANES / 2], pair[LANES / 4];
-    UNROLL for (int l = 0; l < LANES; l++) {
-        const REAL *row = rows[l / 8 * 8 + l % 2 * 4 + l / 2 % 4];
-        NAME(Vector) whole[NAME(VECTORS)] = {0};
-        for (int64_t k = 0; k < d; k += LANES) NAME(multiply)(whole, row + k, vector + k);
-        if (NAME(VECTORS) == 1) {
-            union { NAME(Vector) all; NAME(Half) half[2]; } of = {whole[0]};
-            lanes[l] = of.half[0] + of.half[1];
-        } else {
-            union { NAME(Vector) all; NAME(Half) half; } of = {whole[0] + whole[NAME(VECTORS) - 1]};
-            lanes[l] = of.half;
-        }
-    }
-    UNROLL for (int l = 0; l < LANES / 2; l++)
-        quarter[l] = PICK(NAME(Numbers), lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11)
-                     + PICK(NAME(Numbers), lanes[2 * l], lanes[2 * l + 1], 4, 5, 6, 7, 12, 13, 14, 15);
-    UNROLL for (int l = 0; l < LANES / 4; l++)
-        pair[l] = PICK(NAME(Numbers), quarter[2 * l], quarter[2 * l + 1], 0, 1, 8, 9, 4, 5, 12, 13)
-                  + PICK(NAME(Numbers), quarter[2 * l], quarter[2 * l + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-    UNROLL for (int l = 0; l < LANES / 8; l++) {
-        const NAME(Half) eight = PICK(NAME(Numbers), pair[2 * l], pair[2 * l + 1], 0, 2, 8, 10, 4, 6, 12, 14)
-                                 + PICK(NAME(Numbers), pair[2 * l], pair[2 * l + 1], 1, 3, 9, 11, 5, 7, 13, 15);
-        memcpy(result + 8 * l, &eight, sizeof eight);
-    }
 }
 
 /* to += factor * from */
@@ -202,7 +166,6 @@ void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, con
 
    item: of each slot, or NULL: all, in order
    row: slots by local batch, of which this one has those from start to stop
-   next_item, next_row, next_end: of the client that comes next and whose rows are fetched meanwhile, or NULL
    steps, past, done: by what updates so far have moved rows: the slot's row by steps[slot * updates + p] * past[p]
    positive: whether a slot's item is a positive
    moved: room for 2 * done numbers
@@ -211,9 +174,8 @@ void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, con
    slopes: their sum, or NULL */
 static inline __attribute__((always_inline)) REAL NAME(batch_of)(
         const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
-        const int64_t *next_item, const int32_t *next_row, int64_t next_end, const REAL *vector, REAL constant,
-        const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
-        int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
+        const REAL *vector, REAL constant, const REAL *steps, const REAL *past, int64_t updates, int64_t done,
+        REAL share, const uint8_t *positive, int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
     REAL *back = moved + done;
     NAME(Vector) losses[NAME(VECTORS)] = {0};
     for (int64_t p = 0; p < done; p++) {
@@ -227,22 +189,18 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
         const REAL *held[BLOCK] = {0}, *step[BLOCK];
         REAL score[BLOCK], target[BLOCK], weight[BLOCK], slope[BLOCK];
         for (int l = 0; l < m; l++) {
-            const int64_t slot = row[k + l], ahead = k + l + AHEAD, next = start + ahead - stop;
+            const int64_t slot = row[k + l], ahead = k + l + AHEAD;
+            if (item && ahead < stop) FETCH(table + item[row[ahead]] * d, d * sizeof(REAL));
             held[l] = table + (item ? item[slot] : slot) * d;
             step[l] = steps + slot * updates;
             target[l] = positive[slot];
             weight[l] = share;
-            if (next_item && ahead < stop)
-                FETCH(table + item[row[ahead]] * d, d * sizeof(REAL));
-            else if (next_item && next < next_end && next_row[next] >= 0)
-                FETCH(table + next_item[next_row[next]] * d, d * sizeof(REAL));
         }
         for (int l = m; l < whole; l++) {
             held[l] = held[0];
             target[l] = weight[l] = 0;
         }
-        for (int l = 0; l < whole; l += LANES) NAME(dots)(held + l, vector, d, score + l);
-        for (int l = 0; l < whole; l++) score[l] += constant;
+        for (int l = 0; l < whole; l++) score[l] = NAME(dot)(held[l], vector, d) + constant;
         if (done)
             for (int l = 0; l < m; l++)
                 for (int64_t p = 0; p < done; p++) score[l] += step[l][p] * moved[p];
@@ -268,12 +226,10 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
 
 static __attribute__((noinline)) REAL NAME(batch)(
         const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
-        const int64_t *next_item, const int32_t *next_row, int64_t next_end, const REAL *vector, REAL constant,
-        const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
-        int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
-    FOR_DIMENSION(return NAME(batch_of)(table, item, row, start, stop, next_item, next_row, next_end, vector, constant,
-                                        steps, past, updates, done, share, positive, DIMENSION, moved, to, by_slot,
-                                        slopes))
+        const REAL *vector, REAL constant, const REAL *steps, const REAL *past, int64_t updates, int64_t done,
+        REAL share, const uint8_t *positive, int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
+    FOR_DIMENSION(return NAME(batch_of)(table, item, row, start, stop, vector, constant, steps, past, updates, done, share,
+                                        positive, DIMENSION, moved, to, by_slot, slopes))
 }
 
 /* Returns 0, or -1 without memory. */
@@ -284,11 +240,11 @@ int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, 
                       REAL *loss, REAL *to_vectors, REAL *to_constants) {
     REAL *moved = malloc((2 * done + 1) * sizeof *moved);
     for (int64_t c = 0; c < clients && moved; c++) {
-        const int64_t *item = items ? items + c * n_slots : NULL, *next = items && c + 1 < clients ? item + n_slots : 0;
+        const int64_t *item = items ? items + c * n_slots : NULL;
         const int32_t *row = order + c * n;
         REAL *step = steps + c * n_slots * updates, *by_slot = moves ? step + done : NULL;
         if (by_slot) for (int64_t s = 0; s < n_slots; s++) by_slot[s * updates] = 0;
-        loss[c] = NAME(batch)(table, item, row, start, stop_of(row, start, end), next, row + n, end, vectors + c * d,
+        loss[c] = NAME(batch)(table, item, row, start, stop_of(row, start, end), vectors + c * d,
                               constants ? constants[c] : 0, step, past + c * updates * d, updates, done, share[c],
                               positive + c * positive_stride, d, moved, to_vectors ? to_vectors + c * d : NULL, by_slot,
                               to_constants ? to_constants + c : NULL);
@@ -410,7 +366,7 @@ int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *consta
                     const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
                     if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
                     const REAL batch_loss = NAME(batch)(
-                        table, items + c * n, room.row, start, stop, NULL, NULL, 0, vector, constant, step, before,
+                        table, items + c * n, room.row, start, stop, vector, constant, step, before,
                         updates, done, share, POSITIVE_OF(c), d, room.numbers, of_vectors ? to : NULL,
                         of_rows ? step + done : NULL, constants ? &slopes : NULL);
                     if (t == 0) epoch += batch_loss;

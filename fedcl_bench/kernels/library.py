@@ -34,8 +34,6 @@ REALS = {torch.float32: "float", torch.float64: "double"}  # what functions of r
 _SIGNATURES = """
 mixed numbers:i64 n
 !negatives keys:i64(C) drawn:i64(C) others:i64(C,1) gaps:i32(C,G) G positives:i64(C,P) P C n result:i64~(C,n) stride
-padded indptr:i64(U) values:i64(V) users:i64(C) fill:i64?(C,1) C width result:i64(C,width)
-gaps ascending:i64(C,P) C P items result:i32(C,P) count:i64(C,1)
 !group keys:i64(C) head head_count:i64?(C) tail_count:i64(C) slots:i64?(C,n) C n size result:i32(C,n)
 weighted_bce scores:f32(C,n) targets:f32(C,n) weights:f32(C,n) C n loss:f32(C) slopes:f32(C,n)
 row_products table:real(M,d) items:i64(C,n) vectors:real(C,d) constants:real?(C,1) C n d result:real(C,n)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..kernels.topk import highest
+from ..kernels.ops import highest
 from ..core.tuning import SIZES
 
 

@@ -30,7 +30,7 @@ from .strategies import Training
 class Slots:
     """Which item rows the clients of a chunk hold, and where their samples find them.
 
-    Where nobody looks at them (see ``fused.py``) there are only the items; the rest is None.
+    Where nobody looks at them (see ``FusedTrainer``) there are only the items; the rest is None.
 
     Attributes:
         items: item of each slot, shape (C, slots).

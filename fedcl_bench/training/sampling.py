@@ -44,7 +44,7 @@ class Chunk:
 
     @cached_property
     def for_kernels(self) -> ops.InnerClients:
-        """The same for ``training/fused.py``; clients draw by their ids."""
+        """The same for ``training/factored.py``; clients draw by their ids."""
         return ops.InnerClients(self.users, self.positives, self.count, self.users, self.others.count,
                                     self.others.gaps, self.batches)
 
@@ -75,7 +75,7 @@ class Needs:
         sampler: of a backbone with a loss of its own; only clients with equally many positives come together then.
         inner: clients can be trained without copies of item rows, and are where that is less work.
         samples_only: and nothing looks at other logits than the samples' (see ``training/factored.py``).
-        fused: and their whole round is one call (see ``training/fused.py``).
+        fused: and their whole round is one call (see ``training/factored.py``).
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
     """
 
@@ -104,15 +104,13 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     users = users[order]
     clients = _Sorted(count.cpu(), _batches(count, settings, needs), step.n_items, settings, row_width, needs,
                       needs.inner and ops.serve(users))
-    listed = lists_others(len(users), step.n_items, settings, users.device)
     keep = int(clients.sizes.sum()) <= SIZES.kept_positives
     chunks, start = [], 0
     while start < len(users):
         end, rows = clients.cut(start)
         batches = int(clients.batches[start])
         chunk = LaterChunk(users[start:end], batches, partial(
-            _chunk, step, train, settings, listed, batches=batches, inner=rows is not Rows.COPIES,
-            dense=rows is Rows.ALL))
+            _chunk, step, train, settings, batches=batches, inner=rows is not Rows.COPIES, dense=rows is Rows.ALL))
         chunks.append(chunk.now() if keep else chunk)
         start = end
     return chunks
@@ -238,20 +236,14 @@ class Rows(Enum):
     COPIES, SAMPLES, ALL = range(3)
 
 
-def lists_others(users: int, n_items: int, settings: LocalSettings, device: torch.device) -> bool:
-    """Whether the items that are no positives are listed (see ``Others``)."""
-    compiled = settings.negative_draw == "repeated" and ops.serve_on(device)
-    return not compiled and users * n_items <= SIZES.listed_others
-
-
-def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, members: Tensor, **layout) -> Chunk:
-    """A chunk of clients; arguments beside those of ``make_chunks``: what they train on, whether items that are no
-    positives are listed, their ids, and other fields of ``Chunk``."""
+def _chunk(step: Step, train: Ragged, settings: LocalSettings, members: Tensor, **layout) -> Chunk:
+    """A chunk of clients; arguments beside those of ``make_chunks``: what they train on, their ids, and other fields of
+    ``Chunk``."""
     matrix = padded(train, members)
     no_negatives = [matrix] if train is step.train else [padded(step.train, members)]
     if settings.negative_pool == "untouched":
         no_negatives += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
-    others = Others.of(torch.cat(no_negatives, 1), step.n_items, listed)
+    others = Others.of(torch.cat(no_negatives, 1), step.n_items)
     if not bool(others.count.all()):
         user = int(members[others.count.flatten().argmin()])
         raise UserError(f"block {step.index}: client {user} (counted from 0) has all {step.n_items} items known: no "
@@ -262,8 +254,6 @@ def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, mem
 
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
     """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
-    if ops.serve(users):
-        return ops.padded(lists.indptr, lists.values, users, fill)
     n = lists.counts(users)
     row, item = lists.select(users)
     column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
@@ -276,48 +266,40 @@ def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Others:
-    """The items that are no positives of each client, in ascending order: what negatives are drawn from.
-
-    Either listed, or counted, between the sorted positives: for compiled kernels, or where lists would take too much
-    memory.
+    """The items that are no positives of each client, in ascending order: what negatives are drawn from. They are
+    counted between the sorted positives.
 
     Attributes:
         count: how many there are, shape (C, 1).
-        items, start: all lists end to end, and where each begins, shape (C, 1); or None.
         gaps: for the j-th of the client's distinct positives in ascending order, how many other items precede it,
-            int32 of shape (C, P), padded with a number above all items; or None.
+            int32 of shape (C, P), padded with a number above all items.
     """
 
     count: Tensor
-    items: Tensor | None = None
-    start: Tensor | None = None
-    gaps: Tensor | None = None
+    gaps: Tensor
 
     @staticmethod
-    def of(positives: Tensor, n_items: int, listed: bool) -> "Others":
+    def of(positives: Tensor, n_items: int) -> "Others":
         """Of padded lists of positives, shape (C, P); an item may stand in a list several times."""
-        if listed:
-            other = torch.ones(len(positives), n_items, dtype=torch.bool, device=positives.device)
-            other.scatter_(1, positives, False)
-            count = other.sum(1, keepdim=True)
-            return Others(count, other.nonzero()[:, 1].int(), count.cumsum(0) - count)
-        if ops.serve(positives):  # NumPy sorts short rows several times as fast as PyTorch
-            gaps, count = ops.gaps(torch.from_numpy(np.sort(positives.numpy(), axis=1)), n_items)
-            return Others(count, gaps=gaps)
         above = torch.iinfo(torch.int64).max
-        ascending = positives.sort(dim=1).values
+        ascending = _sorted_rows(positives)
         repeated = torch.zeros_like(ascending, dtype=torch.bool)
         repeated[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
-        distinct = ascending.masked_fill(repeated, above).sort(dim=1).values
+        distinct = _sorted_rows(ascending.masked_fill(repeated, above)) if bool(repeated.any()) else ascending
         rank = torch.arange(distinct.shape[1], device=positives.device)
         return Others(n_items - (~repeated).sum(1, keepdim=True),
-                      gaps=torch.where(distinct < above, distinct - rank, torch.iinfo(torch.int32).max).int())
+                      torch.where(distinct < above, distinct - rank, torch.iinfo(torch.int32).max).int())
 
     def at(self, r: Tensor) -> Tensor:
         """The items at positions ``r`` (int64, shape (C, n)) of each client's list."""
-        if self.gaps is None:
-            return self.items.index_select(0, (self.start + r).flatten()).view(r.shape).long()
         return r + torch.searchsorted(self.gaps, r.int(), right=True)
+
+
+def _sorted_rows(numbers: Tensor) -> Tensor:
+    """NumPy sorts short rows several times as fast as PyTorch."""
+    if numbers.device.type == "cpu":
+        return torch.from_numpy(np.sort(numbers.numpy(), axis=1))
+    return numbers.sort(dim=1).values
 
 
 def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int,
@@ -335,7 +317,7 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
     n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
         result = chunk.positives.new_empty(len(keys), n)
-    if settings.negative_draw == "repeated" and others.gaps is not None and ops.serve(keys):
+    if settings.negative_draw == "repeated" and ops.serve(keys):
         ops.negatives(keys, needed, others.count, others.gaps, chunk.positives, result)
         return result
     slot = torch.arange(n, device=keys.device)

@@ -60,8 +60,7 @@ def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
 
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = SIZES.chunk_sessions) -> list[SessionChunk]:
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
-    listed = len(users) * step.n_items <= SIZES.listed_others
-    return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items, listed))
+    return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items))
             for group in even_pieces(users, chunk_clients)]
 
 

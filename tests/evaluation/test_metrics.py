@@ -19,7 +19,7 @@ from fedcl_bench.evaluation.ranking import is_product, rank_all, users_at_once
 from fedcl_bench.plugin.metric import RankedLists
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
-from fedcl_bench.kernels.topk import highest
+from fedcl_bench.kernels.ops import highest
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged
 

@@ -22,7 +22,6 @@ from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops, library
 from fedcl_bench.training.sampling import Needs, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 compiled = pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
@@ -44,14 +43,11 @@ def without(monkeypatch):
 
 
 @compiled
-@pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("pool", ["untrained", "untouched"])
-def test_negatives_to_the_bit(step, without, monkeypatch, listed, pool):
-    monkeypatch.setattr(SIZES, "listed_others", 1 << 30 if listed else 0)
+def test_negatives_to_the_bit(step, without, pool):
     local, users = LocalSettings(negative_pool=pool), torch.arange(step.n_users)
     theirs = without(lambda: make_chunks(step, users, local, 8))
     for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
-        assert chunk.others.gaps is not None and (other.others.gaps is None) == listed
         expected = without(lambda: draw_negatives(other, local, 1, 2, 3))
         assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), expected)
 
@@ -71,20 +67,22 @@ def test_negatives_of_clients_of_any_size(without, own):
         assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), drawn)
 
 
-@compiled
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=5), st.data())
-def test_lists_as_matrices_to_the_bit(lists, data):
+def test_lists_as_matrices(lists, data):
     """With repeated items, with another client's fill, and what is left to draw."""
-    lists, users = ragged(*lists), torch.tensor(data.draw(st.permutations(range(len(lists)))))
-    with pytest.MonkeyPatch.context() as patch:
-        found = padded(lists, users), padded(lists, users, users[:, None])
-        others = Others.of(found[0], 10, listed=False)
-        patch.setattr(ops, "why_not", lambda: "switched off")
-        assert torch.equal(found[0], padded(lists, users))
-        assert torch.equal(found[1], padded(lists, users, users[:, None]))
-        expected = Others.of(found[0], 10, listed=False)
-    assert torch.equal(others.count, expected.count) and torch.equal(others.gaps, expected.gaps)
+    order = data.draw(st.permutations(range(len(lists))))
+    users, longest, n_items = torch.tensor(order), max(map(len, lists)), 11
+    found = padded(ragged(*lists), users)
+    assert found.tolist() == [lists[u] + lists[u][:1] * (longest - len(lists[u])) for u in order]
+    filled = padded(ragged(*lists), users, users[:, None])
+    assert filled.tolist() == [lists[u] + [u] * (longest - len(lists[u])) for u in order]
+    others = Others.of(found, n_items)
+    for place, user in enumerate(order):
+        left = [item for item in range(n_items) if item not in lists[user]]
+        assert int(others.count[place]) == len(left)
+        position = torch.arange(len(left)).expand(len(lists), -1)
+        assert others.at(position)[place].tolist() == left
 
 
 @compiled
@@ -250,8 +248,6 @@ def test_what_is_looked_up_has_to_be_there(bad):
         "nearest": lambda: ops.nearest(torch.zeros(1, 4, 2), torch.zeros(1, 2), torch.ones(1, 4, dtype=torch.bool),
                                            max(bad, 0)),
         "group": lambda: ops.group(items[0, :1], 0, None, items[0, 1:2], None, 4, 2),
-        "padded": lambda: ops.padded(torch.arange(6), torch.arange(5), items[0], None),
-        "padded: starts": lambda: ops.padded(torch.tensor([0, bad, 4]), torch.arange(4), torch.tensor([1]), None),
         "inner_batch: items": lambda: ops.inner_batch(
             table, items, vectors, None, torch.zeros(1, 3, 2), torch.zeros(1, 2, 3), 0,
             (order.clamp(0, 2), 0, 3, share), torch.ones(3, dtype=torch.bool), (True, False, True)),
