@@ -53,9 +53,9 @@ def _all_texts(path: Path, item_column: str) -> dict[str, str]:
     for batch in text_batches(path, str(path), Layout("\t", tuple(header), True), header):
         columns = [batch.column(name).to_pylist() for name in (header[names.index(item_column)], *words)]
         for item, *text in zip(*columns):
-            wrong = (f"describes the item {quoted(item)} again; leave one row of it" if item in texts else
-                     "a quote is not closed; one within a quoted field is written twice" if "\n" in "".join(text) else "")
-            if wrong:
+            if item in texts or "\n" in "".join(text):
+                wrong = (f"describes the item {quoted(item)} again; leave one row of it" if item in texts else
+                         "a quote is not closed; one within a quoted field is written twice")
                 raise UserError(f"{path}, line {line_of(path, len(texts) + 2)}: {wrong}.")
             texts[item] = " ".join(" ".join(text).split())
     return texts
