@@ -15,8 +15,9 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
-from fedcl_bench.data.datasets import build_stream, load_stream, statistics
+from fedcl_bench.data.datasets import load_stream, statistics
 from fedcl_bench.data.domain_streams import build_domains
+from fedcl_bench.data.overlap import shared_users
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.data.stream import StreamSettings
@@ -306,17 +307,25 @@ def test_what_is_no_table_is_refused():
         convert("online-retail-ffmsr", Path("raw"), Path("data"), published=Published())
 
 
-@pytest.mark.parametrize("name, samples", [
-    ("amazon-pantry", 85_653), pytest.param("online-retail-ffmsr", 470_346, marks=pytest.mark.long),
-    pytest.param("amazon-arts", 255_143, marks=pytest.mark.long)])
-def test_the_domains_of_ffmsr_have_its_counts(shared, registry, name, samples, capsys):
-    """Users and items are those of its Table 2; so are the interactions of Online Retail."""
-    assert main(["data", "convert", name, "--raw", str(shared / "data" / "domains" / name)]) == 0
-    assert "as many rows, users, items, titles as the publisher counts" in capsys.readouterr().out
-    assert main(["data", name]) == 0
-    assert "All counts are those expected" in capsys.readouterr().out
+@pytest.mark.parametrize("folder, names, samples, same_users", [
+    ("amazon-pantry", ["pantry"], [85_653], []), ("amazon-pairs-half-overlap", ["sport", "cloth"], None, [2363]),
+    pytest.param("amazon-arts", ["arts"], [255_143], [], marks=pytest.mark.long),
+    pytest.param("online-retail-ffmsr", ["online-retail-ffmsr"], [470_346], [], marks=pytest.mark.long),
+    pytest.param("amazon-pairs-half-overlap", ["phone", "electronic"], None, [3100], marks=pytest.mark.long),
+    pytest.param("feddcsr-fkcb", ["food", "kitchen", "clothing", "beauty"], None,
+                 [2891, 2541, 2786, 4486, 3133, 2717], marks=pytest.mark.long)])
+def test_the_real_domains_have_their_counts(shared, registry, folder, names, samples, same_users, capsys):
+    """Users and items are those of FFMSR's Table 2; so are the interactions of Online Retail."""
+    names = [name if name == folder else f"amazon-{name}" for name in names]
+    for name in names:
+        assert main(["data", "convert", name, "--raw", str(shared / "data" / "domains" / folder)]) == 0
+        assert "as many rows, users, items" in capsys.readouterr().out
+        assert main(["data", name]) == 0
+        assert "All counts are those expected" in capsys.readouterr().out
     lay_log("games", rows_of(GAMES))
-    config = make_config(registry, "ft", "sasrec", f"games+{name}")
-    counts, expected = statistics(build_stream(config.source, config.stream)), load_config(name).expected
-    assert [counts[what][1] for what in ("users", "items", "interactions", "samples")] == [
-        expected["accumulated_users"][0], expected["accumulated_items"][0], expected["interactions"][0], samples]
+    config, stream = stream_of(registry, "+".join([*names, "games"][:max(2, len(names))]))
+    assert [len(users) for users in shared_users(config.source, stream).values() if len(users)] == same_users
+    if samples:
+        counts, expected = statistics(stream), load_config(names[0]).expected
+        assert [counts[what][0] for what in ("users", "items", "interactions", "samples")] == [
+            expected["accumulated_users"][0], expected["accumulated_items"][0], expected["interactions"][0], *samples]
