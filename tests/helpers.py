@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fedcl_bench.training.strategies import Training, choose_strategy
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
@@ -24,6 +25,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.records.record import Record
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
@@ -200,6 +202,21 @@ def same_numbers(found, expected):
     assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}
 
 
+def lay_log(name, rows, header="user_id:token\titem_id:token\ttimestamp:float"):
+    """A dataset in ``./data`` of these rows, lines or tuples of fields; its file."""
+    path = Path("data", name, f"{name}.inter")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(header + "\n" + "".join(row if isinstance(row, str) else "\t".join(map(str, row)) + "\n"
+                                            for row in rows))
+    return path
+
+
+def stream_of(registry, dataset, backbone="sasrec", data_dir=None, **settings):
+    """The configuration of a run of FT and its stream."""
+    config = make_config(registry, "ft", backbone, dataset, overrides=[("test", settings)], data_dir=data_dir)
+    return config, load_stream(config.source, config.stream)
+
+
 def lay_shop(name, seed, users, items, texts=False):
     """A dataset in ``./data`` whose histories go round the items, so that there is something to learn; with ``texts``
     of two words an item."""
@@ -208,8 +225,7 @@ def lay_shop(name, seed, users, items, texts=False):
         first, stride = generator.integers(items), 1 + user % 2
         rows += [f"u{user}\ti{(first + stride * place) % items}\t{place}\n"
                  for place in range(generator.integers(3, 8))]
-    Path("data", name).mkdir(parents=True, exist_ok=True)
-    Path("data", name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
+    lay_log(name, rows)
     if texts:
         rows = [f"i{item}\tword{item % 4} word{item % 3}\n" for item in range(items)]
         Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(rows))

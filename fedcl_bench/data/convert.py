@@ -77,7 +77,8 @@ class Table:
         separator: between fields; only files separated by commas quote fields.
         header: whether the first line holds the names of the columns.
         encoding: of the text; text that is valid UTF-8 is read as that in any case.
-        reader: of a file that is no text: frames with its columns, given its path and what messages call it.
+        reader: of a file that is neither text nor Parquet with these columns: frames with its columns, given its path
+            and what messages call it.
         is_code: whether the format can hold code, so that a file of another checksum is never taken as a sample.
     """
 
@@ -172,10 +173,6 @@ def _session_set() -> Format:
               of({TRAIN: "train.parquet", TEST: "test.parquet"}, table_rows))
 
 
-def _parquet(path: Path, label: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-    yield read_parquet(path, label, columns)
-
-
 def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pd.DataFrame]:
     """One domain of a table whose sequences are split into train, valid and test: user, item and the item's place in
     the user's history.
@@ -207,12 +204,9 @@ def _domain(time: str, described: Mapping[str, str]) -> Format:
         time: the column that orders a user's interactions.
         described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
     """
-    def of(stem: str, columns: Mapping[str, Kind | None]) -> Table:
-        return Table(f"{stem}.parquet", columns, reader=partial(_parquet, columns=list(columns)))
-
-    items = (of("item", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
-    return Format((of("inter", {"user_id": CODE, "item_id": CODE, time: WHOLE}),), _fields("user_id", "item_id", time),
-                  items, describe=iter, described=tuple(described.values()))
+    items = (Table("item.parquet", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
+    return Format((Table("inter.parquet", {"user_id": CODE, "item_id": CODE, time: WHOLE}),),
+                  _fields("user_id", "item_id", time), items, describe=iter, described=tuple(described.values()))
 
 
 def _identified(domain: str, persons: str) -> Format:
@@ -477,12 +471,14 @@ def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     from pyarrow import compute as pc
 
-    table, rows = file.table, 0
-    if table.reader is not None:
-        header, batches = 0, (frame_batch(frame, list(table.columns)) for frame in table.reader(file.path, file.label))
-    else:
+    table, names, header, rows = file.table, list(file.table.columns), 0, 0
+    is_text = table.reader is None and not table.file.endswith(".parquet")
+    if is_text:
         layout = _layout(file)
-        header, batches = int(layout.header), text_batches(file.path, file.label, layout, list(table.columns))
+        header, batches = int(layout.header), text_batches(file.path, file.label, layout, names)
+    else:
+        frames = table.reader(file.path, file.label) if table.reader else [read_parquet(file.path, file.label, names)]
+        batches = (frame_batch(frame, names) for frame in frames)
     for batch in batches:
         columns = []
         for name, kind in table.columns.items():
@@ -495,11 +491,11 @@ def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:
                 if not pc.all(right, min_count=0).as_py():
                     row = pc.index(right, False).as_py()
                     number = 1 + header + rows + row
-                    place = f"row {number}" if table.reader else f"line {line_of(file.path, number)}"
+                    place = f"line {line_of(file.path, number)}" if is_text else f"row {number}"
                     raise UserError(f"{file.label}, {place}: field '{name}' is {texts[row].as_py()[:60]!r}, expected "
                                     f"{kind.accepted}.")
             columns.append(column)
-        yield pa.RecordBatch.from_arrays(columns, names=list(table.columns))
+        yield pa.RecordBatch.from_arrays(columns, names)
         rows += batch.num_rows
     if not rows:
         raise UserError(f"{file.label}: has no rows{' below its header' * header}.")

@@ -1,18 +1,17 @@
 """What a dataset says of its items in words: the ``.item`` file beside its ``.inter`` file.
 
-Its columns are typed as RecBole's are. Those of type ``token_seq`` are words; their fields, joined in the order of the
-columns, are an item's text.
+Its columns are typed as RecBole's are, and fields may be quoted. Those of type ``token_seq`` are words; their fields,
+joined in the order of the columns, are an item's text.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Sequence
 
 from ..core.errors import UserError
 from ..core.text import quoted
+from .table_reader import Layout, fields_of, first_lines, line_of, text_batches
 
 _WORDS = ":token_seq"
 
@@ -44,35 +43,19 @@ def item_ids(path: Path, item_column: str) -> list[str]:
 
 def _all_texts(path: Path, item_column: str) -> dict[str, str]:
     """Item to its text, in the order of the file."""
-    header, *rows = _rows(path)
+    header = fields_of(first_lines(path, str(path), "a header line, as item_id:token, and a line per item")[0], "\t")
     names = [name.partition(":")[0] for name in header]
     if item_column not in names:
         raise UserError(f"{path}: column '{item_column}' is missing; found columns {', '.join(names)} (tab-separated "
                         f"header, as item_id:token).")
-    at, words = names.index(item_column), [i for i, name in enumerate(header) if name.endswith(_WORDS)]
+    words = [name for name in header if name.endswith(_WORDS)]
     texts: dict[str, str] = {}
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise UserError(f"{path}, row {number}: found {len(row)} fields, the header has {len(header)}.")
-        if row[at] in texts:
-            raise UserError(f"{path}, row {number}: describes the item {quoted(row[at])} again; leave one row of it.")
-        texts[row[at]] = " ".join(" ".join(row[i] for i in words).split())
+    for batch in text_batches(path, str(path), Layout("\t", tuple(header), True), header):
+        columns = [batch.column(name).to_pylist() for name in (header[names.index(item_column)], *words)]
+        for item, *text in zip(*columns):
+            if item in texts or "\n" in "".join(text):
+                wrong = (f"describes the item {quoted(item)} again; leave one row of it" if item in texts else
+                         "a quote is not closed; one within a quoted field is written twice")
+                raise UserError(f"{path}, line {line_of(path, len(texts) + 2)}: {wrong}.")
+            texts[item] = " ".join(" ".join(text).split())
     return texts
-
-
-def _rows(path: Path) -> list[list[str]]:
-    """The rows of a tab-separated table with a header; fields may be quoted, as RecBole reads them."""
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}).") from None
-    try:
-        rows = [row for row in csv.reader(io.StringIO(content, newline=""), delimiter="\t", strict=True) if row]
-    except csv.Error as error:
-        raise UserError(f"{path}: is no tab-separated table ({error}); a quote within a quoted field is written "
-                        f"twice.") from None
-    if not rows:
-        raise UserError(f"{path}: is empty; expected a header line, as item_id:token, and a line per item.")
-    return rows

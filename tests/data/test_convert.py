@@ -90,11 +90,6 @@ ATOMIC = {
 RAW_ROWS = {"lastfm-2k": 5, "lastfm-1k": 3}  # where some are left out
 
 
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def publish(monkeypatch):
     """Make the commands see other facts about a dataset's raw files."""
@@ -167,13 +162,16 @@ def test_clean_titles(raw, expected):
     assert clean(raw) == expected
 
 
-@pytest.mark.parametrize("name", ["ml-latest-small", "lastfm-2k"])
+@pytest.mark.parametrize("name", ["ml-latest-small", "lastfm-2k", "xing"])
 def test_real_files_give_the_atomic_files_in_use(shared, capsys, name):
+    if name == "xing":
+        pytest.importorskip("tables", reason="needs the extra [hdf]")
     assert main(["data", "convert", name, "--raw", str(shared / "data" / "raw"), "--out", "out"]) == 0
     captured = capsys.readouterr()
     assert f"next: run_bench.py data {name} --data-dir out" in captured.out
-    assert ("sha256 agrees" in captured.out) == (name == "ml-latest-small")
+    assert ("sha256 agrees" in captured.out) == (name != "lastfm-2k")
     assert ("is taken for the publisher's" in captured.err) == (name == "lastfm-2k")  # a marked reconstruction
+    assert "as many rows, users, items" in captured.out
     for path in Path("out", name).iterdir():
         assert path.read_bytes() == (shared / "data" / "atomic" / name / path.name).read_bytes()
     assert main(["data", name, "--data-dir", "out"]) == 0
@@ -211,16 +209,6 @@ def lay_hdf(path="raw/session.hdf", keys=("train", "valid", "test"), **columns):
         frame.to_hdf(path, key=key)
 
 
-def test_the_real_xing_gives_the_atomic_file_in_use(shared, capsys):
-    pytest.importorskip("tables", reason="needs the extra [hdf]")
-    assert main(["data", "convert", "xing", "--raw", str(shared / "data" / "raw"), "--out", "out"]) == 0
-    out = capsys.readouterr().out
-    assert "83,907 rows of 877 users and 24,390 items\n" in out and "session.hdf: sha256 agrees" in out
-    assert "as many rows, users, items as the publisher counts" in out
-    atomic = shared / "data" / "atomic" / "xing" / "xing.inter"
-    assert Path("out/xing/xing.inter").read_bytes() == atomic.read_bytes()
-
-
 def test_the_authors_file_of_xing_comes_first():
     lay("xing")
     lay_hdf()
@@ -232,22 +220,17 @@ def test_the_authors_file_of_xing_comes_first():
 
 
 @pytest.mark.parametrize("prefix", ["", "recsyschallenge_v2017_interactions_final_anonym_training_export."])
-def test_interactions_of_the_challenge_are_not_those_of_the_authors(prefix):
-    """So the config's counts are not asked of them; the later challenge's header has longer names."""
+def test_interactions_of_the_challenge_are_not_those_of_the_authors(capsys, prefix):
+    """So the config's counts are not asked of them, and sessions are to be cut; the later challenge's header has longer
+    names."""
     header, _, rows = SMALL["xing"]["interactions.csv"].decode().partition("\n")
     header = "\t".join(prefix + name for name in header.split("\t"))
     lay("xing", csv=f"{header}\n{rows}".encode())
-    done = convert("xing", Path("raw"), Path("out"))
-    assert done.counts == {"rows": 2, "users": 1, "items": 1} and not any("publisher counts" in c for c in done.checks)
-    assert Path("out/xing/xing.inter").read_text() == ATOMIC["xing"][0]
-
-
-def test_the_next_command_fits_the_file(capsys):
-    """The challenge's own file has neither sessions nor a split; the config is for the authors'."""
-    lay("xing")
     assert main(["data", "convert", "xing", "--raw", "raw"]) == 0
-    assert capsys.readouterr().out.endswith("next: run_bench.py data xing --set session_from=gap "
-                                            "--set session_split=last\n")
+    out = capsys.readouterr().out
+    assert "2 rows of 1 users and 1 items" in out and "publisher counts" not in out
+    assert out.endswith("next: run_bench.py data xing --set session_from=gap --set session_split=last\n")
+    assert Path("data/xing/xing.inter").read_text() == ATOMIC["xing"][0]
 
 
 @pytest.mark.parametrize("change,words", [
@@ -255,21 +238,15 @@ def test_the_next_command_fits_the_file(capsys):
     ({"session_id": None}, ["table 'train' has no column 'session_id'"]),
     ({name: [] for name in HDF}, ["session.hdf: has no rows"]),
     ({"item_id": [5, -1]}, ["session.hdf, row 2: field 'item_id' is '-1'", "an id"]),
+    (None, ["session.hdf: cannot be read as an HDF file"]),
 ])
-def test_malformed_hdf_files(capsys, publish, change, words):
+def test_malformed_hdf_files(capsys, publish, monkeypatch, change, words):
     publish("xing")
-    lay_hdf(**change)
+    lay_hdf(**change or {})
+    if change is None:
+        Path("raw/session.hdf").write_text("<html>")
     message = refused(capsys, "data", "convert", "xing", "--raw", "raw")
     assert all(word in message for word in words), message
-
-
-def test_an_hdf_file_that_is_none(capsys, publish, monkeypatch):
-    publish("xing")
-    Path("raw").mkdir()
-    Path("raw/session.hdf").write_text("<html>")
-    if_there = "cannot be read as an HDF file"
-    pytest.importorskip("tables", reason="needs the extra [hdf]")
-    assert if_there in refused(capsys, "data", "convert", "xing", "--raw", "raw")
     monkeypatch.setitem(sys.modules, "tables", None)
     message = refused(capsys, "data", "convert", "xing", "--raw", "raw")
     assert "raw/session.hdf: reading HDF files needs PyTables" in message and "pip install 'tables>=3.8'" in message

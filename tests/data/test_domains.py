@@ -1,4 +1,5 @@
-"""Streams of domains: several datasets in one run, split by leave-one-out, each with users and items of its own."""
+"""Streams of domains: several datasets in one run, split by leave-one-out, each with users and items of its own; and
+over time, where what a block trains on, validates and tests is what a plain loop over users would take."""
 
 from __future__ import annotations
 
@@ -7,13 +8,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import lay_log, stream_of
+from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.cli.main import main
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
-from fedcl_bench.data.datasets import build_stream, load_stream, statistics
+from fedcl_bench.data.datasets import load_stream, statistics
+from fedcl_bench.data.domain_streams import build_domains
+from fedcl_bench.data.overlap import shared_users
+from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import Published, load_config
-from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.runs.config import make_config
 
 # Histories of users, in order; both domains have a user u1 and an item i1.
@@ -21,27 +28,15 @@ BOOKS = {"u1": ["i1", "i2", "i3", "i4", "i2"], "u2": ["i3", "i1", "i5"], "u3": [
 GAMES = {"u1": ["i9", "i1", "i7", "i9"], "u5": ["i8", "i7", "i1"]}
 
 
-def lay(name, histories, times=None, header="user_id:token\titem_id:token\ttimestamp:float"):
-    rows = [f"{user}\t{item}\t{position if times is None else times}\n" for user, items in histories.items()
-            for position, item in enumerate(items)]
-    Path("data", name).mkdir(parents=True, exist_ok=True)
-    Path("data", name, f"{name}.inter").write_text(header + "\n" + "".join(rows))
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def rows_of(histories):
+    return [(user, item, place) for user, items in histories.items() for place, item in enumerate(items)]
 
 
 @pytest.fixture
 def shops():
-    lay("books", BOOKS)
-    lay("games", GAMES)
-
-
-def stream_of(registry, dataset="books+games", **settings):
-    config = make_config(registry, "ft", "sasrec", dataset, overrides=[("test", settings)])
-    return config, load_stream(config.source, config.stream)
+    lay_log("books", rows_of(BOOKS))
+    lay_log("games", rows_of(GAMES))
+    return "books+games"
 
 
 def histories(stream, number, split):
@@ -59,25 +54,24 @@ def named(name, items):
 
 
 def test_each_domain_is_split_by_leave_one_out(shops, registry):
-    _, stream = stream_of(registry)
+    _, stream = stream_of(registry, shops)
     assert stream.domains == ("books", "games")
     for number, (name, data) in enumerate({"books": BOOKS, "games": GAMES}.items()):
+        step = stream.steps[number]
         for split, held_out in (("train", 2), ("valid", 1), ("test", 0)):
             expected = {f"{name}:{user}": named(name, items[:len(items) - held_out])
                         for user, items in data.items() if len(items) >= 3}
-            if split == "train":  # who has too few trains alone
+            if split != "train":
+                found = {stream.user_tokens[user]: stream.item_tokens[step.split(split).of(user).numpy()].tolist()
+                         for user in range(step.n_users) if step.split(split).lengths[user]}
+                assert found == {user: items[-1:] for user, items in expected.items()}
+            else:  # who has too few trains alone
                 expected |= {f"{name}:{user}": named(name, items) for user, items in data.items() if len(items) < 3}
             assert histories(stream, number, split) == expected
-        step = stream.steps[number]
-        for split, last in (("valid", -2), ("test", -1)):
-            found = {stream.user_tokens[user]: stream.item_tokens[step.split(split).of(user).numpy()].tolist()
-                     for user in range(step.n_users) if step.split(split).lengths[user]}
-            assert found == {f"{name}:{user}": named(name, [items[last]]) for user, items in data.items()
-                             if len(items) >= 3}
 
 
 def test_ids_are_of_a_domain_alone(shops, registry):
-    _, stream = stream_of(registry)
+    _, stream = stream_of(registry, shops)
     books, games = stream.steps
     assert (books.n_users, books.n_items, games.n_users, games.n_items) == (3, 6, 5, 10)
     assert (games.old_users, games.old_items, games.index) == (3, 6, 1)
@@ -87,27 +81,16 @@ def test_ids_are_of_a_domain_alone(shops, registry):
     assert all(int(sessions.items.min()) >= 6 for sessions in games.sessions.values())
 
 
-def test_histories_are_in_time_order(registry):
-    lay("books", BOOKS)
-    path = Path("data/books/books.inter")
-    header, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([header, *rows[::-1]]) + "\n")
-    lay("games", GAMES)
-    _, stream = stream_of(registry)
-    assert histories(stream, 0, "test")["books:u1"] == named("books", BOOKS["u1"])
-
-
 def random_shop(seed, users=60, items=12):
     generator = np.random.default_rng(seed)
     return {f"u{u}": [f"i{i}" for i in generator.integers(items, size=generator.integers(3, 9))] for u in range(users)}
 
 
 def test_a_pilot_draws_users_and_keeps_the_core(registry):
-    lay("books", random_shop(1))
-    lay("games", random_shop(2))
-    lay("tools", random_shop(3))
+    for seed, name in enumerate(("books", "games", "tools"), start=1):
+        lay_log(name, rows_of(random_shop(seed)))
     pilot = {"pilot_users": 20, "pilot_core": 4}
-    _, stream = stream_of(registry, **pilot)
+    _, stream = stream_of(registry, "books+games", **pilot)
     for number, name in enumerate(stream.domains):
         rows = [(user, item) for user, items in histories(stream, number, "test").items() for item in items]
         users, items = (pd.Series(column).value_counts() for column in zip(*rows))
@@ -118,42 +101,40 @@ def test_a_pilot_draws_users_and_keeps_the_core(registry):
             assert history == [item for item in everything[user] if item in items.index]
     _, beside_another = stream_of(registry, "tools+games", **pilot)
     assert histories(beside_another, 1, "test") == histories(stream, 1, "test")
-    _, again = stream_of(registry, split_seed=1, **pilot)
+    _, again = stream_of(registry, "books+games", split_seed=1, **pilot)
     assert histories(again, 0, "test").keys() != histories(stream, 0, "test").keys()
-    _, whole = stream_of(registry)
-    assert whole.steps[0].n_users == 60
 
 
 def test_a_dataset_keeps_its_own_columns_and_filters(registry):
-    lay("books", BOOKS, header="who:token\titem_id:token\tplace:float")
-    Path("data/books/books.yaml").write_text("USER_ID_FIELD: who\nTIME_FIELD: place\nval_interval: {place: '[1,inf)'}\n"
-                                             "settings: {k_core: 3}\n")
-    lay("games", GAMES)
+    rows = rows_of(BOOKS)[::-1]  # histories are in time order, whatever the file's
+    yaml = lay_log("books", rows, "who:token\titem_id:token\tplace:float").with_suffix(".yaml")
+    yaml.write_text("USER_ID_FIELD: who\nTIME_FIELD: place\nval_interval: {place: '[1,inf)'}\nsettings: {k_core: 3}\n")
+    lay_log("games", rows_of(GAMES))
     config, stream = stream_of(registry, "books+games", k_core=0)
     assert histories(stream, 0, "test") == {"books:u1": named("books", BOOKS["u1"][1:])}
-    Path("data/books/books.yaml").write_text("USER_ID_FIELD: who\nTIME_FIELD: place\n")
-    other, stream = stream_of(registry)
+    yaml.write_text("USER_ID_FIELD: who\nTIME_FIELD: place\n")
+    other, stream = stream_of(registry, "books+games")
     assert histories(stream, 0, "test")["books:u1"] == named("books", BOOKS["u1"]) and other.hash != config.hash
 
 
 def test_a_prepared_stream_is_the_same(shops, registry):
-    config, stream = stream_of(registry)
-    assert main(["data", "prepare", "books+games"]) == 0
+    config, stream = stream_of(registry, shops)
+    assert main(["data", "prepare", shops]) == 0
     folder = prepared.folder_of(config.source, config.stream)
     kept = prepared.load(folder)
     assert kept.domains == stream.domains and statistics(kept) == statistics(stream)
     assert histories(kept, 1, "valid") == histories(stream, 1, "valid")
-    central, _ = stream_of(registry, topology="central")
+    central, _ = stream_of(registry, shops, topology="central")
     assert prepared.folder_of(central.source, central.stream) == folder  # the same data, however it is trained on
-    for dataset, settings in (("games+books", {}), ("books+games", {"pilot_users": 5, "pilot_core": 0})):
-        other = make_config(registry, "ft", "sasrec", dataset, overrides=[("test", settings)])
+    for dataset, values in (("games+books", {}), (shops, {"pilot_users": 5, "pilot_core": 0})):
+        other = make_config(registry, "ft", "sasrec", dataset, overrides=[("test", values)])
         assert prepared.folder_of(other.source, other.stream) != folder
-    lay("games", {**GAMES, "u9": ["i1", "i7", "i8"]})
-    changed, stream = stream_of(registry)
+    lay_log("games", rows_of({**GAMES, "u9": ["i1", "i7", "i8"]}))
+    changed, stream = stream_of(registry, shops)
     assert changed.source.fingerprint != config.source.fingerprint and stream.steps[1].n_users == 6
 
 
-@pytest.mark.parametrize("dataset, settings, message", [
+@pytest.mark.parametrize("dataset, values, message", [
     ("books", {"stream": "domains"}, "found one domain, accepted with stream=domains: several datasets"),
     ("books+gmes", {}, "unknown dataset 'gmes'.*\n?Did you mean 'games'"),
     ("books+", {}, "found the name ''"), ("books+books", {}, "found books 2 times"),
@@ -164,27 +145,126 @@ def test_a_prepared_stream_is_the_same(shops, registry):
     ("books+games", {"pilot_users": 2}, "domain 'books': no item is left of a pilot of 2 users"),
     ("books+games", {"pilot_core": 2}, "'pilot_core'.* has no effect without pilot_users"),
     ("books+games", {"min_interactions": 2}, "stream=domains"), ("books+games", {"blocks": 3}, "stream=domains"),
+    ("books+games", {"domain_blocks": 2, "domain_block": 2}, "'domain_block': found 2, accepted: less than .* 2"),
+    ("books+games", {"domain_block": 1}, "'domain_block': found 1, accepted: less than domain_blocks, 1"),
+    ("books+games", {"base_share": 0.4}, "'base_share'.* has no effect with stream=domains and domain_blocks=1"),
+    ("books+games", {"domain_blocks": 0}, "'domain_blocks' .*: found 0"),
+    ("books+games", {"domain_blocks": 60, "domain_block": 40}, "domain 'books', block 40: no user has 3 interactions"),
+    ("books+few", {}, "domain 'few': no user has 3 interactions.* found at most 2"),
+    ("books+one", {}, "domain 'one': nobody has 2 interactions to train on"),
     ("+".join(["a" * 60, "b" * 60]), {}, "have 121 characters, accepted: at most 100")])
-def test_what_is_no_stream_of_domains_is_refused(shops, registry, dataset, settings, message):
+def test_what_is_no_stream_of_domains_is_refused(shops, registry, dataset, values, message):
+    lay_log("few", rows_of({"u1": ["i1", "i2"], "u2": ["i1"]}))
+    lay_log("one", rows_of({"u1": ["i1", "i2", "i3"]}))
     with pytest.raises(UserError, match=message):
-        stream_of(registry, dataset, **settings)
-
-
-def test_a_domain_without_users_is_refused(registry):
-    lay("books", {"u1": ["i1", "i2"], "u2": ["i1"]})
-    lay("games", GAMES)
-    with pytest.raises(UserError, match="domain 'books': no user has 3 interactions.* found at most 2"):
-        stream_of(registry)
-    lay("books", {"u1": ["i1", "i2", "i3"]})
-    with pytest.raises(UserError, match="domain 'books': nobody has 2 interactions to train on"):
-        stream_of(registry)
+        stream_of(registry, dataset, **values)
 
 
 def test_statistics_are_shown_by_domain(shops, capsys):
-    assert main(["data", "books+games"]) == 0
+    assert main(["data", shops]) == 0
     shown = capsys.readouterr().out
     assert shown.strip().split("\n")[0].split() == ["books+games", "books", "games"]
     assert "training samples" in shown and "books.inter" in shown and "games.inter" in shown
+
+
+# Domains over time
+
+
+def shop(seed, users=9, items=7, rows=80):
+    """Rows in no order, many of them with equal times; every user and item is in one."""
+    generator = np.random.default_rng(seed)
+    user, item = ([*range(count), *generator.integers(count, size=rows - count)] for count in (users, items))
+    order = generator.permutation(rows)
+    return Interactions(np.array(user)[order], np.array(item)[order], generator.integers(12, size=rows).astype(float),
+                        np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
+
+
+def by_hand(data, blocks, share, now):
+    """Samples of a block, and of each user who is tested the histories up to what is held out."""
+    order = sorted(range(len(data.time)), key=lambda row: (data.time[row], row))
+    first, rest = int(share * len(order)), int((1 - share) * len(order) / (blocks - 1))
+    block = {row: min(0 if place < first else 1 + (place - first) // rest if rest else blocks - 1, blocks - 1)
+             for place, row in enumerate(order)}
+    samples, held = [], {}
+    for user in range(len(data.user_tokens)):
+        rows = [row for row in order if data.user[row] == user and block[row] <= now]
+        new = sum(block[row] == now for row in rows)
+        items = [int(data.item[row]) for row in rows]
+        tested = new >= 2 and len(rows) >= 3
+        if tested:
+            held[user] = items[:-1], items
+        end = len(rows) - 2 * tested
+        samples += [(user, items[:place + 1]) for place in range(max(1, len(rows) - new), end)]
+    return samples, held
+
+
+def found_in(step):
+    """The same of a step."""
+    train, samples = step.sessions["train"], step.samples()
+    users = np.repeat(np.arange(step.n_users), train.count.numpy())
+    of = {int(first): int(user) for first, user in zip(train.start[:-1], users)}
+    trained = [(of[int(first)] - step.old_users, (train.items[first:end] - step.old_items).tolist())
+               for first, end in zip(samples.first, samples.end)]
+    held = {}
+    for split in ("valid", "test"):
+        sessions = step.sessions[split]
+        for user in range(step.old_users, step.n_users):
+            for session in range(sessions.of_user[user], sessions.of_user[user + 1]):
+                first, end = sessions.start[session:session + 2]
+                held.setdefault(user - step.old_users, []).append(
+                    (sessions.items[first:end] - step.old_items).tolist())
+                assert step.split(split).of(user).tolist() == sessions.items[end - 1:end].tolist()
+    return trained, {user: tuple(histories) for user, histories in held.items()}
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10 ** 6), blocks=st.integers(2, 4), share=st.sampled_from([0.3, 0.5, 0.6]))
+def test_every_block_is_what_a_loop_over_users_takes(seed, blocks, share):
+    shops = [("books", shop(seed)), ("games", shop(seed + 1, users=5, items=9, rows=60))]
+    for now in range(blocks):
+        try:
+            stream = build_domains(shops, StreamSettings(stream="domains", domain_blocks=blocks, domain_block=now,
+                                                         base_share=share))
+        except UserError as error:
+            assert f"block {now}: " in str(error)
+            assert any(not samples or not held for samples, held in (by_hand(data, blocks, share, now)
+                                                                     for _, data in shops))
+            continue
+        for (_, data), step in zip(shops, stream.steps):
+            samples, held = by_hand(data, blocks, share, now)
+            trained, tested = found_in(step)
+            assert sorted(trained) == sorted(samples) and tested == held
+        assert [(step.n_users, step.n_items) for step in stream.steps] == [(9, 7), (14, 16)]
+
+
+def test_blocks_share_out_all_interactions_and_the_whole_is_one_block():
+    shops, whole = [("books", shop(3)), ("games", shop(4))], StreamSettings(stream="domains")
+    steps = [build_domains(shops, StreamSettings(stream="domains", domain_blocks=3, domain_block=now)).steps
+             for now in range(3)]
+    assert [sum(block[domain].interactions for block in steps) for domain in (0, 1)] == [80, 80]
+    everything = build_domains(shops, whole)
+    assert all("known" not in step.sessions for step in everything.steps)
+    assert statistics(everything)["samples"] == [len(step.sessions["train"].prefixes().end)
+                                                 for step in everything.steps]
+
+
+def test_a_prepared_block_is_the_same(registry):
+    for name, seed in (("books", 1), ("games", 2)):
+        lay_log(name, zip(*(getattr(shop(seed), column).tolist() for column in ("user", "item", "time"))))
+    second, stream = stream_of(registry, "books+games", domain_blocks=3, domain_block=1)
+    folder = prepared.folder_of(second.source, second.stream)
+    prepared.save(stream, folder)
+    kept = load_stream(second.source, second.stream)
+    assert [found_in(step) for step in kept.steps] == [found_in(step) for step in stream.steps]
+    others = [stream_of(registry, "books+games", **changed)[0]
+              for changed in ({}, {"domain_blocks": 3}, {"domain_blocks": 2, "domain_block": 1})]
+    assert len({folder, *(prepared.folder_of(other.source, other.stream) for other in others)}) == 4
+    assert len({second.hash, *(other.hash for other in others)}) == 4
+    alone = stream_of(registry, "books+games", domain_blocks=1)[0]
+    assert alone.hash == others[0].hash and "domain_blocks" not in others[0].settings
+
+
+# Their files
 
 
 def tables(folder="raw", **changed):
@@ -227,17 +307,25 @@ def test_what_is_no_table_is_refused():
         convert("online-retail-ffmsr", Path("raw"), Path("data"), published=Published())
 
 
-@pytest.mark.parametrize("name, samples", [
-    ("amazon-pantry", 85_653), pytest.param("online-retail-ffmsr", 470_346, marks=pytest.mark.long),
-    pytest.param("amazon-arts", 255_143, marks=pytest.mark.long)])
-def test_the_domains_of_ffmsr_have_its_counts(shared, registry, name, samples, capsys):
-    """Users and items are those of its Table 2; so are the interactions of Online Retail."""
-    assert main(["data", "convert", name, "--raw", str(shared / "data" / "domains" / name)]) == 0
-    assert "as many rows, users, items, titles as the publisher counts" in capsys.readouterr().out
-    assert main(["data", name]) == 0
-    assert "All counts are those expected" in capsys.readouterr().out
-    lay("games", GAMES)
-    config = make_config(registry, "ft", "sasrec", f"games+{name}")
-    counts, expected = statistics(build_stream(config.source, config.stream)), load_config(name).expected
-    assert [counts[what][1] for what in ("users", "items", "interactions", "samples")] == [
-        expected["accumulated_users"][0], expected["accumulated_items"][0], expected["interactions"][0], samples]
+@pytest.mark.parametrize("folder, names, samples, same_users", [
+    ("amazon-pantry", ["pantry"], [85_653], []), ("amazon-pairs-half-overlap", ["sport", "cloth"], None, [2363]),
+    pytest.param("amazon-arts", ["arts"], [255_143], [], marks=pytest.mark.long),
+    pytest.param("online-retail-ffmsr", ["online-retail-ffmsr"], [470_346], [], marks=pytest.mark.long),
+    pytest.param("amazon-pairs-half-overlap", ["phone", "electronic"], None, [3100], marks=pytest.mark.long),
+    pytest.param("feddcsr-fkcb", ["food", "kitchen", "clothing", "beauty"], None,
+                 [2891, 2541, 2786, 4486, 3133, 2717], marks=pytest.mark.long)])
+def test_the_real_domains_have_their_counts(shared, registry, folder, names, samples, same_users, capsys):
+    """Users and items are those of FFMSR's Table 2; so are the interactions of Online Retail."""
+    names = [name if name == folder else f"amazon-{name}" for name in names]
+    for name in names:
+        assert main(["data", "convert", name, "--raw", str(shared / "data" / "domains" / folder)]) == 0
+        assert "as many rows, users, items" in capsys.readouterr().out
+        assert main(["data", name]) == 0
+        assert "All counts are those expected" in capsys.readouterr().out
+    lay_log("games", rows_of(GAMES))
+    config, stream = stream_of(registry, "+".join([*names, "games"][:max(2, len(names))]))
+    assert [len(users) for users in shared_users(config.source, stream).values() if len(users)] == same_users
+    if samples:
+        counts, expected = statistics(stream), load_config(names[0]).expected
+        assert [counts[what][0] for what in ("users", "items", "interactions", "samples")] == [
+            expected["accumulated_users"][0], expected["accumulated_items"][0], expected["interactions"][0], *samples]

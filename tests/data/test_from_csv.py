@@ -16,11 +16,6 @@ from fedcl_bench.core.errors import UserError
 COLUMNS = Columns("user", "item", "time")
 
 
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def table(text: str, name: str = "t.csv") -> Path:
     Path(name).write_text(text, encoding="utf-8")
     return Path(name)
@@ -85,11 +80,6 @@ def test_conditions(text, kept):
     assert numbers[condition(text)(numbers)].tolist() == kept
 
 
-def test_compressed_tables():
-    Path("t.csv.gz").write_bytes(gzip.compress(b"user,item,time\nu1,a,1\n"))
-    assert import_table(Path("t.csv.gz"), COLUMNS, "mine", Path("out")).written == 1
-
-
 @pytest.mark.parametrize("text,columns,words", [
     ("uid,item,time\n1,2,3\n", COLUMNS, ["no column 'user'", "uid, item, time", "commas"]),
     ("1,2,3\n1,2,3\n", COLUMNS, ["no column 'user'", "--user 1 --item 2 --time 3"]),
@@ -110,12 +100,6 @@ def test_bad_tables(text, columns, words):
     assert len(str(caught.value).splitlines()) <= 2 and not list(Path("out").rglob("*.inter"))
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "-x", "a b", ""])
-def test_unsafe_names_are_refused(name):
-    with pytest.raises(UserError, match="found the name"):
-        import_table(table("user,item,time\n1,2,3\n"), COLUMNS, name, Path("out"))
-
-
 def test_existing_files_are_kept_unless_forced():
     imported("user,item,time\n1,2,3\n")
     with pytest.raises(UserError, match="--force"):
@@ -123,11 +107,15 @@ def test_existing_files_are_kept_unless_forced():
     assert imported("user,item,time\n1,2,4\n", force=True)[1][1] == "1\t2\t4"
 
 
-def test_pieces_do_not_show(monkeypatch):
+def test_neither_pieces_nor_compression_show(monkeypatch):
     text = "user,item,time\n" + "".join(f"u{i % 97},i{i % 31},{1262304000000 + 500 * i}\n" for i in range(4000))
     whole = imported(text)
     monkeypatch.setattr(table_reader, "PIECE", 1000)
     assert imported(text, force=True) == whole
+    Path("t.csv").write_bytes(gzip.compress(Path("t.csv").read_bytes()))
+    Path("t.csv").rename("t.csv.gz")
+    done = import_table(Path("t.csv.gz"), COLUMNS, "mine", Path("out"), force=True)
+    assert done == whole[0] and Path("out/mine/mine.inter").read_text().splitlines() == whole[1]
     assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 4001
 
 
@@ -163,7 +151,9 @@ def test_bad_options(capsys, options, words):
     assert all(word in message for word in words), message
 
 
-def test_names_of_known_datasets_are_refused(capsys):
+@pytest.mark.parametrize("name, words", [("ML-100K", "is a dataset that exists"), ("a/b", "found the name"),
+                                         ("..", "found the name"), ("a b", "found the name")])
+def test_names_that_are_refused(capsys, name, words):
     table("user,item,time\n1,2,3\n")
-    assert main("data convert --csv t.csv --user user --item item --time time ML-100K".split()) == 2
-    assert "is a dataset that exists" in capsys.readouterr().err
+    assert main([*"data convert --csv t.csv --user user --item item --time time".split(), name]) == 2
+    assert words in capsys.readouterr().err

@@ -9,11 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from helpers import stream_of
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
-from fedcl_bench.data.datasets import load_stream, statistics
+from fedcl_bench.data.datasets import statistics
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
@@ -38,23 +39,13 @@ def converted(**options):
     return convert(NAME, Path("raw"), Path("data"), published=Published(), **options)
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_pickled_lists_become_an_atomic_file(protocol):
+def test_pickled_lists_and_tables_become_one_atomic_file(protocol):
     lay(protocol=protocol)
     done = converted()
     text = Path("data", NAME, f"{NAME}.inter").read_text()
     assert text.startswith(ATOMIC) and text.endswith("test-2\t3\t6\ttest\ntest-2\t9\t7\ttest\ntest-2\t4\t8\ttest\n")
     assert done.counts == {"rows": 14 + 8, "users": 5 + 3, "items": 6} and done.interactions == 22
-
-
-def test_tables_give_the_same_file():
-    lay()
-    converted()
     rows = {"train": TRAIN, "test": [[*sequence, target] for sequence, target in zip(*TEST)]}
     Path("tables").mkdir()
     for split, sessions in rows.items():
@@ -113,63 +104,60 @@ def test_bad_tables_are_named(columns, message):
         converted()
 
 
-def stream_of(registry, **settings):
-    config = make_config(registry, "ft", "sasrec", NAME, overrides=[("test", settings)])
-    return config, load_stream(config.source, config.stream)
-
-
 def sessions_in(stream, split):
     """Every session of a split, by the publisher's ids."""
     some = stream.steps[0].sessions[split]
     return [[int(token) for token in stream.item_tokens[some.items[a:b]]] for a, b in zip(some.start, some.start[1:])]
 
 
-def test_the_last_training_sessions_validate_with_all_their_prefixes(registry):
-    lay()
-    converted()
-    _, stream = stream_of(registry, valid_share=0.4)
-    assert sessions_in(stream, "train") == TRAIN[:3]
-    assert sessions_in(stream, "valid") == [[5, 1], [4, 2], [4, 2, 1]]
-    assert sessions_in(stream, "test") == [[1, 2, 3], [1, 2], [3, 4]]  # nobody trains on item 9
-    step, = stream.steps
+@pytest.fixture
+def stream(registry):
+    """The stream of some sessions under some settings."""
+    def made(train=TRAIN, **settings):
+        lay(train)
+        converted(force=True)
+        return stream_of(registry, NAME, **settings)[1]
+    return made
+
+
+def test_the_last_training_sessions_validate_with_all_their_prefixes(stream):
+    made = stream(valid_share=0.4)
+    assert sessions_in(made, "train") == TRAIN[:3]
+    assert sessions_in(made, "valid") == [[5, 1], [4, 2], [4, 2, 1]]
+    assert sessions_in(made, "test") == [[1, 2, 3], [1, 2], [3, 4]]  # nobody trains on item 9
+    step, = made.steps
     assert step.n_users == 1 and step.n_items == 5 and step.sessions["train"].of_user.tolist() == [0, 3]
-    assert stream.item_tokens[step.test.of(0)].tolist() == ["3", "2", "4"]
+    assert made.item_tokens[step.test.of(0)].tolist() == ["3", "2", "4"]
 
 
-def test_a_share_is_of_the_most_recent_sessions(registry):
-    lay()
-    converted()
-    _, stream = stream_of(registry, train_share=0.6, valid_share=0.34)
-    assert sessions_in(stream, "train") == [[2, 3, 1, 2], [5, 1]]
-    assert sessions_in(stream, "valid") == [[4, 2], [4, 2, 1]]
-    assert sessions_in(stream, "test") == [[1, 2, 3], [1, 2], [3, 4]]
-    _, stream = stream_of(registry, train_share=0.4, valid_share=0.5)
-    assert sessions_in(stream, "test") == [[1, 2], [1, 2]]  # items of the validation sessions are known
+def test_a_share_is_of_the_most_recent_sessions(stream):
+    made = stream(train_share=0.6, valid_share=0.34)
+    assert sessions_in(made, "train") == [[2, 3, 1, 2], [5, 1]]
+    assert sessions_in(made, "valid") == [[4, 2], [4, 2, 1]]
+    assert sessions_in(made, "test") == [[1, 2, 3], [1, 2], [3, 4]]
+    made = stream(train_share=0.4, valid_share=0.5)
+    assert sessions_in(made, "test") == [[1, 2], [1, 2]]  # items of the validation sessions are known
 
 
-def test_prefixes_are_looked_up_where_the_sessions_are(registry):
-    lay()
-    converted()
-    prefixes = stream_of(registry, valid_share=0.4)[1].steps[0].sessions["train"].prefixes()
+def test_prefixes_are_looked_up_where_the_sessions_are(stream):
+    prefixes = stream(valid_share=0.4).steps[0].sessions["train"].prefixes()
     written, every = prefixes.written_out(), torch.arange(len(prefixes.end))
     assert len(every) == 1 + 2 + 3 and written.lengths.tolist() == [2, 2, 3, 2, 3, 4]
     for ours, theirs in zip(prefixes.tail(every, 3), written.tail(every, 3)):
         assert torch.equal(ours, theirs)
 
 
-def test_too_small_shares_are_refused(registry):
-    lay([[1, 2, 3, 4, 9]])
-    converted()
+def test_too_small_shares_are_refused(stream):
     with pytest.raises(UserError, match="no valid session has 2 interactions"):
-        stream_of(registry)
+        stream([[1, 2, 3, 4, 9]])
     with pytest.raises(UserError, match="no train session"):
-        stream_of(registry, valid_share=0.9)
+        stream([[1, 2, 3, 4, 9]], valid_share=0.9)
 
 
 def test_a_prepared_stream_is_of_its_topology(registry):
     lay()
     converted()
-    config, stream = stream_of(registry, valid_share=0.4)
+    config, stream = stream_of(registry, NAME, valid_share=0.4)
     prepared.save(stream, folder := prepared.folder_of(config.source, config.stream))
     assert sessions_in(prepared.load(folder), "valid") == sessions_in(stream, "valid")
     other = make_config(registry, "ft", "sasrec", NAME, overrides=[("test", {"valid_share": 0.2})])
@@ -181,8 +169,7 @@ def test_a_prepared_stream_is_of_its_topology(registry):
 def test_the_published_sets_have_their_counts(shared, registry, name, rows, samples, items, tests, capsys):
     assert main(["data", "convert", f"session-{name}", "--raw", str(shared / "data" / "session-sets" / name)]) == 0
     assert "as many rows, users, items as the publisher counts" in capsys.readouterr().out
-    config = make_config(registry, "ft", "sasrec", f"session-{name}")
-    stream = load_stream(config.source, config.stream)
+    _, stream = stream_of(registry, f"session-{name}")
     found, expected = statistics(stream), load_config(f"session-{name}").expected
     assert {key: found[key] for key in expected} == expected
     step, = stream.steps
