@@ -10,7 +10,6 @@ from ..kernels.memory import importing
 from ..core.settings import as_text
 
 with importing():
-    from ..runs.config import recorded
     from ..runs.registry import discover
     from ..records.run import Run
     from ..records.store import comparable, load_record, load_runs
@@ -66,7 +65,7 @@ def _with_name(runs: Sequence[Run], folder: Path, key: str, wanted: str) -> list
 
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
     """The runs in which a setting has a value, however it is written."""
-    values = [recorded(run.head["settings"], name) for run in runs]
+    values = [run.head["settings"].get(name) for run in runs]
     present = {as_text(each) for each in values if each is not None}
     if not present:
         known = {key for run in runs for key in run.head["settings"]}
@@ -110,7 +109,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The settings that are not the same in all of these, each with its values."""
     differing = {}
     for name in sorted({name for each in settings for name in each}):
-        values = (recorded(each, name) for each in settings)
+        values = (each.get(name) for each in settings)
         texts = {"no effect" if value is None else as_text(value) for value in values}
         if len(texts) > 1:
             differing[name] = sorted(texts)

@@ -15,7 +15,6 @@ from ..core.errors import UserError, unknown
 from ..reports import draw, scores
 from ..records.run import Run
 from ..runs.specs import seed_text
-from ..records.store import tested
 from . import run_frames, versus
 from .model import Model, saved_model
 from .origin import Origin
@@ -260,11 +259,11 @@ class Results:
 
     def _units(self) -> str:
         """How many users the means are over."""
-        return f"test users per block: {', '.join(map(str, tested(self.runs[0])['users']))}"
+        return f"test users per block: {', '.join(map(str, self.runs[0].meta['tested']['users']))}"
 
     @cached_property
     def _combined(self) -> dict[str, Any]:
-        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True}
+        return combined([{**run.meta, "record": str(run.path), "reused": True}
                          for run in self.runs])
 
     @cached_property

@@ -16,8 +16,8 @@ from ..core.errors import UserError
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
 REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<3", "pandas>=2.0,<4",
-                "scipy>=1.10", "scikit-learn>=1.3", "threadpoolctl>=3", "pyyaml>=6", "pyarrow>=14", "rich>=13",
-                "packaging>=21", "matplotlib>=3.7", "optuna>=4", "plotly>=6", "itables>=2.5")
+                "scipy>=1.10", "scikit-learn>=1.3", "threadpoolctl>=3", "pyyaml>=6", "msgspec>=0.19", "pyarrow>=14",
+                "rich>=13", "packaging>=21", "matplotlib>=3.7", "optuna>=4", "plotly>=6", "itables>=2.5")
 # Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
 ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
 

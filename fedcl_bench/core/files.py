@@ -1,18 +1,24 @@
-"""Files and paths: writing so that a file is never half there, where shipped ones lie, a bar for long reading."""
+"""Files and paths: writing so that a file is never half there, reading those of the suite's own, where shipped ones
+lie, a bar for long reading."""
 
 from __future__ import annotations
 
 import errno
 import glob
 import io
+import json
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
-from .errors import UserError
+import msgspec
+
+from .errors import Corrupt, UserError
+from .text import for_terminal
 
 try:
     import fcntl
@@ -26,6 +32,51 @@ def shipped(name: str) -> Path:
     """The folder ``plugins`` or ``dataset_configs``: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return package / name if (package / name).is_dir() else package.parent / name
+
+
+def read_bytes(path: Path, cure: str) -> bytes:
+    """A file's content.
+
+    Raises:
+        Corrupt: if it is no file or cannot be read. FileNotFoundError: if nothing is there.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise Corrupt(f"{path}: is no file, but a folder or a device", cure)
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(str(path)) from None
+    except OSError as error:
+        raise Corrupt(f"{path}: cannot be read ({error.strerror})", cure) from None
+
+
+def read_json(path: Path, form: Any, cure: str) -> Any:
+    """The content of a JSON file of the form of a msgspec type; raises as ``read_bytes``."""
+    return require_form(loaded_json(read_bytes(path, cure), str(path), cure), form, str(path), cure)
+
+
+def loaded_json(content: bytes | str, where: str, cure: str) -> Any:
+    """The value of a JSON text, in which nan may stand for what was not measured; raises Corrupt."""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a character cannot be written again
+        return value
+    except (ValueError, RecursionError) as error:
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:80]
+        raise Corrupt(f"{where}: is no JSON text ({' '.join(said.split())})", cure) from None
+
+
+def require_form(value: Any, form: Any, where: str, cure: str) -> Any:
+    """The value; raises Corrupt, which names its place and field, unless it has the form of a msgspec type."""
+    try:
+        msgspec.convert(value, form)
+        return value
+    except (msgspec.ValidationError, RecursionError) as error:
+        said, _, at = for_terminal(str(error)).rpartition(" - at `")
+        field = at.rstrip("`").removeprefix("$").removeprefix(".")
+        raise Corrupt(f"{where}: {f'field {field!r}: {said}' if said else at}", cure) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

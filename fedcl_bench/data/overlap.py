@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.text import quoted
-from ..core.schema import read_bytes
+from ..core.files import read_bytes
 from .source import DatasetSource, persons_beside
 from .stream import Stream
 

@@ -17,15 +17,15 @@ import os
 import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping
 
 import numpy as np
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from ..core.errors import Corrupt, UserError
-from ..core.files import folder_beside
-from ..core.schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
+from ..core.files import folder_beside, read_json
 from ..core.version import NUMBERS
 from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
 
@@ -35,9 +35,26 @@ if TYPE_CHECKING:
 _SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _ABOUT = "stream.json"
-_STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS, "known"))}, {})
-_CONTENT = fields_of({"steps": lists(_STEP), "unfiltered": mapping(plain), "digests": mapping(text), "digest": text},
-                     {"domains": lists(text)})
+
+
+class _Step(Struct, forbid_unknown_fields=True):
+    index: int
+    n_users: int
+    n_items: int
+    old_users: int
+    old_items: int
+    interactions: int
+    sessions: list[Literal["train", "valid", "test", "known"]]
+
+
+class _About(Struct, forbid_unknown_fields=True):
+    """``stream.json``: the steps' numbers, and the digests of all files and of this one."""
+
+    steps: list[_Step]
+    unfiltered: dict[str, Any]
+    digests: dict[str, str]
+    digest: str
+    domains: list[str] = []
 
 
 def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
@@ -131,7 +148,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
     """The content of ``stream.json``."""
     path = folder / _ABOUT
     try:
-        about = read_json(path, _CONTENT, "")
+        about = read_json(path, _About, "")
     except FileNotFoundError:
         raise _Damaged(_ABOUT, "is missing") from None
     except Corrupt as error:

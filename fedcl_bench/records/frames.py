@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import Corrupt
-from ..core.schema import read_bytes
+from ..core.files import read_bytes
 from .schema import CURE
 
 

@@ -15,17 +15,17 @@ import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Literal, Mapping
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from ..core.errors import Corrupt, UserError
-from ..core.files import sweep, write_atomically
+from ..core.files import read_bytes, read_json, sweep, write_atomically
 from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, quoted
-from ..core.schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
 from .schema import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
@@ -44,10 +44,23 @@ _KEYS = ("trained_block", "tested_block", "user")
 _DIGITS = 4  # of seconds; finer is noise that does not compress
 _Row = dict[str, Any]
 _CURE = "Restore it, or pack the runs again."
-_INDEX = fields_of({
-    "format": one_of(FORMAT), "schema": one_of(SCHEMA), "commands": lists(text),
-    "files": mapping(fields_of({"hash": text, "runs": whole(), "bytes": whole()}, {}))},
-    {"seal": text})  # which packs once had
+
+
+class _Packed(Struct, forbid_unknown_fields=True):
+    """A Parquet file as the index knows it."""
+
+    hash: str
+    runs: int
+    bytes: int
+
+
+class _Index(Struct, forbid_unknown_fields=True):
+    """``index.json``: the versions of its form and of the records in it, the commands that packed them, the files."""
+
+    format: Literal[1]
+    schema: Literal[3]
+    commands: list[str]
+    files: dict[str, _Packed]
 
 
 def is_compact(folder: Path) -> bool:
@@ -215,7 +228,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     """The index; raises Corrupt."""
     path = folder / INDEX
     try:
-        index = read_json(path, _INDEX, _CURE)
+        index = read_json(path, _Index, _CURE)
     except FileNotFoundError:
         raise Corrupt(f"{path}: is missing", _CURE) from None
     for name in index["files"]:

@@ -71,8 +71,8 @@ class RunConfig:
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Settings of the plugins that others leave without effect, and why."""
-        return _of_plugins(inactive(self._parts(with_method=True)))
+        """Settings that others leave without effect, and why."""
+        return inactive(self._parts(with_method=True))
 
     @property
     def metrics(self) -> list[Plugin]:
@@ -101,7 +101,7 @@ class RunConfig:
 
     def _identity(self, with_method: bool) -> dict[str, Any]:
         source = self.source
-        settings = _active(self._parts(with_method))
+        settings = effective(self._parts(with_method))
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
         identity = {"numbers": NUMBERS, "data": source.fingerprint, "persons": source.persons, "seed": self.seed,
                     "device": self.device, "settings": settings,
@@ -198,11 +198,6 @@ def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
 
 
 _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
-
-
-def _of_plugins(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of inactive settings that plugins declare."""
-    return {name: why for name, why in settings.items() if name not in _CORE_NAMES}
 
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
@@ -351,29 +346,11 @@ def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
     return plugin.of_domains() if stream.is_domains(flat([parts.stream])) else plugin
 
 
-# Settings that runs had not when the first records were published, and the values that change nothing: with those they
-# are left out of records and hashes, so that the records made before are still found.
-_LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
-          "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
-          "extra_metrics": [], "topology": "federated", "padding": "none", "lr_later": 0.0,
-          "repeated_positives": "every", "tie_order": "file", "domain_blocks": 1,
-          "known_users": False}
-
-
 def effective(parts: Iterable[Any]) -> dict[str, Any]:
     """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
-    return {name: value for name, value in _active(parts).items() if name not in _LATER or value != _LATER[name]}
-
-
-def _active(parts: Iterable[Any]) -> dict[str, Any]:
     parts = list(parts)
     without = inactive(parts)
     return {name: value for name, value in flat(parts).items() if name not in without}
-
-
-def recorded(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting in a record, also one left out as it changes nothing; None if it had no effect."""
-    return settings.get(name, _LATER.get(name))
 
 
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError
-from ..core.settings import inactive
 from ..data.features import FeatureSource
 from ..data.source import DatasetSource, dataset_name, load_config
 from ..records.run import Run
@@ -20,10 +19,10 @@ from .specs import RunSpec, Tuned, seed_text
 def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
     """That the runs of a spec failed, and why; empty if none of them did."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, without = comparable(effective(parts)), inactive(parts)
+    wanted = comparable(effective(parts))
     names = spec.method, spec.backbone, dataset_name(spec.dataset)
     alike = [meta for meta in failed if (meta["method"], meta["backbone"], meta["dataset"]) == names
-             and comparable(meta["settings"], without) == wanted]
+             and comparable(meta["settings"]) == wanted]
     if not alike:
         return ""
     seeds = seed_text({meta["seed"] for meta in alike})
@@ -57,12 +56,12 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
             code, or runs of the spec used different data.
     """
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, without = comparable(effective(parts)), inactive(parts)
+    wanted = comparable(effective(parts))
     wanted_names = spec.method, spec.backbone, dataset_name(spec.dataset)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         names = (run.head["method"], run.head["backbone"], run.head["dataset"])
-        if names == wanted_names and comparable(run.head["settings"], without) == wanted and run.whole:
+        if names == wanted_names and comparable(run.head["settings"]) == wanted and run.whole:
             seeds[run.seed].append(run)
     chosen = []
     for seed in sorted(seeds):

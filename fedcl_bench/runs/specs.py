@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
+from msgspec import Struct
+
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..core.errors import UserError
-from ..core.files import shipped
-from ..core.schema import fields_of, flag, lists, mapping, number, or_none, plain, read_json, text, whole
-from ..core.settings import inactive
+from ..core.files import read_json, shipped
 from .config import effective, resolve
 from .registry import Registry, spelled
 
@@ -83,26 +83,57 @@ def expected_settings(registry: Registry, spec: RunSpec, tuned: Tuned | None = N
     return effective(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
-def expected_inactive(registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> dict[str, str]:
-    """The settings that the plugins of a spec leave without effect, and why; older records hold their values."""
-    return inactive(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
-
-
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     """Where the tuned settings of a combination are."""
     return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
-_TRIED = fields_of({"seed": whole(), "value": or_none(number), "client_updates": whole(), "hash": text}, {})
-_TRIAL = fields_of({"settings": mapping(plain), "value": or_none(number), "status": text},
-                   {"hash": text, "runs": lists(_TRIED)})  # former versions had one run of each trial
-_TUNED = fields_of({"settings": mapping(plain)}, {
-    **dict.fromkeys(("method", "backbone", "dataset", "sampler", "objective", "command", "optuna"), text),
-    **dict.fromkeys(("budget", "seeds", "seed", "batch", "grid_points"), whole()),
-    "client_updates": fields_of(dict.fromkeys(("budget", "spent"), whole()), {}),
-    "ft_value": number, "ft_in_effect": flag,
-    **dict.fromkeys(("inherited", "fixed"), mapping(plain)), "space": mapping(lists(plain)), "value": number,
-    "trials": lists(_TRIAL)})
+class _Tried(Struct, forbid_unknown_fields=True):
+    """A run of a trial."""
+
+    seed: int
+    value: float | None
+    client_updates: int
+    hash: str
+
+
+class _Trial(Struct, forbid_unknown_fields=True):
+    settings: dict[str, Any]
+    value: float | None
+    status: str
+    hash: str = ""  # of its run, where trials had one seed
+    runs: list[_Tried] = []
+
+
+class _Updates(Struct, forbid_unknown_fields=True):
+    budget: int
+    spent: int
+
+
+class _TunedFile(Struct, forbid_unknown_fields=True):
+    """A file of ``tune``; the settings alone are needed to use it."""
+
+    settings: dict[str, Any]
+    method: str = ""
+    backbone: str = ""
+    dataset: str = ""
+    sampler: str = ""
+    objective: str = ""
+    command: str = ""
+    optuna: str = ""
+    budget: int = 0
+    seeds: int = 0
+    seed: int = 0
+    batch: int = 0
+    grid_points: int = 0
+    client_updates: _Updates | None = None
+    ft_value: float = 0.0
+    ft_in_effect: bool = True
+    inherited: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+    space: dict[str, list] = {}
+    value: float = 0.0
+    trials: list[_Trial] = []
 
 
 def read_tuned(path: Path) -> dict[str, Any]:
@@ -111,7 +142,7 @@ def read_tuned(path: Path) -> dict[str, Any]:
     Raises:
         Corrupt: if it is not one that `tune` writes. FileNotFoundError.
     """
-    return read_json(path, _TUNED, "Delete it, and make it again with `run_bench.py tune`.")
+    return read_json(path, _TunedFile, "Delete it, and make it again with `run_bench.py tune`.")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fedcl_bench.data.features import Callbacks, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.records import index, published, schema
+from fedcl_bench.records import published, schema
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
@@ -114,17 +114,6 @@ def test_compact_records(world, name):
     (path,) = (world[0] / "compact").glob(name)
     check = same_or_left_out([*TABLE, str(world[0] / "compact")])
     fuzz(path, check if name != published.INDEX else lambda: said([*TABLE, str(world[0] / "compact")]))
-
-
-def test_the_index_of_heads(world, monkeypatch):
-    """It is not believed more than the records."""
-    monkeypatch.setattr(index, "MANY", 1)
-    words = [*TABLE, str(world[0] / "results")]
-    assert said(words)[0] == 0
-    path = world[0] / "results" / index.INDEX
-    fuzz(path, lambda: said(words), INSTEAD[1:])
-    fuzz(path, lambda: said(words), (), changed_json)
-    path.unlink()
 
 
 @pytest.mark.parametrize("pattern", ["runs/*/checkpoint.pt", "shared/*.pt"])

@@ -118,7 +118,7 @@ def test_a_record_without_fitting_features_is_refused():
     content = json.loads(path.read_text())
     content["features"]["silent"] = [1]
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"field 'features.silent': found a list of 1, accepted: a list of 2"):
+    with pytest.raises(UserError, match=r"field 'features.silent': found 1 values, expected one per block, 2"):
         Record(path.parent).read()
 
 
