@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Annotated, Any, Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..core.errors import UserError
@@ -88,52 +88,23 @@ def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
-class _Tried(Struct, forbid_unknown_fields=True):
-    """A run of a trial."""
-
-    seed: int
-    value: float | None
-    client_updates: int
-    hash: str
-
-
-class _Trial(Struct, forbid_unknown_fields=True):
-    settings: dict[str, Any]
-    value: float | None
-    status: str
-    hash: str = ""  # of its run, where trials had one seed
-    runs: list[_Tried] = []
-
-
-class _Updates(Struct, forbid_unknown_fields=True):
-    budget: int
+class _Updates(Struct):
+    budget: Annotated[int, Meta(ge=1)]
     spent: int
 
 
-class _TunedFile(Struct, forbid_unknown_fields=True):
-    """A file of ``tune``; the settings alone are needed to use it."""
+class _Trial(Struct):
+    settings: dict[str, Any]
+    runs: list[dict[str, Any]] = []
+
+
+class _TunedFile(Struct):
+    """What is read of a file of ``tune``; to use its choice the settings alone are needed."""
 
     settings: dict[str, Any]
-    method: str = ""
-    backbone: str = ""
-    dataset: str = ""
-    sampler: str = ""
-    objective: str = ""
-    command: str = ""
-    optuna: str = ""
-    budget: int = 0
-    seeds: int = 0
-    seed: int = 0
-    batch: int = 0
-    grid_points: int = 0
-    client_updates: _Updates | None = None
-    ft_value: float = 0.0
-    ft_in_effect: bool = True
-    inherited: dict[str, Any] = {}
-    fixed: dict[str, Any] = {}
-    space: dict[str, list] = {}
     value: float = 0.0
     trials: list[_Trial] = []
+    client_updates: _Updates | None = None
 
 
 def read_tuned(path: Path) -> dict[str, Any]:
@@ -234,12 +205,12 @@ class Tuned:
             file = self.file(spec.method, spec.backbone, spec.dataset)
             if file.is_file():
                 methods[file.parent].setdefault(f"{spec.backbone}, {spec.dataset}", {})[spec.method] = None
-        parts = []
+        parts: list[str] = []
         for folder, of_pair in methods.items():
             pairs = "; ".join(f"{', '.join(names)} on {pair}" for pair, names in of_pair.items())
             if of_pair:
-                parts.append(f"of {folder}" + (f" for {pairs}" if len(self.folders) > 1 and folder != self.folders[-1]
-                                               else " for the others" if parts else ""))
+                others = " for the others" if parts else ""
+                parts.append(f"of {folder}{f' for {pairs}' if folder != self.folders[-1] else others}")
         return f"tuned settings: {', '.join(parts) or 'none of ' + ' or '.join(map(str, self.folders))}"
 
 

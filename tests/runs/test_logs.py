@@ -158,7 +158,8 @@ def test_tests_that_come_with_the_record_only(finished, registry, tmp_path):
 def test_a_column_that_comes_later(tmp_path):
     writer = logs.CsvWriter(tmp_path, None)
     for row in ({"loss": 1.0}, {"loss": 2.0, "extra": 3}, {"loss": 4.0}):
-        writer.round(1, row)
+        writer.write("rounds", 1, row)
+    writer.flush()
     assert (tmp_path / "rounds.csv").read_text().split() == ["number,loss,extra", "1,1.0,", "1,2.0,3", "1,4.0,"]
 
 
