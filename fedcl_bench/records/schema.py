@@ -1,7 +1,7 @@
 """``run.json``: all that a record holds, field by field, and the part of it that tells which run it is.
 
 It holds the checksums of the record's Parquet files, and has none itself: it is written whole or not at all, and its
-form is checked whenever it is read. Its numbers are compared with ``metrics.parquet`` (``record.py``).
+form is checked whenever it is read.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import pandas as pd
 from ..core.errors import Corrupt, UserError
 from ..core.text import JOIN
 from . import published
-from .frames import read_frame
 from .record import Record
 from .run import Run, refuse
 from .schema import head_of, read_run
@@ -46,10 +45,6 @@ def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _frame(folder: Path, name: str) -> pd.DataFrame:
-    return read_frame(folder, name, (read_run(folder) or {}).get("files", {}))
-
-
 def _heads(results: Path, left_out: LeftOut) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The folder and head of every record of a results folder that ended, sorted by folder."""
     for path in sorted((results / "runs").iterdir()):
@@ -71,7 +66,7 @@ def load_record(folder: Path) -> Run:
     content = Record(folder).read()
     if content is None or content["status"] != "finished":
         raise UserError(f"{folder}: has no finished run; the command that began it goes on with it.")
-    return Run(head_of(content), folder, partial(dict, content), partial(_frame, folder))
+    return Run(head_of(content), folder, partial(dict, content), Record(folder).frame)
 
 
 def _folders(folder: Path) -> Iterable[Path]:
@@ -113,7 +108,7 @@ def load_all(folder: Path, left_out: LeftOut | None = None) -> tuple[list[Run], 
             if head["status"] == "failed":
                 failed.append(head)
             else:
-                runs[head["hash"]] = Run(head, path, partial(_open, path, head), partial(_frame, path), tell)
+                runs[head["hash"]] = Run(head, path, partial(_open, path, head), Record(path).frame, tell)
     else:
         for path in _folders(folder):
             for meta, load in published.read(path, note):

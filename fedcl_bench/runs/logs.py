@@ -17,8 +17,7 @@ from typing import Any, Iterable, Mapping, Protocol
 
 from ..core.errors import UserError
 from ..federation.parts import Progress
-from ..records.frames import read_frame
-from ..records.schema import read_run
+from ..records.record import Record
 from .config import RunConfig
 
 KINDS = ("tensorboard", "csv", "wandb")
@@ -176,8 +175,7 @@ class RunLog:
     def finish(self, record: Path) -> None:
         """Write what a finished record has and the log lacks: everything, if nothing had to be run."""
         if self._targets:
-            files = (read_run(record) or {}).get("files", {})
-            self._write(*(read_frame(record, name, files).to_dict("records") for name in ("rounds", "metrics")))
+            self._write(*(Record(record).frame(name).to_dict("records") for name in ("rounds", "metrics")))
 
     def _write(self, curve: Iterable[Row], tests: Iterable[Row]) -> None:
         curve = list(curve)

@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fabricate import fabricate, level
 from helpers import ROOT
 
 from fedcl_bench.core import files
 from fedcl_bench.cli.main import main
-from fedcl_bench.runs.specs import RunSpec
 
 
 @pytest.mark.long
@@ -70,23 +68,3 @@ def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monke
     capsys.readouterr()
     assert main([*job, "--rerun"]) == 2
     assert "nothing was removed" in capsys.readouterr().err and {path.name for path in folder.iterdir()} == before
-
-
-@pytest.fixture
-def two(registry, tmp_path):
-    for seed in (0, 1):
-        fabricate(tmp_path / "r", registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.08), users=8)
-    return sorted((tmp_path / "r" / "runs").iterdir())
-
-
-def test_a_record_whose_numbers_were_altered_is_left_out(two, tmp_path, capsys):
-    path = two[0] / "run.json"
-    content = json.loads(path.read_text())
-    words = ["tables", "--methods", "ft", "--records", str(tmp_path / "r"), "--format", "csv"]
-    path.write_text(json.dumps(content))  # white space changes nothing
-    assert main(words) == 0 and ",0 1," in capsys.readouterr().out
-    content["metrics"]["ndcg@20"]["per_block"][1] = content["matrix"]["ndcg@20"][1][1] = 0.857
-    path.write_text(json.dumps(content))
-    assert main(words) == 0
-    out, err = capsys.readouterr()
-    assert ",0 1," not in out and "field 'matrix' is not what metrics.parquet holds" in err
