@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
+from typing import Iterable
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..core.errors import Corrupt
 from ..core.files import read_bytes
@@ -30,9 +32,13 @@ def read_content(path: Path, expected: str | None) -> bytes:
     return content
 
 
-def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None) -> pd.DataFrame:
-    """The frame of a Parquet file's content, or some of its columns; raises Corrupt."""
+def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None, optional: Iterable[str] = ()
+           ) -> pd.DataFrame:
+    """The frame of a Parquet file's content, or some of its columns, ``optional`` ones where it has such; raises
+    Corrupt."""
     try:
+        if columns is not None and optional:
+            columns = [*columns, *({*optional} & {*pq.read_schema(io.BytesIO(content)).names})]
         return pd.read_parquet(io.BytesIO(content), columns=columns)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", cure) from None
