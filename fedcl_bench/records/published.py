@@ -22,6 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from ..core.errors import Corrupt, UserError
 from ..core.files import read_bytes, read_json, sweep, write_atomically
@@ -78,7 +79,7 @@ def _check_name(name: str, where: str) -> None:
         raise UserError(f"{where}: found the name {quoted(name)}, accepted: {ACCEPTED_IN_RECORD}.")
 
 
-def _list(column: str, values: np.ndarray) -> np.ndarray:
+def _list(column: str, values: NDArray[Any]) -> NDArray[Any]:
     """A frame's column in its compact type."""
     if not np.issubdtype(values.dtype, np.floating):
         return values.astype(np.int64)
@@ -169,7 +170,7 @@ class _File:
                 self._read[name][name]
         return self._read[name][name]
 
-    def values(self, row: int, column: str) -> np.ndarray | None:
+    def values(self, row: int, column: str) -> NDArray[Any] | None:
         """A run's values of a column; None if it has none."""
         values = self.column(column)[row].values
         return None if values is None else values.to_numpy(zero_copy_only=False)
@@ -193,7 +194,7 @@ def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
     return frame[["block", "kind", "id", "value"]] if name == "analysis" else frame
 
 
-def _users(kept: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def _users(kept: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
     """Per-user scores, given a list for each metric."""
     extra = sorted(kept.keys() - {*METRICS, *_KEYS})
     metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
@@ -228,7 +229,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     """The index; raises Corrupt."""
     path = folder / INDEX
     try:
-        index = read_json(path, _Index, _CURE)
+        index: dict[str, Any] = read_json(path, _Index, _CURE)
     except FileNotFoundError:
         raise Corrupt(f"{path}: is missing", _CURE) from None
     for name in index["files"]:
@@ -283,7 +284,7 @@ def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     Raises:
         UserError: if a record's name of its dataset or backbone is not safe in a file's name.
     """
-    groups: dict[str, list[tuple[tuple, _Row]]] = {}
+    groups: dict[str, list[tuple[tuple[Any, ...], _Row]]] = {}
     for row in rows:
         meta = json.loads(row["meta"])
         order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
@@ -307,7 +308,8 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     Raises:
         UserError: if the folder cannot be written, or what is in it is corrupt or of another schema version.
     """
-    commands, old_files, rows = {command}, set(), {}
+    commands, old_files = {command}, set[str]()
+    rows: dict[str, _Row] = {}
     if is_compact(folder):
         index = _read_index(folder)
         commands |= set(index["commands"])

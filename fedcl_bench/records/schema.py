@@ -186,7 +186,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
             if "users" not in of_group or len(of_group) < 2:
                 raise ValueError(f"field 'groups.{group}': expected users and a metric of theirs")
 
-    def _per_block(self) -> list[tuple[str, list]]:
+    def _per_block(self) -> list[tuple[str, list[Any]]]:
         """All lists with a value per block, by the names of their fields."""
         near = self.nearly_best
         return [("best_round", self.best_round), ("tested.users", self.tested.users),
@@ -210,7 +210,8 @@ def parse_meta(content: bytes | str, where: str, cure: str) -> dict[str, Any]:
     if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
         raise Corrupt(f"{where}: field 'schema': found {value['schema']!r}, accepted: {SCHEMA}, the version of records "
                       f"that this version of the suite reads", cure)
-    return require_form(value, FinishedRun | FailedRun, where, cure)
+    meta: dict[str, Any] = require_form(value, FinishedRun | FailedRun, where, cure)
+    return meta
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
