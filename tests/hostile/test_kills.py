@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -27,35 +28,42 @@ def test_killed_while_writing(job, kills, tmp_path):
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_only_what_nobody_writes_is_swept(tmp_path):
-    dead, mine = tmp_path / ".run.json.abc.part", tmp_path / ".notes.txt"
-    dead.touch()
-    mine.touch()
+@pytest.fixture
+def dead():
+    """How names end of what a process made that is no more."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return f"{platform.node()}-{child.pid}-abc.part"
+
+
+def test_only_what_nobody_writes_is_swept(tmp_path, dead):
+    for name in (f".run.json.{dead}", ".notes.txt", f".run.json.elsewhere{dead}"):
+        (tmp_path / name).touch()
     with files.replacing(tmp_path / "run.json") as file:
         file.write(b"new")
         files.sweep(tmp_path)
-        assert len(list(tmp_path.glob(".run.json.*"))) == 1 and not dead.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", ".notes.txt"}
+        assert len(list(tmp_path.glob(".run.json.*"))) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", ".notes.txt", f".run.json.elsewhere{dead}"}
 
 
-def test_folders_of_dead_processes_go_and_others_stay(tmp_path):
+def test_folders_of_dead_processes_go_and_others_stay(tmp_path, dead):
     """Of the same path alone, and not while somebody fills them."""
-    for name in (".prepared.dead.part", ".other.dead.part", ".prepared.mine"):
+    for name in (f".prepared.{dead}", f".other.{dead}", ".prepared.mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     with files.folder_beside(tmp_path / "prepared") as first:
         with files.folder_beside(tmp_path / "prepared") as second:
             assert first.is_dir() and second.is_dir() and first != second
-    assert {path.name for path in tmp_path.iterdir()} == {".other.dead.part", ".prepared.mine"}
+    assert {path.name for path in tmp_path.iterdir()} == {f".other.{dead}", ".prepared.mine"}
 
 
-def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monkeypatch, capsys):
+def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monkeypatch, capsys, dead):
     monkeypatch.chdir(tmp_path)
     job = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--quiet"]
     assert main(job) == 0
     (folder,) = Path("results/runs").iterdir()
     (folder / "checkpoint.pt").write_bytes(b"of a process that was killed")
-    Path("results/shared/.x.pt.abc.part").touch()
+    Path(f"results/shared/.x.pt.{dead}").touch()
     assert main(job) == 0
     assert not (folder / "checkpoint.pt").exists() and len(list(Path("results/shared").iterdir())) == 1
     (folder / "plots").mkdir()
