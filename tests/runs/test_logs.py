@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from helpers import ROOT
 
 from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
@@ -107,20 +104,6 @@ def test_wandb_is_given_the_same_offline(finished, wandb):
     assert [row["number"] for row in wandb.logged] == sorted(row["number"] for row in wandb.logged)
     tested = [row for row in wandb.logged if "test/ndcg@20/block 0" in row]
     assert [row["number"] for row in tested] == [2, 4, 6, 8]
-
-
-def test_wandb_itself_takes_it_offline(finished):
-    """The package, where it is installed: its file has every round, and nothing but the run's result is shown."""
-    pytest.importorskip("wandb", reason="needs wandb: pip install '.[wandb]'")
-    folder, record = finished
-    done = subprocess.run([sys.executable, "-m", "fedcl_bench", *RUN, "--results", str(folder), "--quiet", "--log",
-                           f"wandb:{folder / 'real'}"], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"})
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    (file,) = (folder / "real").glob("*/wandb/offline-run-*/*.wandb")
-    content = file.read_bytes()  # records of protocol buffers, one per round and test
-    rounds = len(pd.read_parquet(record / "rounds.parquet"))
-    assert content.count(b"round/loss") >= rounds and content.count(b"test/ndcg@20/block 3") >= 1
 
 
 def test_a_resumed_run_is_logged_from_its_beginning(registry, tmp_path):
