@@ -2,9 +2,8 @@
 
     python benchmarks/many_records.py [--records 5000] [--repeats 2] [--folder DIR]
 
-Each is a whole process, imports included. Processor time is less disturbed by other jobs on the machine. The first
-command finds no index of the records, as after thousands of new runs; the others find it. What they should take on a
-quiet machine stands beside them.
+Each is a whole process, imports included. Processor time is less disturbed by other jobs on the machine. What they
+should take on a quiet machine stands beside them.
 
 The records are made up: those of Table 2 of F3CRec on ML-100K with five seeds, and trials of a search beside them, with
 350 users and 60 rounds in each of four blocks. They are kept in --folder, if one is named.
@@ -25,17 +24,15 @@ from machine import heading
 
 from fedcl_bench.cli import count
 from fedcl_bench.experiments import papers
-from fedcl_bench.records.index import INDEX
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS, MIB = 5.0, 500
 TABLE = ["--paper", "f3crec", "--table", "2", "--datasets", "ml-100k"]
-COMMANDS = [("without an index", ["tables", *TABLE, "--records", "many"]),
-            ("", ["tables", *TABLE, "--records", "many"]),
-            ("", ["compare", "f3crec", "ft", "reg", "--backbone", "fedmf", "--records", "many"]),
-            ("", ["pack", *TABLE, "--results", "many", "--out", "packed"])]
+COMMANDS = [["tables", *TABLE, "--records", "many"],
+            ["compare", "f3crec", "ft", "reg", "--backbone", "fedmf", "--records", "many"],
+            ["pack", *TABLE, "--results", "many", "--out", "packed"]]
 
 
 def make_records(folder: Path, records: int) -> None:
@@ -83,16 +80,13 @@ def main():
         if not (folder / "many").is_dir():
             make_records(folder / "many", args.records)
         print(f"{'':<84}{'seconds':>8}{'CPU':>7}{'MiB':>6}{'at most':>14}")
-        for note, words in COMMANDS:
+        for words in COMMANDS:
             rows = []
             for _ in range(args.repeats):
                 shutil.rmtree(folder / "packed", ignore_errors=True)
-                if note:
-                    (folder / "many" / INDEX).unlink(missing_ok=True)
                 rows.append(measured(folder, words))
-            label = " ".join(words) + (f" ({note})" if note else "")
             took, used, peak = zip(*rows)
-            print(f"{label:<84}{min(took):>8.2f}{min(used):>7.2f}{max(peak):>6.0f}{SECONDS:>7g} s {MIB} MiB",
+            print(f"{' '.join(words):<84}{min(took):>8.2f}{min(used):>7.2f}{max(peak):>6.0f}{SECONDS:>7g} s {MIB} MiB",
                   flush=True)
 
 

@@ -195,7 +195,7 @@ def same_numbers(found, expected):
     for part in ("public", "private", "dense"):
         for name, table in getattr(read_model(b.folder).tables, part).items():
             assert torch.equal(getattr(read_model(a.folder).tables, part)[name], table)
-    pd.testing.assert_frame_equal(a.users(), b.users())
+    pd.testing.assert_frame_equal(a.frame("users"), b.frame("users"))
     curves = [pd.read_parquet(r.folder / "rounds.parquet").drop(columns=["train_seconds", "evaluate_seconds"])
               for r in (a, b)]
     pd.testing.assert_frame_equal(*curves)

@@ -10,7 +10,6 @@ from ..kernels.memory import importing
 from ..core.settings import as_text
 
 with importing():
-    from ..runs.config import recorded
     from ..runs.registry import discover
     from ..records.run import Run
     from ..records.store import comparable, load_record, load_runs
@@ -60,8 +59,8 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
 
 
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
-    """The runs in which a setting has a value, as itself or as ``--set`` writes it."""
-    values = [recorded(run.head["settings"], name) for run in runs]
+    """The runs in which a setting has a value, however it is written."""
+    values = [run.head["settings"].get(name) for run in runs]
     present = {as_text(each) for each in values if each is not None}
     if not present:
         known = {key for run in runs for key in run.head["settings"]}
@@ -88,7 +87,7 @@ def _check_combination(runs: Sequence[Run], folder: Path) -> None:
     settings = [comparable(run.head["settings"]) for run in runs]
     differing = {}
     for name in sorted({name for each in settings for name in each}):
-        found = (recorded(each, name) for each in settings)
+        found = (each.get(name) for each in settings)
         texts = {"no effect" if value is None else as_text(value) for value in found}
         if len(texts) > 1:
             differing[name] = f"{name} ({', '.join(sorted(texts))})"

@@ -15,7 +15,6 @@ from ..core.errors import UserError, unknown
 from ..reports import draw, scores
 from ..records.run import Run
 from ..runs.specs import seed_text
-from ..records.store import tested
 from . import run_frames, versus
 from .model import Model, saved_model
 from .origin import Origin
@@ -247,7 +246,7 @@ class Results:
         """The table with its caption, for notebooks; every name is escaped."""
         folders = "<br>".join(escape(str(folder)) for folder in dict.fromkeys(self.folders))
         return (f"<div><b>{escape(self._title())}</b>{self.table().to_html(escape=True)}"
-                f"<small>test users per block: {', '.join(map(str, tested(self.runs[0])['users']))}<br>{folders}"
+                f"<small>test users per block: {', '.join(map(str, self.runs[0].meta['tested']['users']))}<br>{folders}"
                 f"</small></div>")
 
     def _title(self) -> str:
@@ -256,7 +255,7 @@ class Results:
 
     @cached_property
     def _combined(self) -> dict[str, Any]:
-        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True}
+        return combined([{**run.meta, "record": str(run.path), "reused": True}
                          for run in self.runs])
 
     @cached_property

@@ -24,12 +24,11 @@ from ..data.stream import Stream
 from ..rng import DrawKey
 from ..federation.loop import run
 from ..core.errors import Corrupt
-from ..core.files import write_atomically
+from ..core.files import read_bytes, write_atomically
 from ..plugin.state import Snapshot
 from ..runs.config import RunConfig
 from ..records.frames import digest, parsed
 from ..runs.summary import method_uploads
-from ..core.schema import read_bytes
 from ..stats import accounting
 from ..stats.significance import mean_interval
 from .attack import METRICS, attack

@@ -1,23 +1,26 @@
-"""Files and paths: writing so that a file is never half there, where shipped ones lie, a bar for long reading."""
+"""Files and paths: writing so that a file is never half there, reading those of the suite's own, where shipped ones
+lie, a bar for long reading."""
 
 from __future__ import annotations
 
 import errno
 import glob
 import io
+import json
 import os
+import platform
+import re
 import shutil
+import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
-from .errors import UserError
+import msgspec
 
-try:
-    import fcntl
-except ImportError:  # no advisory locks on this system
-    fcntl = None
+from .errors import Corrupt, UserError
+from .text import for_terminal
 
 _PART = ".part"  # how the name of a file ends that is being written
 
@@ -26,6 +29,51 @@ def shipped(name: str) -> Path:
     """The folder ``plugins`` or ``dataset_configs``: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return package / name if (package / name).is_dir() else package.parent / name
+
+
+def read_bytes(path: Path, cure: str) -> bytes:
+    """A file's content.
+
+    Raises:
+        Corrupt: if it is no file or cannot be read. FileNotFoundError: if nothing is there.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise Corrupt(f"{path}: is no file, but a folder or a device", cure)
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(str(path)) from None
+    except OSError as error:
+        raise Corrupt(f"{path}: cannot be read ({error.strerror})", cure) from None
+
+
+def read_json(path: Path, form: Any, cure: str) -> Any:
+    """The content of a JSON file of the form of a msgspec type; raises as ``read_bytes``."""
+    return require_form(loaded_json(read_bytes(path, cure), str(path), cure), form, str(path), cure)
+
+
+def loaded_json(content: bytes | str, where: str, cure: str) -> Any:
+    """The value of a JSON text, in which nan may stand for what was not measured; raises Corrupt."""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a character cannot be written again
+        return value
+    except (ValueError, RecursionError) as error:
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:80]
+        raise Corrupt(f"{where}: is no JSON text ({' '.join(said.split())})", cure) from None
+
+
+def require_form(value: Any, form: Any, where: str, cure: str) -> Any:
+    """The value; raises Corrupt, which names its place and field, unless it has the form of a msgspec type."""
+    try:
+        msgspec.convert(value, form)
+        return value
+    except (msgspec.ValidationError, RecursionError) as error:
+        said, _, at = for_terminal(str(error)).rpartition(" - at `")
+        field = at.rstrip("`").removeprefix("$").removeprefix(".")
+        raise Corrupt(f"{where}: {f'field {field!r}: {said}' if said else at}", cure) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -75,10 +123,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
-    temporary, file, guard = None, None, None
+    temporary, file = None, None
     try:
-        handle, temporary = _temporary(path)
-        guard = os.dup(handle) if fcntl else None  # keeps the lock until the file has its name
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=_PART)
         with _Watched(io.FileIO(handle, "w+b")) as file:
             yield file
             file.flush()
@@ -92,49 +139,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             raise no_space(path, cause) from None
         raise
-    finally:
-        if guard is not None:
-            os.close(guard)
-
-
-def _temporary(path: Path) -> tuple[int, str]:
-    """A new file beside ``path``, open and locked as long as it is: one without a lock was left by a process that died,
-    and ``sweep`` removes it."""
-    return _locked(lambda: tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART))
-
-
-def _locked(make: Callable[[], tuple[int | None, str]]) -> tuple[int | None, str]:
-    """What is made, open and with a lock; made again if somebody swept it before it was locked."""
-    while True:
-        handle, name = make()
-        if fcntl is None:
-            return handle, name
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.path.exists(name):  # not swept before it was locked
-            return handle, name
-        os.close(handle)
-
-
-def sweep(folder: Path) -> None:
-    """Remove the files in a folder that were being written when a process was killed, and no others."""
-    for path in folder.glob(f".*{_PART}") if fcntl else ():
-        if not path.is_dir():
-            _remove_if_free(path, os.O_RDWR | os.O_NONBLOCK, Path.unlink)
-
-
-def _remove_if_free(path: Path, how: int, remove: Callable[[Path], Any]) -> None:
-    """Remove what nobody has a lock on."""
-    try:
-        handle = os.open(path, how | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove(path)
-    except OSError:  # somebody is writing it
-        pass
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -145,21 +149,43 @@ def folder_beside(path: Path) -> Iterator[Path]:
     Raises:
         OSError: if it cannot be made.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}") if fcntl else ():
-        if left.is_dir():
-            _remove_if_free(left, os.O_RDONLY | os.O_DIRECTORY, shutil.rmtree)
-    handle, folder = _locked(lambda: _open_folder(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.",
-                                                                   suffix=_PART)))
+    for left in _left_behind(path.parent, f".{glob.escape(path.name)}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = tempfile.mkdtemp(dir=path.parent, prefix=_prefix(path), suffix=_PART)
     try:
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
 
 
-def _open_folder(name: str) -> tuple[int | None, str]:
-    return os.open(name, os.O_RDONLY) if fcntl else None, name
+def sweep(folder: Path) -> None:
+    """Remove the files in a folder that were being written when a process was killed, and no others."""
+    for path in _left_behind(folder, ".*"):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def _prefix(path: Path) -> str:
+    """How the name begins of what is to take the place of ``path``: it says which process of which machine makes it."""
+    return f".{path.name}.{platform.node()}-{os.getpid()}-"
+
+
+def _left_behind(folder: Path, pattern: str) -> Iterator[Path]:
+    """What processes of this machine were making that are no more."""
+    mine = re.compile(rf"\.{re.escape(platform.node())}-(\d+)-\w*{re.escape(_PART)}")
+    for path in folder.glob(pattern + _PART):
+        if (made := mine.search(path.name)) and not _is_alive(int(made[1])):
+            yield path
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 # Of errors: the disk, the user's share of it, or the size that a file may have (``ulimit -f``) is exhausted.

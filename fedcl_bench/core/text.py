@@ -15,6 +15,7 @@ from .errors import UserError
 LONGEST = 100  # characters of a dataset's name, or of several joined ones
 JOIN = "+"  # between the datasets of a run, each of which is a domain
 LONGEST_IN_RECORD = 200
+RECORD_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(\+[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
 ACCEPTED_IN_RECORD = (f"at most {LONGEST_IN_RECORD} letters, digits, '.', '-', '_', ':' and '{JOIN}', with a letter or "
                       f"digit first")
 LONGEST_OF_PLUGIN = 40  # a record's folder is named by two plugins, a dataset, seed and hash, in 255 bytes at most
@@ -36,8 +37,7 @@ def is_safe(name: object, longest: int = LONGEST) -> bool:
 def is_safe_in_record(name: object) -> bool:
     """Whether a name may be that of a record's plugin or dataset: RecBole's models have a colon in theirs, and several
     datasets are joined."""
-    return isinstance(name, str) and len(name) <= LONGEST_IN_RECORD and all(
-        is_safe(part.replace(":", "-"), LONGEST_IN_RECORD) for part in name.split(JOIN))
+    return isinstance(name, str) and len(name) <= LONGEST_IN_RECORD and re.match(RECORD_NAME, name) is not None
 
 
 def safe_name(name: str, where: str, longest: int = LONGEST) -> str:

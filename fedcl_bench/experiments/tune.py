@@ -16,11 +16,11 @@ from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
 from ..core.errors import Corrupt, UserError
 from ..federation.parts import STAGE
-from ..core.files import sweep, write_atomically
-from ..records.frames import read_columns
+from ..core.files import read_bytes, sweep, write_atomically
+from ..records.frames import parsed
 from ..runs.summary import last_stage
 from ..runs.registry import Registry
-from ..records.schema import read_run
+from ..records.schema import CURE, read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..core.settings import unknown_setting
 from ..stats.significance import ALIKE
@@ -61,7 +61,8 @@ def finished_run(task: Task, folder: Path) -> Run:
 
     Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
     """
-    curve = last_stage(read_columns(folder, "rounds", ["step", "valid", "participants"], [STAGE]))
+    path = folder / "rounds.parquet"  # of a record that was verified before
+    curve = last_stage(parsed(read_bytes(path, CURE), path, CURE, ["step", "valid", "participants"], [STAGE]))
     curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
     return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))

@@ -15,17 +15,18 @@ import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Literal, Mapping
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
+from numpy.typing import NDArray
 
 from ..core.errors import Corrupt, UserError
-from ..core.files import sweep, write_atomically
+from ..core.files import read_bytes, read_json, sweep, write_atomically
 from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, quoted
-from ..core.schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
 from .schema import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
@@ -44,10 +45,23 @@ _KEYS = ("trained_block", "tested_block", "user")
 _DIGITS = 4  # of seconds; finer is noise that does not compress
 _Row = dict[str, Any]
 _CURE = "Restore it, or pack the runs again."
-_INDEX = fields_of({
-    "format": one_of(FORMAT), "schema": one_of(SCHEMA), "commands": lists(text),
-    "files": mapping(fields_of({"hash": text, "runs": whole(), "bytes": whole()}, {}))},
-    {"seal": text})  # which packs once had
+
+
+class _Packed(Struct, forbid_unknown_fields=True):
+    """A Parquet file as the index knows it."""
+
+    hash: str
+    runs: int
+    bytes: int
+
+
+class _Index(Struct, forbid_unknown_fields=True):
+    """``index.json``: the versions of its form and of the records in it, the commands that packed them, the files."""
+
+    format: Literal[1]
+    schema: Literal[3]
+    commands: list[str]
+    files: dict[str, _Packed]
 
 
 def is_compact(folder: Path) -> bool:
@@ -65,7 +79,7 @@ def _check_name(name: str, where: str) -> None:
         raise UserError(f"{where}: found the name {quoted(name)}, accepted: {ACCEPTED_IN_RECORD}.")
 
 
-def _list(column: str, values: np.ndarray) -> np.ndarray:
+def _list(column: str, values: NDArray[Any]) -> NDArray[Any]:
     """A frame's column in its compact type."""
     if not np.issubdtype(values.dtype, np.floating):
         return values.astype(np.int64)
@@ -156,7 +170,7 @@ class _File:
                 self._read[name][name]
         return self._read[name][name]
 
-    def values(self, row: int, column: str) -> np.ndarray | None:
+    def values(self, row: int, column: str) -> NDArray[Any] | None:
         """A run's values of a column; None if it has none."""
         values = self.column(column)[row].values
         return None if values is None else values.to_numpy(zero_copy_only=False)
@@ -180,7 +194,7 @@ def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
     return frame[["block", "kind", "id", "value"]] if name == "analysis" else frame
 
 
-def _users(kept: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def _users(kept: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
     """Per-user scores, given a list for each metric."""
     extra = sorted(kept.keys() - {*METRICS, *_KEYS})
     metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
@@ -215,7 +229,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     """The index; raises Corrupt."""
     path = folder / INDEX
     try:
-        index = read_json(path, _INDEX, _CURE)
+        index: dict[str, Any] = read_json(path, _Index, _CURE)
     except FileNotFoundError:
         raise Corrupt(f"{path}: is missing", _CURE) from None
     for name in index["files"]:
@@ -270,7 +284,7 @@ def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     Raises:
         UserError: if a record's name of its dataset or backbone is not safe in a file's name.
     """
-    groups: dict[str, list[tuple[tuple, _Row]]] = {}
+    groups: dict[str, list[tuple[tuple[Any, ...], _Row]]] = {}
     for row in rows:
         meta = json.loads(row["meta"])
         order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
@@ -294,7 +308,8 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     Raises:
         UserError: if the folder cannot be written, or what is in it is corrupt or of another schema version.
     """
-    commands, old_files, rows = {command}, set(), {}
+    commands, old_files = {command}, set[str]()
+    rows: dict[str, _Row] = {}
     if is_compact(folder):
         index = _read_index(folder)
         commands |= set(index["commands"])

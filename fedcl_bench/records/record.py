@@ -26,24 +26,13 @@ from typing import Any, Iterator, Mapping
 
 import pandas as pd
 
-from ..core.errors import Busy, Corrupt, UserError
+from ..core.errors import Busy, UserError
 from ..core.files import sweep, write_atomically
 from ..core.text import refuse_link
-from .frames import digest, read_content, read_frame
+from .frames import digest, parsed, read_content
 from .schema import CURE, FILES, NAME as RUN, SCHEMA, read_run
 
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
-_NEAR = 1e-6  # of means that were added up in another order
-
-
-def _compare(content: dict[str, Any], means: pd.DataFrame, folder: Path) -> None:
-    """Raise Corrupt unless the numbers of a ``run.json`` are those of ``metrics.parquet``."""
-    said = {(t, s, name): value for name, rows in content["matrix"].items() for t, row in enumerate(rows)
-            for s, value in enumerate(row)}
-    for row in means.itertuples():
-        key = row.trained_block, row.tested_block, row.metric
-        if key not in said or abs(said[key] - row.mean) > _NEAR:
-            raise Corrupt(f"{folder / RUN}: field 'matrix' is not what metrics.parquet holds", CURE)
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,6 @@ class Record:
         files = content.get("files", {})
         for name in FILES:
             read_content(self.folder / name, files.get(name))
-        _compare(content, read_frame(self.folder, "metrics", files), self.folder)
         return content
 
     def finish(self, content: dict[str, Any], frames: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
@@ -131,9 +119,11 @@ class Record:
                 path.rename(target / path.name)
         return target
 
-    def users(self) -> pd.DataFrame:
-        """Per-user scores of a finished run; raises Corrupt."""
-        return read_frame(self.folder, "users", (read_run(self.folder) or {}).get("files", {}))
+    def frame(self, name: str) -> pd.DataFrame:
+        """A frame of a finished run, of the file ``NAME.parquet``; raises Corrupt if that is missing or has changed."""
+        path = self.folder / f"{name}.parquet"
+        files = (read_run(self.folder) or {}).get("files", {})
+        return parsed(read_content(path, files.get(path.name)), path, CURE)
 
     @classmethod
     def of(cls, name: str, results: Path) -> "Record":

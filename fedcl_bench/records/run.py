@@ -37,11 +37,11 @@ class Run:
 
     @property
     def seed(self) -> int:
-        return self.head["seed"]
+        return int(self.head["seed"])
 
     @property
     def hash(self) -> str:
-        return self.head["hash"]
+        return str(self.head["hash"])
 
     @cached_property
     def meta(self) -> dict[str, Any]:

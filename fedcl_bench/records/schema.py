@@ -1,178 +1,237 @@
-"""``run.json``: what it must hold, and what of it is asked of every record.
+"""``run.json``: all that a record holds, field by field, and the part of it that tells which run it is.
 
-It holds the checksums of the record's Parquet files, and has none itself: it is written whole or not at all, and each
-field is validated when it is read. Its numbers are compared with ``metrics.parquet`` (``record.py``).
+It holds the checksums of the record's Parquet files, and has none itself: it is written whole or not at all, and its
+form is checked whenever it is read.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Annotated, Any, Mapping
 
-from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record
-from ..core.schema import (Check, Wrong, fields_of, flag, lists, mapping, number, one_of, or_none, parsed_json, plain,
-                           read_json, text, whole)
+from msgspec import Meta, Struct
+
+from ..core.errors import Corrupt
+from ..core.files import loaded_json, require_form, read_bytes
+from ..core.text import LONGEST_IN_RECORD, RECORD_NAME
 
 NAME = "run.json"
-SCHEMA = 2  # of a record's files; raised when their content changes
+SCHEMA = 3  # of a record's files; raised when their content changes
 FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
 CURE = "Take its folder away, or run it again: the command that made it does."
-_COUNT = whole()
+
+Count = Annotated[int, Meta(ge=0, le=2 ** 63 - 1)]
+Name = Annotated[str, Meta(pattern=RECORD_NAME, max_length=LONGEST_IN_RECORD)]  # becomes part of paths
+Hash = Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{12,128}\Z")]
+Value = str | int | float | bool | None | list[str | int | float | bool | None]  # what --set can write
 
 
-def _name(value: Any, field: str) -> None:
-    """A name of a plugin or dataset, which becomes part of paths."""
-    if not is_safe_in_record(value):
-        raise Wrong(field, value, ACCEPTED_IN_RECORD)
+class _Run(Struct, kw_only=True, tag_field="status", forbid_unknown_fields=True):
+    """What every record has.
+
+    Attributes:
+        settings: all that have an effect.
+    """
+
+    schema: int
+    method: Name
+    backbone: Name
+    dataset: Name
+    seed: Count
+    settings: dict[str, Value]
+    hash: Hash
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.settings.get("valid_metric"), str):
+            raise ValueError("field 'settings.valid_metric': expected a text")
+        if not isinstance(self.settings.get("split_file", ""), (str, type(None))):
+            raise ValueError("field 'settings.split_file': expected a text")
+        if not isinstance(extra := self.settings.get("extra_metrics", []), list) \
+                or not all(isinstance(name, str) for name in extra):
+            raise ValueError("field 'settings.extra_metrics': expected a list of texts")
 
 
-def _hash(value: Any, field: str) -> None:
-    if not isinstance(value, str) or not 12 <= len(value) <= 128 or not value.isalnum() or not value.isascii():
-        raise Wrong(field, value, "a hash in hexadecimal digits")
+class FailedRun(_Run, tag="failed", kw_only=True, forbid_unknown_fields=True):
+    """A run that could not go on.
+
+    Attributes:
+        client_updates: participants summed over the rounds that were done, per block.
+    """
+
+    error: str
+    environment: dict[str, Any]
+    client_updates: list[Count] = []
 
 
-def _value(value: Any, field: str) -> None:
-    """A setting's value: what ``--set`` can write."""
-    if isinstance(value, dict):
-        raise Wrong(field, value, "a text, a number, true, false or a list of them")
-    plain(value, field)
-    for each in value if isinstance(value, list) else ():
-        _value(each, field)
+class Environment(Struct):
+    """Versions and hardware; whatever else is known of them stands beside these."""
+
+    processor: str
+    torch: str
+    python: str
 
 
-def _settings(value: Any, field: str) -> None:
-    """All settings that have an effect; some are looked at by name."""
-    fields_of({"valid_metric": text})(value, field)
-    mapping(_value)(value, field)
-    fields_of({}, {"split_file": or_none(text), "extra_metrics": lists(text)} | {
-        name: _value for name in value if name not in ("split_file", "extra_metrics")})(value, field)
+class Metric(Struct, forbid_unknown_fields=True):
+    """Means over users: after each block on that block, and their mean from block 1 on."""
+
+    per_block: list[float]
+    avg_incremental: float | None
 
 
-def _schema(value: Any, field: str) -> None:
-    if value != SCHEMA or isinstance(value, (bool, float)):
-        raise Wrong(field, value, f"{SCHEMA}, the version of records that this version of the suite reads")
+class Continual(Struct, forbid_unknown_fields=True):
+    """Summaries of R[t, s]; None where there is one block."""
+
+    LA: float | None
+    RA: float | None
+    HM: float | None
+    BWT: float | None
+    forgetting: float | None
 
 
-_RUN: dict[str, Check] = {"method": _name, "backbone": _name, "dataset": _name, "seed": _COUNT,
-                          "settings": _settings, "hash": _hash, "environment": mapping(plain)}
-_CONTINUAL = fields_of(dict.fromkeys(("LA", "RA", "HM", "BWT", "forgetting"), or_none(number)), {})
-_MACHINE = fields_of({"processor": text, "torch": text, "python": text}, None)
-_FAILED = fields_of({"status": one_of("failed"), "error": text, **_RUN},
-                    {"client_updates": lists(_COUNT), "schema": _schema})
+class Tested(Struct, forbid_unknown_fields=True):
+    """Of each block's test: users, and interactions that they are to find; None where these were not counted."""
+
+    users: list[Count]
+    interactions: list[Count] | None
 
 
-def _finished(blocks: int) -> Check:
-    """A finished run of so many blocks; most fields have a value per block."""
-    each, counts = lists(number, blocks), lists(_COUNT, blocks)
-    if_any = lists(or_none(number), blocks)
-
-    def group(value: Any, field: str) -> None:
-        fields_of({"users": counts})(value, field)
-        mapping(if_any)(value, field)
-        if len(value) < 2:
-            raise Wrong(field, value, "users and a metric of theirs")
-    per_block = fields_of({"per_block": each, "avg_incremental": or_none(number)})
-    asked = {"status": one_of("finished"), **_RUN, "device": text, "base_hash": _hash, "data_fingerprint": _hash,
-             "metrics": mapping(per_block), "matrix": mapping(lists(lists(number), blocks)),
-             "continual": mapping(_CONTINUAL),
-             "environment": _MACHINE, "rounds": counts, "best_round": counts,
-             "seconds": fields_of(dict.fromkeys(("total", "train", "evaluate"), number)),
-             "bytes": fields_of({"up_per_client_round": counts, "down_per_client_round": counts, "total_up": _COUNT,
-                                 "total_down": _COUNT}),
-             "privacy": mapping(plain), "peak_memory_mib": number, "block0_shared": flag}
-    later = {"idle_settings": mapping(text), "lists": mapping(if_any), "groups": mapping(group),
-             "tested": fields_of({"users": counts, "interactions": or_none(counts)}),
-             "nearly_best": fields_of({"share": number, "rounds": counts, "seconds": each, "bytes_up": counts,
-                                       "bytes_down": counts}),
-             "features": fields_of({"fingerprint": _hash,
-                                    **dict.fromkeys(("items", "silent", "layers", "dim"), counts)}),
-             "files": mapping(_hash), "schema": _schema}
-    return fields_of(asked, later)
+class Seconds(Struct, forbid_unknown_fields=True):
+    total: float
+    train: float
+    evaluate: float
 
 
-def check(value: Any, field: str = "") -> None:
-    """Whether a value can be the content of ``run.json``: the fields, and their lengths against each other."""
-    fields_of({"schema": _schema, "status": one_of("finished", "failed")})(value, field)
-    if value["status"] == "failed":
-        return _FAILED(value, field)
-    lists(_COUNT)(value.get("rounds"), "rounds")
-    _finished(len(value["rounds"]))(value, field)
-    if not value["rounds"] or not value["metrics"]:
-        raise Wrong("metrics" if value["rounds"] else "rounds", None, "at least one")
-    _check_numbers(value)
+class Bytes(Struct, forbid_unknown_fields=True):
+    """What is sent: by and to a client per round, for each block; by and to all of them in the whole run."""
+
+    up_per_client_round: list[Count]
+    down_per_client_round: list[Count]
+    total_up: Count
+    total_down: Count
 
 
-def _check_numbers(content: Mapping[str, Any]) -> None:
-    """Metrics, matrices and summaries are of the same metrics and blocks."""
-    for field in ("matrix", "continual"):
-        if content[field].keys() != content["metrics"].keys():
-            raise Wrong(field, ", ".join(content[field]), f"the metrics {', '.join(content['metrics'])}")
-    for t, (best, rounds) in enumerate(zip(content["best_round"], content["rounds"])):
-        if not 1 <= best <= rounds:
-            raise Wrong(f"best_round[{t}]", best, f"a round from 1 to {rounds}")
-    for name, rows in content["matrix"].items():
-        for t, row in enumerate(rows):
-            diagonal = content["metrics"][name]["per_block"][t]
-            if len(row) != t + 1 or (row[t] != diagonal and row[t] == row[t]):
-                raise Wrong(f"matrix.{name}[{t}]", row, f"{t + 1} numbers, the last {diagonal}")
+class NearlyBest(Struct, forbid_unknown_fields=True):
+    """What it takes to come to a share of each block's best validation metric: see ``runs/summary.py``."""
+
+    share: float
+    rounds: list[Count]
+    seconds: list[float]
+    bytes_up: list[Count]
+    bytes_down: list[Count]
+
+
+class Features(Struct, forbid_unknown_fields=True):
+    """What the texts of items became, per domain."""
+
+    fingerprint: Hash
+    items: list[Count]
+    silent: list[Count]
+    layers: list[Count]
+    dim: list[Count]
+
+
+class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True):
+    """A run that ended.
+
+    Attributes:
+        inactive_settings: those that others leave without effect, and why.
+        matrix: by metric, row t of R[t, s] with s from 0 to t.
+        lists: by metric, its value per block of the lists that were recommended.
+        groups: by group of users or items, ``users`` and metrics per block.
+        best_round: per block, the number from 1 of the round that was tested.
+        files: checksums of the Parquet files; compact records have none.
+    """
+
+    device: str
+    base_hash: Hash
+    data_fingerprint: Hash
+    environment: Environment
+    inactive_settings: dict[str, str]
+    metrics: dict[str, Metric]
+    matrix: dict[str, list[list[float]]]
+    continual: dict[str, Continual]
+    tested: Tested
+    rounds: list[Count]
+    best_round: list[Count]
+    seconds: Seconds
+    bytes: Bytes
+    privacy: dict[str, Any]
+    peak_memory_mib: float
+    block0_shared: bool
+    lists: dict[str, list[float | None]] = {}
+    groups: dict[str, dict[str, list[float | None]]] = {}
+    nearly_best: NearlyBest | None = None
+    features: Features | None = None
+    files: dict[str, Hash] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.rounds or not self.metrics:
+            raise ValueError(f"field '{'metrics' if self.rounds else 'rounds'}': expected at least one")
+        if not self.metrics.keys() == self.matrix.keys() == self.continual.keys():
+            raise ValueError("fields 'metrics', 'matrix' and 'continual': expected the same metrics")
+        for field, values in self._per_block():
+            if len(values) != len(self.rounds):
+                raise ValueError(f"field '{field}': found {len(values)} values, expected one per block, "
+                                 f"{len(self.rounds)}")
+        for t, (best, rounds) in enumerate(zip(self.best_round, self.rounds)):
+            if not 1 <= best <= rounds:
+                raise ValueError(f"field 'best_round[{t}]': found {best}, expected a round from 1 to {rounds}")
+        for name, rows in self.matrix.items():
+            for t, row in enumerate(rows):
+                diagonal = self.metrics[name].per_block[t]
+                if len(row) != t + 1 or (row[t] != diagonal and row[t] == row[t]):
+                    raise ValueError(f"field 'matrix.{name}[{t}]': expected {t + 1} numbers, the last {diagonal}")
+        for group, of_group in self.groups.items():
+            if "users" not in of_group or len(of_group) < 2:
+                raise ValueError(f"field 'groups.{group}': expected users and a metric of theirs")
+
+    def _per_block(self) -> list[tuple[str, list[Any]]]:
+        """All lists with a value per block, by the names of their fields."""
+        near = self.nearly_best
+        return [("best_round", self.best_round), ("tested.users", self.tested.users),
+                *([("tested.interactions", self.tested.interactions)] if self.tested.interactions is not None else []),
+                *((f"metrics.{name}.per_block", metric.per_block) for name, metric in self.metrics.items()),
+                *((f"matrix.{name}", rows) for name, rows in self.matrix.items()),
+                *((f"bytes.{name}", getattr(self.bytes, name)) for name in
+                  ("up_per_client_round", "down_per_client_round")),
+                *((f"lists.{name}", values) for name, values in self.lists.items()),
+                *((f"groups.{group}.{name}", values) for group, of_group in self.groups.items()
+                  for name, values in of_group.items()),
+                *((f"nearly_best.{name}", getattr(near, name)) for name in
+                  ("rounds", "seconds", "bytes_up", "bytes_down") if near),
+                *((f"features.{name}", getattr(self.features, name)) for name in
+                  ("items", "silent", "layers", "dim") if self.features)]
+
+
+def parse_meta(content: bytes | str, where: str, cure: str) -> dict[str, Any]:
+    """The content of a ``run.json``, which has the form of a ``FinishedRun`` or ``FailedRun``; raises Corrupt."""
+    value = loaded_json(content, where, cure)
+    if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
+        raise Corrupt(f"{where}: field 'schema': found {value['schema']!r}, accepted: {SCHEMA}, the version of records "
+                      f"that this version of the suite reads", cure)
+    meta: dict[str, Any] = require_form(value, FinishedRun | FailedRun, where, cure)
+    return meta
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """The content of a record's ``run.json``, validated; None if there is none.
+    """The content of a record's ``run.json``; None if there is none.
 
     Raises:
         Corrupt: if it is not what a run wrote.
     """
-    return _read(folder / NAME, check)
-
-
-def read_head(folder: Path) -> dict[str, Any] | None:
-    """The head of a record; the rest is checked when the record is used. Otherwise as ``read_run``."""
-    content = _read(folder / NAME, _check_for_head)
-    return content and head_of(content)
-
-
-def _check_for_head(value: Any, field: str) -> None:
-    """Whether a head can be made of a value."""
-    fields_of({"status": one_of("finished", "failed"), **_RUN})(value, field)
-    fields_of({"error": text} if value["status"] == "failed" else
-              {"rounds": lists(_COUNT), "metrics": mapping(_anything), "device": text, "data_fingerprint": _hash})(
-        value, field)
-
-
-def _anything(value: Any, field: str) -> None:
-    pass
-
-
-def _read(path: Path, known: Check) -> dict[str, Any] | None:
     try:
-        return read_json(path, known, CURE)
+        return parse_meta(read_bytes(folder / NAME, CURE), str(folder / NAME), CURE)
     except FileNotFoundError:
         return None
 
 
-def parse_meta(line: str, where: str, cure: str) -> dict[str, Any]:
-    """The content of a ``run.json`` that compact records hold; raises Corrupt."""
-    return parsed_json(line, check, where, cure)
-
-
 def head_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record says which run it is, and whether it fits a table: small, and asked of thousands of records."""
+    """What of a record says which run it is, and whether it fits a table: small, and kept of thousands of records."""
     names = ("status", "method", "backbone", "dataset", "seed", "hash", "settings")
     head = {name: content[name] for name in names}
     if content["status"] == "failed":
         return {**head, "error": content["error"]}
     return {**head, "device": content["device"], "data_fingerprint": content["data_fingerprint"],
-            "blocks": len(content["rounds"]), "metrics": list(content["metrics"])}
-
-
-_NAMED = {name: _RUN[name] for name in ("method", "backbone", "dataset", "seed", "hash", "settings")}
-_HEADS = {"failed": fields_of({"status": text, **_NAMED, "error": text}, {}),
-          "finished": fields_of({"status": text, **_NAMED, "device": text, "data_fingerprint": _hash, "blocks": _COUNT,
-                                 "metrics": lists(text)}, {})}
-
-
-def check_head(value: Any, field: str) -> None:
-    """Whether a value can be what ``head_of`` returned."""
-    fields_of({"status": one_of(*_HEADS)})(value, field)
-    _HEADS[value["status"]](value, field)
+            "inactive_settings": content["inactive_settings"], "blocks": len(content["rounds"]),
+            "metrics": list(content["metrics"])}

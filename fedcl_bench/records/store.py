@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from ..core.errors import Corrupt, UserError
 from ..core.text import JOIN
 from . import published
-from .frames import read_frame
-from .index import INDEX, heads
 from .record import Record
 from .run import Run, refuse
 from .schema import head_of, read_run
@@ -24,9 +22,9 @@ from .schema import head_of, read_run
 GIVEN = "given:"  # before a folder of items' vectors, in the setting ``encoder``
 LeftOut = Callable[[Corrupt], None]
 
-# Settings that say how numbers are taken, with the value of records from before the setting existed.
-PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None,
-            "mask_history": None, "pilot_users": None, "domain_blocks": None, "domain_block": None}
+# Settings that say how numbers are taken.
+PROTOCOL = ("stream", "candidates", "sampled_candidates", "candidate_lists", "mask_history", "pilot_users",
+            "domain_blocks", "domain_block")
 
 
 def domains_of(head: Mapping[str, Any]) -> list[str]:
@@ -43,17 +41,20 @@ def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a record's ``run.json``; raises Corrupt unless all of the record is what was written."""
     content = Record(folder).read()
     if content is None or head_of(content) != head:
-        raise Corrupt(f"{folder}: has changed while it was read, or is not what {INDEX} says",
-                      f"Give the command again; if it says the same, delete {INDEX}, which is made anew.")
+        raise Corrupt(f"{folder}: has changed while it was read", "Give the command again.")
     return content
 
 
-def _frame(folder: Path, name: str) -> pd.DataFrame:
-    return read_frame(folder, name, (read_run(folder) or {}).get("files", {}))
-
-
-def _of_record(folder: Path, head: Mapping[str, Any], left_out: LeftOut = refuse) -> Run:
-    return Run(head, folder, partial(_open, folder, head), partial(_frame, folder), left_out)
+def _heads(results: Path, left_out: LeftOut) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folder and head of every record of a results folder that ended, sorted by folder."""
+    for path in sorted((results / "runs").iterdir()):
+        if ".corrupt" in path.name or not path.is_dir():
+            continue
+        try:
+            if content := read_run(path):
+                yield path, head_of(content)
+        except Corrupt as error:
+            left_out(error)
 
 
 def load_record(folder: Path) -> Run:
@@ -65,7 +66,7 @@ def load_record(folder: Path) -> Run:
     content = Record(folder).read()
     if content is None or content["status"] != "finished":
         raise UserError(f"{folder}: has no finished run; the command that began it goes on with it.")
-    return Run(head_of(content), folder, partial(dict, content), partial(_frame, folder))
+    return Run(head_of(content), folder, partial(dict, content), Record(folder).frame)
 
 
 def _folders(folder: Path) -> Iterable[Path]:
@@ -103,11 +104,11 @@ def load_all(folder: Path, left_out: LeftOut | None = None) -> tuple[list[Run], 
         broken.append(error)
         tell(error)
     if (folder / "runs").is_dir():
-        for path, head in heads(folder, note):
+        for path, head in _heads(folder, note):
             if head["status"] == "failed":
                 failed.append(head)
             else:
-                runs[head["hash"]] = _of_record(path, head, tell)
+                runs[head["hash"]] = Run(head, path, partial(_open, path, head), Record(path).frame, tell)
     else:
         for path in _folders(folder):
             for meta, load in published.read(path, note):
@@ -132,21 +133,17 @@ def short_name(encoder: str) -> str:
     return kind + (Path(encoder.removeprefix(kind)).name or encoder)
 
 
-def comparable(settings: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in the form in which those of a record and of a spec are compared.
 
     A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
     Metrics that are taken besides change no other number, so they do not count. The same goes for the place of an
     encoder's files.
-
-    Args:
-        without: names that are left out: records that older versions made of the spec hold them.
     """
     places: dict[str, Any] = {"split_file": bool(settings.get("split_file"))}
     if "text_layers" in settings:
         places["encoder"] = short_name(settings["encoder"])
-    return {name: value for name, value in {**settings, **places}.items()
-            if name not in without and name != "extra_metrics"}
+    return {name: value for name, value in {**settings, **places}.items() if name != "extra_metrics"}
 
 
 def one_data(runs: Iterable[Run]) -> None:
@@ -162,8 +159,9 @@ def one_data(runs: Iterable[Run]) -> None:
 
 def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
     """How the run's numbers were taken: stream and candidates; settings that the run does not have are left out."""
-    values = {name: run.head["settings"].get(name, old) for name, old in PROTOCOL.items()}
-    return tuple((name, value) for name, value in values.items() if value is not None)
+    settings = {"stream": "blocks", "candidates": "all", **run.head["settings"]}  # where they are inactive
+    return tuple((name, settings[name]) for name in PROTOCOL
+                 if name in settings and (name != "domain_blocks" or settings[name] > 1))
 
 
 def one_protocol(runs: Iterable[Run], where: str) -> None:
@@ -175,16 +173,6 @@ def one_protocol(runs: Iterable[Run], where: str) -> None:
             words = [", ".join(f"{name}={value}" for name, value in protocol(r)) for r in (first, run)]
             raise UserError(f"{where}: records of different protocols are not comparable: {describe(first.head)} "
                             f"({words[0]}) and {describe(run.head)} ({words[1]}).\nPut them into separate ones.")
-
-
-def tested(run: Run) -> dict[str, Any]:
-    """How many ``users`` each block's test has, and how many ``interactions`` they are to find: None in a record from
-    before these were counted."""
-    if "tested" in run.meta:
-        return run.meta["tested"]
-    users = run.users
-    diagonal = users[users["trained_block"] == users["tested_block"]]
-    return {"users": diagonal.groupby("tested_block")["user"].nunique().sort_index().tolist(), "interactions": None}
 
 
 def incremental(run: Run) -> tuple[int, ...]:

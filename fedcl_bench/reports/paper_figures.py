@@ -16,7 +16,7 @@ from ..core.errors import UserError
 from ..experiments.papers import Key, figure_specs
 from ..runs.registry import Registry
 from ..records.run import Run
-from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
+from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
 from ..runs.matching import failure, matching
 from ..records.store import one_protocol
 from ..stats.significance import TooFew
@@ -220,7 +220,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
             continue
         chosen = expected_settings(job.registry, spec, job.tuned)
         varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-        recorded = scores.variations(job.runs, chosen, spec, varying, expected_inactive(job.registry, spec, job.tuned))
+        recorded = scores.variations(job.runs, chosen, spec, varying)
         varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
         panels, every = [], []
         for name in varying:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, fields
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -235,14 +235,13 @@ def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogr
 
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
-               names: Iterable[str], inactive: Collection[str] = ()) -> dict[str, list[float]]:
+               names: Iterable[str]) -> dict[str, list[float]]:
     """Which values of single settings there are runs of, all other settings being those of ``base``.
 
     Args:
         runs: any; those of the spec's method, backbone and dataset count.
         base: the settings that the spec stands for.
         names: the settings to look at.
-        inactive: settings that have no effect with those of the spec.
 
     Returns:
         Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
@@ -252,7 +251,7 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     for run in runs:
         if any(run.head[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
             continue
-        settings = comparable(run.head["settings"], inactive)
+        settings = comparable(run.head["settings"])
         differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
         for name in names:
             if differs in ([], [name]):

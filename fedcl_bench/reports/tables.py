@@ -23,8 +23,8 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..core.text import JOIN
 from ..runs.registry import Registry
 from ..records.run import Run
-from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
-from ..records.store import comparable, domains_of, incremental, one_data, one_protocol, tested, user_scores
+from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
+from ..records.store import comparable, domains_of, incremental, one_data, one_protocol, user_scores
 from ..runs.matching import failure, matching
 from ..stats.significance import ALIKE, FEW_USERS, compare_paired, holm, interval_of_mean
 from .scores import group_average, group_blocks, split_group
@@ -301,8 +301,9 @@ def _of_group(run: Run, metric: str, column: str) -> float:
 
 
 def _differences(wanted: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {recorded.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
-            for name in sorted({*wanted, *recorded}) if recorded.get(name) != wanted.get(name)]
+    """Settings that both have; one that only one has is inactive in the other for another's sake."""
+    return [f"{name} {recorded[name]} instead of {wanted[name]}"
+            for name in sorted(wanted.keys() & recorded.keys()) if recorded[name] != wanted[name]]
 
 
 def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
@@ -326,8 +327,7 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     if failed := failure(source.failed, source.registry, spec, source.tuned):
         return [], failed
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
-    inactive = expected_inactive(source.registry, spec, source.tuned)
-    others = [(_differences(wanted, comparable(run.head["settings"], inactive)), run) for run in source.runs
+    others = [(_differences(wanted, comparable(run.head["settings"])), run) for run in source.runs
               if (run.head["method"], run.head["backbone"], run.head["dataset"])
               == (spec.method, spec.backbone, dataset_name(spec.dataset))]
     if not others:
@@ -578,9 +578,9 @@ def _count_users(cells: dict[Key, Cell], runs: Iterable[Run]) -> None:
     first: dict[str, Run] = {}
     for run in runs:
         kept = first.setdefault(run.meta["dataset"], run)
-        if "tested" in run.meta and "tested" not in kept.meta:
+        if run.meta["tested"]["interactions"] and not kept.meta["tested"]["interactions"]:
             first[run.meta["dataset"]] = run
-    counts = {dataset: tested(run) for dataset, run in first.items()}
+    counts = {dataset: run.meta["tested"] for dataset, run in first.items()}
     for key, cell in cells.items():
         group = split_group(key.metric)[1]
         if cell.mean is not None and group:

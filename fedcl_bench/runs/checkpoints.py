@@ -20,9 +20,8 @@ from ..evaluation.ranking import UserScores
 from ..federation.parameter_growth import grow
 from ..federation.parts import Best, Federation, Progress, PartialRound
 from ..federation.cross_silo import CrossSilo
-from ..core.files import replacing
+from ..core.files import read_bytes, replacing
 from ..plugin.state import Snapshot
-from ..core.schema import read_bytes
 from .plugin_errors import words
 
 VERSION = 1  # of the format; raised whenever the fields of ``Progress``, or what they mean, change

@@ -71,8 +71,8 @@ class RunConfig:
 
     @property
     def inactive(self) -> dict[str, str]:
-        """Settings of the plugins that others leave without effect, and why."""
-        return _of_plugins(inactive(self._parts(with_method=True)))
+        """Settings that others leave without effect, and why."""
+        return inactive(self._parts(with_method=True))
 
     @property
     def metrics(self) -> list[Plugin]:
@@ -101,7 +101,7 @@ class RunConfig:
 
     def _identity(self, with_method: bool) -> dict[str, Any]:
         source = self.source
-        settings = _active(self._parts(with_method))
+        settings = effective(self._parts(with_method))
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
         identity = {"numbers": NUMBERS, "data": source.fingerprint, "persons": source.persons, "seed": self.seed,
                     "device": self.device, "settings": settings,
@@ -175,24 +175,20 @@ def resolve_device(name: str) -> str:
     return name
 
 
-# What the static stream's papers (PFedRec, FedRAP, GPFedRec) have in common; `rounds` are 100 and none ends early.
-STATIC_DEFAULTS = {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_metric": "hit@10", "valid_decimals": 17,
-                   "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 0,
-                   "best_round": "latest"}
-
-# Those of streams of sessions (FCUCR). Its released code trains 40 rounds and never ends early; the paper stops after 5
-# rounds without gain.
-SESSION_DEFAULTS = {"k_core": 0, "candidates": "sampled", "sampled_candidates": 100, "topk": (10,),
-                    "valid_metric": "hit@10", "valid_decimals": 17, "negatives": 1, "rounds": 40, "patience": 5}
-
-
-# Those of one client that holds all sessions (DMI-GNN, HearInt and their kin): samples of a mini-batch, epochs.
+STREAM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    # What its papers (PFedRec, FedRAP, GPFedRec) have in common; `rounds` are 100 and none ends early.
+    "static": {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_metric": "hit@10", "valid_decimals": 17,
+               "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 0,
+               "best_round": "latest"},
+    # FCUCR. Its released code trains 40 rounds and never ends early; the paper stops after 5 rounds without gain.
+    "sessions": {"k_core": 0, "candidates": "sampled", "sampled_candidates": 100, "topk": (10,),
+                 "valid_metric": "hit@10", "valid_decimals": 17, "negatives": 1, "rounds": 40, "patience": 5},
+    # FFMSR. Rounds are not printed; RecBole's default is as many epochs.
+    "domains": {"topk": (10, 50), "valid_metric": "recall@10", "valid_decimals": 17, "batch_size": 1024, "rounds": 300,
+                "patience": 10}}
+# Of one client that holds all sessions (DMI-GNN, HearInt and their kin): samples of a mini-batch, epochs.
 CENTRAL_DEFAULTS = {"candidates": "all", "topk": (20,), "valid_metric": "mrr@20", "batch_size": 100, "rounds": 20,
                     "patience": 3}
-
-# Those of domains (FFMSR). Rounds are not printed; RecBole's default is as many epochs.
-DOMAIN_DEFAULTS = {"topk": (10, 50), "valid_metric": "recall@10", "valid_decimals": 17, "batch_size": 1024,
-                   "rounds": 300, "patience": 10}
 
 
 def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
@@ -202,11 +198,6 @@ def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
 
 
 _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
-
-
-def _of_plugins(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of inactive settings that plugins declare."""
-    return {name: why for name, why in settings.items() if name not in _CORE_NAMES}
 
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
@@ -248,32 +239,28 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
     dataset's, then ``overrides``. A stream that the dataset's config does not name has the last word over the config,
     which says what suits another one."""
     config, overrides = load_config(dataset), list(overrides)
-    file = config_label(dataset)
-    of_dataset = [(file, config.settings), (file, config.backbone_settings.get(getattr(backbone, "name", None), {})),
+    file, name = config_label(dataset), getattr(backbone, "name", None)
+    of_dataset = [(file, config.settings), (file, config.backbone_settings.get(name, {})),
                   (file, config.method_settings.get(method, {}))]
-    named = chosen = "blocks"
-    topology = "federated"
-    for _, layer in of_dataset:
-        named = chosen = layer.get("stream", named)
-    for _, layer in overrides:
-        chosen = layer.get("stream", chosen)
-    for _, layer in [*of_dataset, *overrides]:
-        topology = layer.get("topology", topology)
-    if any(layer.get("split_file") for _, layer in [*of_dataset, *overrides]):
-        chosen = "blocks"  # the file says the blocks
-    of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS,
-                                       "domains": DOMAIN_DEFAULTS}.get(chosen, {}))]
+    every = [*of_dataset, *overrides]
+    named = _last(of_dataset, "stream", "blocks")
+    chosen = "blocks" if any(layer.get("split_file") for _, layer in every) else _last(overrides, "stream", named)
+    of_stream = [(f"stream={chosen}", STREAM_DEFAULTS.get(chosen, {}))]
     if backbone is not None:
         defaults = {"static": backbone.static_defaults, "sessions": backbone.session_defaults,
                     "domains": backbone.central_defaults}.get(chosen, {})
-        of_stream.append((f"backbone {backbone.name}", defaults))
-    if chosen == "sessions" and topology == "central":
-        of_stream.append(("topology=central", CENTRAL_DEFAULTS))
-        if backbone is not None:
-            of_stream.append((f"backbone {backbone.name}", backbone.central_defaults))
-    of_backbone = [(f"backbone {backbone.name}", backbone.defaults)] if backbone is not None else []
+        of_stream.append((f"backbone {name}", defaults))
+    if chosen == "sessions" and _last(every, "topology", "federated") == "central":
+        of_stream += [("topology=central", CENTRAL_DEFAULTS),
+                      (f"backbone {name}", backbone.central_defaults if backbone is not None else {})]
+    of_backbone = [(f"backbone {name}", backbone.defaults)] if backbone is not None else []
     common = [*of_stream, *of_dataset] if chosen == named else [*of_dataset, *of_stream]
     return [(f"dataset {dataset}", unfiltered(dataset)), *of_backbone, *common, *overrides]
+
+
+def _last(layered: Iterable[tuple[str, Mapping[str, Any]]], name: str, otherwise: Any) -> Any:
+    """The value of a setting in the last layer that has it."""
+    return [otherwise, *(layer[name] for _, layer in layered if name in layer)][-1]
 
 
 class AllSettings(NamedTuple):
@@ -360,29 +347,11 @@ def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
     return plugin.of_domains() if stream.is_domains(flat([parts.stream])) else plugin
 
 
-# Settings that runs had not when the first records were published, and the values that change nothing: with those they
-# are left out of records and hashes, so that the records made before are still found.
-_LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
-          "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
-          "extra_metrics": [], "topology": "federated", "padding": "none", "lr_later": 0.0,
-          "repeated_positives": "every", "tie_order": "file", "domain_blocks": 1,
-          "known_users": False}
-
-
 def effective(parts: Iterable[Any]) -> dict[str, Any]:
     """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
-    return {name: value for name, value in _active(parts).items() if name not in _LATER or value != _LATER[name]}
-
-
-def _active(parts: Iterable[Any]) -> dict[str, Any]:
     parts = list(parts)
     without = inactive(parts)
     return {name: value for name, value in flat(parts).items() if name not in without}
-
-
-def recorded(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting in a record, also one left out as it changes nothing; None if it had no effect."""
-    return settings.get(name, _LATER.get(name))
 
 
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,

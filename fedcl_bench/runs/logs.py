@@ -13,39 +13,37 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Protocol
+from typing import Any, Iterable, Mapping, Protocol
 
 from ..core.errors import UserError
 from ..federation.parts import Progress
+from ..records.record import Record
 from .config import RunConfig
-from ..records.frames import read_frame
-from ..records.schema import read_run
 
 KINDS = ("tensorboard", "csv", "wandb")
-
-
-@dataclass(frozen=True)
-class Test:
-    """A mean test score: of ``metric`` on block ``tested_block`` after training on ``trained_block``."""
-
-    trained_block: int
-    tested_block: int
-    metric: str
-    mean: float
-    users: int
+Row = Mapping[str, Any]
 
 
 class Writer(Protocol):
     """Where a log goes."""
 
-    def round(self, number: int, row: Mapping[str, Any]) -> None:
-        """A round's row of the curve; ``number`` counts all rounds of the run, from 1."""
+    def write(self, kind: str, number: int, row: Row) -> None:
+        """A row of ``rounds`` or ``tests`` after so many rounds."""
 
-    def test(self, number: int, test: Test) -> None:
-        """A test after so many rounds."""
+    def flush(self) -> None:
+        """After all rows of a round."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """After the last row."""
+
+
+def scalars(kind: str, row: Row) -> dict[str, float]:
+    """The finite numbers of a row, by what they are called in curves; a round that was not validated has no
+    ``valid``."""
+    if kind == "tests":
+        return {f"test/{row['metric']}/block {row['tested_block']}": row["mean"]}
+    return {f"round/{name}": float(value) for name, value in row.items() if name not in ("step", "round")
+            and isinstance(value, (int, float)) and math.isfinite(value)}
 
 
 class CsvWriter:
@@ -55,30 +53,19 @@ class CsvWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._rows: dict[str, list[dict[str, Any]]] = {"rounds": [], "tests": []}
-        for name in self._rows:
-            (folder / f"{name}.csv").write_text("", encoding="utf-8")
 
-    def round(self, number: int, row: Mapping[str, Any]) -> None:
-        self._append("rounds", {"number": number, **row})
+    def write(self, kind: str, number: int, row: Row) -> None:
+        self._rows[kind].append({"number": number, **row})
 
-    def test(self, number: int, test: Test) -> None:
-        self._append("tests", {"number": number, **vars(test)})
+    def flush(self) -> None:
+        for kind, rows in self._rows.items():
+            with open(self._folder / f"{kind}.csv", "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
+                writer.writeheader()
+                writer.writerows(rows)
 
     def close(self) -> None:
         pass
-
-    def _append(self, name: str, row: dict[str, Any]) -> None:
-        """Add a line, or write the file anew if the row has a column that no earlier one had."""
-        rows = self._rows[name]
-        known = dict.fromkeys(column for earlier in rows for column in earlier)
-        rows.append(row)
-        columns = list(known | dict.fromkeys(row))
-        anew = len(columns) > len(known)
-        with open(self._folder / f"{name}.csv", "w" if anew else "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns)
-            if anew:
-                writer.writeheader()
-            writer.writerows(rows if anew else [row])
 
 
 class TensorBoardWriter:
@@ -92,39 +79,32 @@ class TensorBoardWriter:
                             "tensorboard") from None
         for path in folder.glob("events.out.tfevents.*"):  # of this run before it was stopped
             path.unlink()
-        self._writer = SummaryWriter(str(folder))
-        self._writer.add_text("settings", f"```\n{json.dumps(config.settings, indent=1)}\n```")
+        writer = SummaryWriter(str(folder))
+        writer.add_text("settings", f"```\n{json.dumps(config.settings, indent=1)}\n```")
+        self._writer, self.flush, self.close = writer, writer.flush, writer.close
 
-    def round(self, number: int, row: Mapping[str, Any]) -> None:
-        for name, value in numbers(row):
-            self._writer.add_scalar(f"round/{name}", value, number)
-        self._writer.flush()
-
-    def test(self, number: int, test: Test) -> None:
-        self._writer.add_scalar(f"test/{test.metric}/block {test.tested_block}", test.mean, number)
-
-    def close(self) -> None:
-        self._writer.close()
+    def write(self, kind: str, number: int, row: Row) -> None:
+        for name, value in scalars(kind, row).items():
+            self._writer.add_scalar(name, value, number)
 
 
 class WandbWriter:
     """A run of Weights & Biases; offline unless the variable WANDB_MODE says otherwise."""
 
     def __init__(self, folder: Path, config: RunConfig):
-        wandb = _wandb()
         folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(project="fedcl_bench", name=config.name, dir=str(folder),
-                               mode=os.environ.get("WANDB_MODE", "offline"), reinit="finish_previous",
-                               settings={"silent": True, "console": "off"},  # the run shows what it does itself
-                               config={"method": config.method.name, "backbone": config.backbone.name,
-                                       "dataset": config.source.name, "seed": config.seed, **config.settings})
+        self._run = _wandb().init(
+            project="fedcl_bench", name=config.name, dir=str(folder), mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="finish_previous", settings={"silent": True, "console": "off"},  # the run shows what it does itself
+            config={"method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
+                    "seed": config.seed, **config.settings})
         self._run.define_metric("*", step_metric="number")  # steps of their own may not go back, as tests of shards do
 
-    def round(self, number: int, row: Mapping[str, Any]) -> None:
-        self._run.log({"number": number, **{f"round/{name}": value for name, value in numbers(row)}})
+    def write(self, kind: str, number: int, row: Row) -> None:
+        self._run.log({"number": number, **scalars(kind, row)})
 
-    def test(self, number: int, test: Test) -> None:
-        self._run.log({"number": number, f"test/{test.metric}/block {test.tested_block}": test.mean})
+    def flush(self) -> None:
+        pass
 
     def close(self) -> None:
         self._run.finish()
@@ -142,21 +122,9 @@ def _wandb() -> Any:
 _WRITERS = {"tensorboard": TensorBoardWriter, "csv": CsvWriter, "wandb": WandbWriter}
 
 
-def numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The finite numbers of a row but for its place; a round that was not validated has no ``valid``."""
-    for name, value in row.items():
-        if name not in ("step", "round") and isinstance(value, (int, float)) and math.isfinite(value):
-            yield name, float(value)
-
-
 @dataclass(frozen=True)
 class Target:
-    """A log that was asked for.
-
-    Attributes:
-        kind: of ``KINDS``.
-        folder: that holds a folder per run.
-    """
+    """A log that was asked for: its kind, of ``KINDS``, and a folder that holds a folder per run."""
 
     kind: str
     folder: Path
@@ -188,7 +156,6 @@ class RunLog:
         self._config, self._targets = config, list(targets)
         self._writers: list[Writer] = []
         self._rounds = 0  # rows written
-        self._last: dict[int, int] = {}  # step to the number of its last round so far
         self._tests: set[tuple[int, int, str]] = set()
 
     def __enter__(self) -> "RunLog":
@@ -202,39 +169,34 @@ class RunLog:
         """Write the rounds and tests of a running run that are new."""
         if self._targets:
             self._write(progress.curve, (
-                Test(t, s, metric, float(values.mean()), len(values)) for t, s, scores in progress.tests
-                for metric, values in scores.values.items()))
+                {"trained_block": t, "tested_block": s, "metric": metric, "mean": float(values.mean()),
+                 "users": len(values)} for t, s, scores in progress.tests for metric, values in scores.values.items()))
 
     def finish(self, record: Path) -> None:
         """Write what a finished record has and the log lacks: everything, if nothing had to be run."""
         if self._targets:
-            files = (read_run(record) or {}).get("files", {})
-            rounds, tests = (read_frame(record, name, files).to_dict("records") for name in ("rounds", "metrics"))
-            self._write(rounds, (Test(**{name: test[name] for name in Test.__dataclass_fields__}) for test in tests))
+            self._write(*(Record(record).frame(name).to_dict("records") for name in ("rounds", "metrics")))
 
-    def _write(self, curve: Iterable[Mapping[str, Any]], tests: Iterable[Test]) -> None:
-        events: list[tuple[int, int, Any]] = []
-        for number, row in enumerate(curve, start=1):
-            self._last[row["step"]] = number
-            if number > self._rounds:
-                events.append((number, 0, row))
-        for test in tests:
-            key = test.trained_block, test.tested_block, test.metric
+    def _write(self, curve: Iterable[Row], tests: Iterable[Row]) -> None:
+        curve = list(curve)
+        last = {row["step"]: number for number, row in enumerate(curve, start=1)}
+        events = [(number, "rounds", row) for number, row in enumerate(curve, start=1) if number > self._rounds]
+        self._rounds = max(self._rounds, len(curve))
+        for row in tests:
+            key = row["trained_block"], row["tested_block"], row["metric"]
             if key not in self._tests:
                 self._tests.add(key)
-                events.append((self._last[test.trained_block], 1, test))
-        self._rounds += sum(kind == 0 for _, kind, _ in events)
+                events.append((last[row["trained_block"]], "tests", row))
+        if not events:
+            return
         try:
-            for number, kind, event in sorted(events, key=lambda event: event[:2]):
-                for writer in self._open():
-                    (writer.test if kind else writer.round)(number, event)
+            if not self._writers:  # not before there is something to write: nothing is left of a run that is refused
+                self._writers = [_WRITERS[target.kind](target.folder / self._config.name, self._config)
+                                 for target in self._targets]
+            for writer in self._writers:
+                for number, kind, row in sorted(events, key=lambda event: event[:2]):
+                    writer.write(kind, number, row)
+                writer.flush()
         except OSError as error:
             raise UserError(f"--log: cannot be written ({error.strerror}: {error.filename}); name another folder, as "
                             f"--log csv:DIR.") from None
-
-    def _open(self) -> list[Writer]:
-        """The writers, made when there is something to write: nothing is left of a run that is refused."""
-        if not self._writers:
-            self._writers = [_WRITERS[target.kind](target.folder / self._config.name, self._config)
-                             for target in self._targets]
-        return self._writers

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError
-from ..core.settings import inactive
 from ..data.source import DatasetSource, dataset_name, load_config
 from ..records.run import Run
 from ..records.store import comparable, describe, one_data, why_failed
-from .config import RunConfig, backbone_of, effective, resolve
+from .config import RunConfig, backbone_of, resolve
 from .registry import Registry
-from .specs import RunSpec, Tuned, seed_text
+from .specs import RunSpec, Tuned, expected_settings, seed_text
+
+
+def _of_spec(registry: Registry, spec: RunSpec, tuned: Tuned | None) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a record, of which the head is given, has a spec's names, and the settings that it stands for."""
+    wanted = comparable(expected_settings(registry, spec, tuned))
+    names = spec.method, spec.backbone, dataset_name(spec.dataset)
+    return lambda head: ((head["method"], head["backbone"], head["dataset"]) == names
+                         and comparable(head["settings"]) == wanted)
 
 
 def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
     """That the runs of a spec failed, and why; empty if none of them did."""
-    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, without = comparable(effective(parts)), inactive(parts)
-    names = spec.method, spec.backbone, dataset_name(spec.dataset)
-    alike = [meta for meta in failed if (meta["method"], meta["backbone"], meta["dataset"]) == names
-             and comparable(meta["settings"], without) == wanted]
+    alike = list(filter(_of_spec(registry, spec, tuned), failed))
     if not alike:
         return ""
-    seeds = seed_text({meta["seed"] for meta in alike})
+    seeds = seed_text({head["seed"] for head in alike})
     return f"failed with seed{'s' if len(alike) > 1 else ''} {seeds} ({why_failed(alike[0])})"
 
 
-def _current_hash(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: Mapping[str, Any]
-                  ) -> str | None:
+def _current_hash(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: Mapping[str, Any]) -> str | None:
     """The hash that the run would have if it were made by the plugins as they are now; None if a metric of the run is
     not installed."""
     from ..data.features import FeatureSource
@@ -42,9 +44,8 @@ def _current_hash(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: 
         return None
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
     features = meta.get("features") and FeatureSource("", 0, 0, meta["features"]["fingerprint"])
-    config = RunConfig(source, backbone_of(registry, spec.backbone, parts), registry.get("method", spec.method), *parts,
-                       meta["seed"], meta["device"], registry, features)
-    return config.hash
+    return RunConfig(source, backbone_of(registry, spec.backbone, parts), registry.get("method", spec.method), *parts,
+                     meta["seed"], meta["device"], registry, features).hash
 
 
 def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> list[Run]:
@@ -57,17 +58,13 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
         UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
             code, or runs of the spec used different data.
     """
-    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, without = comparable(effective(parts)), inactive(parts)
-    wanted_names = spec.method, spec.backbone, dataset_name(spec.dataset)
+    fits = _of_spec(registry, spec, tuned)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        names = (run.head["method"], run.head["backbone"], run.head["dataset"])
-        if names == wanted_names and comparable(run.head["settings"], without) == wanted and run.whole:
+        if fits(run.head) and run.whole:
             seeds[run.seed].append(run)
     chosen = []
-    for seed in sorted(seeds):
-        several = seeds[seed]
+    for seed, several in sorted(seeds.items()):
         if len(several) > 1:
             several = [run for run in sorted(several, key=lambda run: -len(run.head["metrics"]))
                        if _current_hash(registry, spec, tuned, run.meta) == run.hash]

@@ -7,15 +7,16 @@ could not be imported has no entry, so that its error is always that of today.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import hashlib
 import importlib.metadata
-import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Iterable, Mapping
+
+import msgspec
+from msgspec import Struct
 
 from ..core.errors import UserError, unknown
 from ..core.files import shipped, write_atomically
@@ -25,8 +26,7 @@ RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py
 OWN_METRICS = Path(__file__).resolve().parents[1] / "evaluation" / "metrics.py"
 
 
-@dataclasses.dataclass(frozen=True)
-class Metadata:
+class Metadata(Struct, frozen=True):
     """A plugin as ``list`` shows it.
 
     Attributes:
@@ -39,6 +39,13 @@ class Metadata:
     title: str
     reference: str
     reimplementation: bool
+
+
+class _File(Struct):
+    """What was imported from a file of this content."""
+
+    digest: str
+    plugins: list[Metadata]
 
 
 def plugin_files(folder: Path) -> list[Path]:
@@ -63,13 +70,12 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcl_bench" / "plugins.json"
 
 
-def _entries() -> dict[str, dict[str, Any]]:
-    """The cache's entries by file; none where it is absent or cannot be read."""
+def _files() -> dict[str, _File]:
+    """The cache's content by file; none where it is absent or cannot be read."""
     try:
-        entries = json.loads(_cache().read_bytes())
-    except (OSError, ValueError, RuntimeError):  # RecursionError is a RuntimeError
+        return msgspec.json.decode(_cache().read_bytes(), type=dict[str, _File])
+    except (OSError, RuntimeError, msgspec.MsgspecError):  # RecursionError is a RuntimeError
         return {}
-    return entries if isinstance(entries, dict) else {}
 
 
 def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
@@ -80,34 +86,29 @@ def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):  # plugins of installed packages
         return None
-    entries, found = _entries(), []
+    files, found = _files(), list[Metadata]()
     several = dict.fromkeys(Path(folder).resolve() for folder in (shipped("plugins"), *folders))
-    try:
-        for path in [OWN_METRICS, *(path for folder in several for path in plugin_files(folder))]:
-            entry = entries[str(path)]
-            if entry["digest"] != digest(path.read_bytes()):
-                return None
-            found += [Metadata(**plugin) for plugin in entry["plugins"]]
-    except (OSError, LookupError, TypeError):  # no entry, or not one of this version
-        return None
+    for path in [OWN_METRICS, *(path for folder in several for path in plugin_files(folder))]:
+        file = files.get(str(path))
+        if file is None or file.digest != digest(path.read_bytes()):
+            return None
+        found += file.plugins
     return found if len({(plugin.kind, plugin.name) for plugin in found}) == len(found) else None
 
 
-def keep(files: Mapping[Path, tuple[str, Iterable[Metadata]]]) -> None:
+def keep(files: Mapping[Path, tuple[str, list[Metadata]]]) -> None:
     """Write what files hold to the cache where that is new; without a folder that can be written, nothing is kept.
 
     Args:
         files: by path, the digest of the content that was imported, and its plugins.
     """
-    entries = _entries()
-    new = {str(path): {"digest": code, "plugins": [dataclasses.asdict(plugin) for plugin in plugins]}
-           for path, (code, plugins) in files.items()}
-    if all(entries.get(path) == entry for path, entry in new.items()):
+    known, new = _files(), {str(path): _File(*file) for path, file in files.items()}
+    if all(known.get(path) == file for path, file in new.items()):
         return
-    there = {path: entry for path, entry in entries.items() if os.path.exists(path)}
+    there = {path: file for path, file in known.items() if os.path.exists(path)}
     try:
         _cache().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(_cache(), json.dumps(there | new, indent=1).encode())
+        write_atomically(_cache(), msgspec.json.format(msgspec.json.encode(there | new)))
     except (OSError, RuntimeError, UserError):
         pass
 

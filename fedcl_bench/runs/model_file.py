@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..core.errors import Corrupt
-from ..core.files import replacing, write_atomically
-from ..core.schema import read_bytes
+from ..core.files import read_bytes, replacing, write_atomically
 from ..federation.parts import Federation, Progress
 from ..plugin.method import Method
 from ..plugin.state import Snapshot

@@ -9,13 +9,13 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Annotated, Any, Iterable, Mapping
+
+from msgspec import Meta, Struct
 
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..core.errors import UserError
-from ..core.files import shipped
-from ..core.schema import fields_of, flag, lists, mapping, number, or_none, plain, read_json, text, whole
-from ..core.settings import inactive
+from ..core.files import read_json, shipped
 from .config import effective, resolve
 from .registry import Registry, spelled
 
@@ -83,26 +83,28 @@ def expected_settings(registry: Registry, spec: RunSpec, tuned: Tuned | None = N
     return effective(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
-def expected_inactive(registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> dict[str, str]:
-    """The settings that the plugins of a spec leave without effect, and why; older records hold their values."""
-    return inactive(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
-
-
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     """Where the tuned settings of a combination are."""
     return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
-_TRIED = fields_of({"seed": whole(), "value": or_none(number), "client_updates": whole(), "hash": text}, {})
-_TRIAL = fields_of({"settings": mapping(plain), "value": or_none(number), "status": text},
-                   {"hash": text, "runs": lists(_TRIED)})  # former versions had one run of each trial
-_TUNED = fields_of({"settings": mapping(plain)}, {
-    **dict.fromkeys(("method", "backbone", "dataset", "sampler", "objective", "command", "optuna"), text),
-    **dict.fromkeys(("budget", "seeds", "seed", "batch", "grid_points"), whole()),
-    "client_updates": fields_of(dict.fromkeys(("budget", "spent"), whole()), {}),
-    "ft_value": number, "ft_in_effect": flag,
-    **dict.fromkeys(("inherited", "fixed"), mapping(plain)), "space": mapping(lists(plain)), "value": number,
-    "trials": lists(_TRIAL)})
+class _Updates(Struct):
+    budget: Annotated[int, Meta(ge=1)]
+    spent: int
+
+
+class _Trial(Struct):
+    settings: dict[str, Any]
+    runs: list[dict[str, Any]] = []
+
+
+class _TunedFile(Struct):
+    """What is read of a file of ``tune``; to use its choice the settings alone are needed."""
+
+    settings: dict[str, Any]
+    value: float = 0.0
+    trials: list[_Trial] = []
+    client_updates: _Updates | None = None
 
 
 def read_tuned(path: Path) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def read_tuned(path: Path) -> dict[str, Any]:
     Raises:
         Corrupt: if it is not one that `tune` writes. FileNotFoundError.
     """
-    return read_json(path, _TUNED, "Delete it, and make it again with `run_bench.py tune`.")
+    return read_json(path, _TunedFile, "Delete it, and make it again with `run_bench.py tune`.")
 
 
 @dataclass(frozen=True)
@@ -203,12 +205,12 @@ class Tuned:
             file = self.file(spec.method, spec.backbone, spec.dataset)
             if file.is_file():
                 methods[file.parent].setdefault(f"{spec.backbone}, {spec.dataset}", {})[spec.method] = None
-        parts = []
+        parts: list[str] = []
         for folder, of_pair in methods.items():
             pairs = "; ".join(f"{', '.join(names)} on {pair}" for pair, names in of_pair.items())
             if of_pair:
-                parts.append(f"of {folder}" + (f" for {pairs}" if len(self.folders) > 1 and folder != self.folders[-1]
-                                               else " for the others" if parts else ""))
+                others = " for the others" if parts else ""
+                parts.append(f"of {folder}{f' for {pairs}' if folder != self.folders[-1] else others}")
         return f"tuned settings: {', '.join(parts) or 'none of ' + ' or '.join(map(str, self.folders))}"
 
 

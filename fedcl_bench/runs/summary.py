@@ -180,7 +180,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         continual[name] = summaries(r)
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
-        "seed": config.seed, "device": config.device, "settings": config.settings, "idle_settings": config.inactive,
+        "seed": config.seed, "device": config.device, "settings": config.settings, "inactive_settings": config.inactive,
         "metrics": metrics,
         "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
                    "interactions": None if interactions is None else list(interactions)},

@@ -27,7 +27,7 @@ from fedcl_bench.evaluation.ranking import draw_candidates
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs import config
-from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
+from fedcl_bench.runs.config import STREAM_DEFAULTS, layers, make_config
 from fedcl_bench.records.record import Record
 from fedcl_bench.training.sampling import draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -267,7 +267,7 @@ def test_static_defaults(registry):
     """stream=static brings the protocol of its papers, over the dataset's settings, and each backbone's own values."""
     pfedrec, fedrap, gpfedrec = (configured(registry, name, {"stream": "static"})
                                  for name in ("pfedrec", "fedrap", "gpfedrec"))
-    protocol = {**STATIC_DEFAULTS, "topk": [10], "stream": "static", "sampled_candidates": 99}
+    protocol = {**STREAM_DEFAULTS["static"], "topk": [10], "stream": "static", "sampled_candidates": 99}
     for found in (pfedrec, fedrap, gpfedrec):
         assert {name: found[name] for name in protocol} == protocol
     names = ("k_core", "candidates", "negative_pool", "negative_draw", "best_round", "valid_metric", "rounds")

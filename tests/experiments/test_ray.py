@@ -114,9 +114,9 @@ def test_a_sharded_run_may_lose_a_node(second, tmp_path, capsys, monkeypatch, di
     for part in ("public", "private"):
         for name, table in getattr(read_model(other.folder).tables, part).items():
             torch.testing.assert_close(getattr(read_model(one.folder).tables, part)[name], table, rtol=0.0, atol=1e-9)
-    users = one.users()
-    assert users.drop(columns="value").equals(other.users().drop(columns="value"))
-    assert (users["value"] - other.users()["value"]).abs().max() <= 1e-9
+    users = one.frame("users")
+    assert users.drop(columns="value").equals(other.frame("users").drop(columns="value"))
+    assert (users["value"] - other.frame("users")["value"]).abs().max() <= 1e-9
 
 
 # What is wrong with the command

@@ -23,7 +23,6 @@ import pandas as pd
 import torch
 
 from fedcl_bench.core import files
-from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.records import published
 from fedcl_bench.runs import runner
@@ -77,12 +76,6 @@ def state_of_pack(folder: Path) -> dict:
             "files": sorted((path.name, hashlib.blake2b(path.read_bytes()).hexdigest()) for path in folder.iterdir())}
 
 
-def state_of_prepared(folder: Path) -> dict:
-    stream = prepared.load(folder)
-    return {"numbers": [step.train.values.sum().item() for step in stream.steps],
-            "files": sorted(str(path.relative_to(folder.parent)) for path in folder.parent.rglob("*"))}
-
-
 def in_child(work) -> tuple[int, str]:
     """The exit status of work in a process of its own, and what it returned."""
     there, here = os.pipe()
@@ -121,9 +114,6 @@ def main(job: str, folder: Path, kills: int) -> None:
         def work():
             published.write(results / "packed", load_runs(before), "a test", lambda run: True)
         state = partial(state_of_pack, results / "packed")
-    if job == "prepare":
-        work = partial(prepared.save, stream, results / "prepared")
-        state = partial(state_of_prepared, results / "prepared")
 
     def counted():
         points = Points(None)

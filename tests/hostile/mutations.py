@@ -7,84 +7,72 @@ import copy
 import io
 import json
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
 from typing import Any, Callable
 
-from hypothesis import strategies as st
-
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
 
+TRIES = int(os.environ.get("FUZZ", 3))
 SECONDS = 60  # most that a command may take, on a busy machine
 _ODD = (None, True, -1, 7, 10 ** 30, 0.5, float("nan"), "", "a text", "../x", "\ud800", [], {}, [1, "a"], {"a": None})
 _BLOBS = (b"", b"{}", b"[" * 3000, b"\xff\xfe", b"PAR1", b"PK\x03\x04", b"\x93NUMPY", b"\0" * 999)
-_fraction = st.floats(0, 1, exclude_max=True)
 
 
-@st.composite
-def changed_bytes(draw, content: bytes) -> bytes:
-    """A file's bytes with a few of them flipped, cut off or put in; or something else altogether."""
-    kind, at = draw(st.sampled_from(("flip", "cut", "insert", "other"))), int(draw(_fraction) * max(len(content), 1))
-    if kind == "flip" and content:
-        return content[:at] + bytes([content[at] ^ draw(st.integers(1, 255))]) + content[at + 1:]
-    if kind == "cut":
-        return content[:at]
-    if kind == "insert":
-        return content[:at] + draw(st.binary(min_size=1, max_size=20)) + content[at:]
-    return draw(st.sampled_from(_BLOBS))
+def changed_bytes(content: bytes, rng: random.Random) -> bytes:
+    """A file's bytes with one of them flipped, cut off or with some put in; or something else altogether."""
+    at = rng.randrange(len(content) or 1)
+    return rng.choice((content[:at] + bytes([rng.randrange(256)]) + content[at + 1:], content[:at],
+                       content[:at] + rng.randbytes(9) + content[at:], rng.choice(_BLOBS)))
 
 
-@st.composite
-def changed_json(draw, content: bytes) -> bytes:
+def changed_json(content: bytes, rng: random.Random) -> bytes:
     """A JSON file in which one value, however deep, is replaced, left out or added."""
     at = value = copy.deepcopy(json.loads(content))
     while True:
-        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
-        key = draw(st.sampled_from(keys))
-        if isinstance(at[key], (dict, list)) and at[key] and draw(st.integers(0, 3)):
-            at = at[key]
-            continue
-        kind = draw(st.sampled_from(("replace", "replace", "leave out", "add")))
-        if kind == "replace":
-            at[key] = draw(st.sampled_from(_ODD))
-        elif kind == "leave out":
-            del at[key]
-        elif isinstance(at, dict):
-            at["another"] = at[key]
-        else:
-            at.append(draw(st.sampled_from(_ODD)))
-        return json.dumps(value).encode()
+        key = rng.choice(list(at) if isinstance(at, dict) else range(len(at)))
+        if not (isinstance(at[key], (dict, list)) and at[key] and rng.randrange(4)):
+            break
+        at = at[key]
+    kind = rng.randrange(4)
+    if kind < 2:
+        at[key] = rng.choice(_ODD)
+    elif kind == 2:
+        del at[key]
+    elif isinstance(at, dict):
+        at["another"] = at[key]
+    else:
+        at.append(rng.choice(_ODD))
+    return json.dumps(value).encode()
 
 
-def folder_instead(path: Path) -> None:
+def _folder_instead(path: Path) -> None:
     path.unlink()
     path.mkdir()
     (path / "of a user").touch()
 
 
-def pipe_instead(path: Path) -> None:
+def _pipe_instead(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-INSTEAD = (folder_instead, pipe_instead, Path.unlink)
+INSTEAD = (_folder_instead, _pipe_instead, Path.unlink)
 
 
-@contextlib.contextmanager
-def in_place_of(path: Path, change: bytes | Callable[[Path], None]):
-    """While the block runs, a file has other content, or something else is in its place."""
-    before = path.read_bytes()
-    try:
-        change(path) if callable(change) else path.write_bytes(change)
-        yield
-    finally:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-        path.write_bytes(before)
+def fuzz(path: Path, check: Callable[[], None], changed=changed_bytes, tries: int = TRIES) -> None:
+    """Call ``check`` while a file is wrong, in different ways."""
+    before, rng = path.read_bytes(), random.Random(path.name)
+    for change in (*(changed(before, rng) for _ in range(tries)), *(INSTEAD if changed is changed_bytes else ())):
+        try:
+            change(path) if callable(change) else path.write_bytes(change)
+            check()
+        finally:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            path.write_bytes(before)
 
 
 def said(words: list[str]) -> tuple[int, str, list[str]]:

@@ -100,6 +100,4 @@ def test_objects_in_an_hdf_file_are_not_read(place, raw, planted, tmp_path, caps
 def test_plain_hdf_files_are_read(raw):
     raw()
     assert hdf.read(Path("raw/session.hdf"), "train").equals(pandas.DataFrame(COLUMNS))
-    pandas.DataFrame({**COLUMNS, "text": ["a", "b"]}).to_hdf("raw/table.hdf", key="train", format="table")
-    assert hdf.read(Path("raw/table.hdf"), "train").equals(pandas.DataFrame({**COLUMNS, "text": ["a", "b"]}))
     assert main(["data", "convert", "xing", "--raw", "raw", "--any-checksum"]) == 0

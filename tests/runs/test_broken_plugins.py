@@ -6,7 +6,7 @@ import pytest
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import RunFailed, UserError
+from fedcl_bench.core.errors import RunFailed
 from fedcl_bench.runs.registry import discover
 
 GOOD = '''
@@ -66,12 +66,6 @@ def test_broken_plugins_are_listed_and_the_others_work(tmp_path, capsys):
     assert main(["list", "--plugins", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "does nothing" in shown and all(says in shown for _, says in BROKEN.values()) and "\x1b" not in shown
-
-
-def test_a_wrong_name_may_be_that_of_a_file_that_is_not_loaded(tmp_path):
-    write(tmp_path, "syntax", BROKEN["syntax"][0])
-    with pytest.raises(UserError, match=r"(?s)unknown method 'wanted'.*Not loaded: .*syntax.py, line 2: SyntaxError"):
-        discover([tmp_path]).get("method", "wanted")
 
 
 @pytest.mark.parametrize("does, says", [

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from helpers import ROOT
 
 from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
@@ -109,20 +106,6 @@ def test_wandb_is_given_the_same_offline(finished, wandb):
     assert [row["number"] for row in tested] == [2, 4, 6, 8]
 
 
-def test_wandb_itself_takes_it_offline(finished):
-    """The package, where it is installed: its file has every round, and nothing but the run's result is shown."""
-    pytest.importorskip("wandb", reason="needs wandb: pip install '.[wandb]'")
-    folder, record = finished
-    done = subprocess.run([sys.executable, "-m", "fedcl_bench", *RUN, "--results", str(folder), "--quiet", "--log",
-                           f"wandb:{folder / 'real'}"], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"})
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    (file,) = (folder / "real").glob("*/wandb/offline-run-*/*.wandb")
-    content = file.read_bytes()  # records of protocol buffers, one per round and test
-    rounds = len(pd.read_parquet(record / "rounds.parquet"))
-    assert content.count(b"round/loss") >= rounds and content.count(b"test/ndcg@20/block 3") >= 1
-
-
 def test_a_resumed_run_is_logged_from_its_beginning(registry, tmp_path):
     config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 50})])
     stream = load_stream(config.source, config.stream)
@@ -158,7 +141,8 @@ def test_tests_that_come_with_the_record_only(finished, registry, tmp_path):
 def test_a_column_that_comes_later(tmp_path):
     writer = logs.CsvWriter(tmp_path, None)
     for row in ({"loss": 1.0}, {"loss": 2.0, "extra": 3}, {"loss": 4.0}):
-        writer.round(1, row)
+        writer.write("rounds", 1, row)
+    writer.flush()
     assert (tmp_path / "rounds.csv").read_text().split() == ["number,loss,extra", "1,1.0,", "1,2.0,3", "1,4.0,"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,17 +83,6 @@ def test_what_is_available(tmp_path):
     assert available(CPU, tmp_path).bytes == 0
 
 
-def test_what_is_available_in_control_groups_of_the_first_version(tmp_path):
-    for name, content in (("proc/self/cgroup", "5:cpu:/x\n4:cpuset,memory:/x\n"),
-                          ("sys/fs/cgroup/memory/x/memory.limit_in_bytes", str(3 << 30)),
-                          ("sys/fs/cgroup/memory/x/memory.usage_in_bytes", str(1 << 30)),
-                          ("sys/fs/cgroup/memory/x/memory.stat", "total_inactive_file 1024\n"),
-                          ("sys/fs/cgroup/memory/memory.limit_in_bytes", str(1 << 62)),
-                          ("sys/fs/cgroup/memory/memory.usage_in_bytes", str(1 << 30))):
-        lay(tmp_path, **{name: content})
-    assert available(CPU, tmp_path) == Available((2 << 30) + 1024, "of this process's limit of 3.00 GiB")
-
-
 def test_a_limit_of_addresses_counts(tmp_path, monkeypatch):
     """What is left is the limit without the pages that the process has, used or not."""
     monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (
@@ -131,31 +118,11 @@ def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, 
         config.check(config.federation(ml100k))
 
 
-def test_every_backbone_has_tables_without_rows(registry, ml100k):
-    """What the question before all others asks for; it lets every one pass that fits."""
-    for kind, name in registry.plugins:
-        if kind == "backbone":
-            memory_check.require_item_tables(federation(registry, ml100k, name))
-
-
 def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, capsys):
     left(monkeypatch, 1 << 20)
     assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
     assert "not enough memory: 0.00 GiB are left (available here). The run's tables take" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
-
-
-def test_imports_are_not_searched_for_garbage_later():
-    """What PyTorch's import leaves is frozen, once; what comes later is not."""
-    said = subprocess.run([sys.executable, "-c", "import gc\n"
-                           "from fedcl_bench.kernels.memory import importing\n"
-                           "with importing():\n    import torch\n    assert not gc.isenabled()\n"
-                           "frozen = gc.get_freeze_count()\n"
-                           "with importing():\n    assert gc.isenabled()\n"
-                           "later = [[] for _ in range(1000)]\n"
-                           "print(gc.isenabled(), frozen > 50_000, gc.get_freeze_count() == frozen)"],
-                          capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["True"] * 3
 
 
 def test_scores_for_ranks_are_made_in_pieces(monkeypatch):
@@ -224,12 +191,3 @@ def test_when_memory_ends_the_checkpoint_is_kept(registry, monkeypatch, tmp_path
         again = execute(config, lambda: stream, tmp_path)
         assert len(calls) == 3 + 2  # blocks 2 and 3
     same_numbers(again, execute(config, lambda: stream, tmp_path / "whole"))
-
-
-def test_other_errors_are_not_taken_for_it(registry, ml100k, monkeypatch, tmp_path):
-    def failing(*arguments, **named):
-        raise RuntimeError("no such operator")
-    monkeypatch.setattr(rounds, "trainer_of", failing)
-    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1})])
-    with pytest.raises(RuntimeError, match="no such operator"):
-        execute(config, lambda: ml100k, tmp_path)

@@ -12,12 +12,11 @@ import pytest
 from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import Corrupt, UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 3
@@ -187,19 +186,6 @@ def test_finished_runs_are_not_run_again(tmp_path, config, stream):
     same_numbers(rerun, first)
 
 
-def test_a_model_may_be_deleted(tmp_path, config, stream):
-    """It is most of a record, and tables do not need it; it has a hash of its own."""
-    record = Record(Path(execute(config("ft"), lambda: stream, tmp_path)["record"]))
-    model = record.folder / "model.pt"
-    model.write_bytes(model.read_bytes()[:-1])
-    with pytest.raises(Corrupt, match="model.pt"):
-        read_model(record.folder)
-    model.unlink()
-    assert execute(config("ft"), lambda: stream, tmp_path)["reused"]
-    with pytest.raises(Corrupt, match="is missing"):
-        read_model(record.folder)
-
-
 def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, stream):
     """FT first; F3CRec then trains blocks 1-3 only, with the numbers it would have had alone."""
     execute(config("ft"), lambda: stream, tmp_path)
@@ -228,22 +214,6 @@ def test_damaged_files_are_set_aside(uninterrupted, tmp_path, config, stream):
     (folder / "rounds.parquet").unlink()
     assert "rounds.parquet: is missing" in repeated()
     assert len(list(folder.parent.glob("*.corrupt*"))) == 3
-
-
-def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, stream):
-    seen = []
-    with pytest.raises(Interrupted):
-        execute(config(), lambda: stream, tmp_path,
-                Watch(lambda _, p: seen.append((p.step, p.round)), stop=lambda: seen[-1] == (1, 2)))
-    for path in (tmp_path / "runs" / config().name / "checkpoint.pt", *(tmp_path / "shared").glob("*.pt")):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    warnings = []
-    found = execute(config(), lambda: stream, tmp_path, Watch(warn=warnings.append))
-    assert len(warnings) == 2 and all("set aside" in w for w in warnings)
-    (tmp_path / "runs" / config().name / "checkpoint.corrupt").unlink()
-    same_numbers(found, uninterrupted)
 
 
 def test_two_processes_at_one_run(tmp_path, config, stream):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from fabricate import alter, fabricate, level
 from helpers import ROOT
@@ -110,20 +109,6 @@ def test_records_of_pandas_2_and_3_hold_the_same(registry, tmp_path):
     assert all(frame == frames[0] for frame in frames)
 
 
-def test_of_compact_records_only_what_is_asked_for_is_decoded(three, tmp_path, monkeypatch):
-    pack(tmp_path / "c", load_runs(three))
-    original, columns = pq.ParquetFile.read, []
-
-    def read(self, **options):
-        columns.extend(options["columns"])
-        return original(self, **options)
-    monkeypatch.setattr(pq.ParquetFile, "read", read)
-    runs = load_runs(tmp_path / "c")
-    assert set(columns) == {"meta"}
-    assert all(len(run.users) and len(run.users) for run in runs)
-    assert {column.split(".")[0] for column in columns} == {"meta", "users"} and len(columns) == len(set(columns))
-
-
 def test_bytes_do_not_depend_on_the_order(three, tmp_path):
     runs = load_runs(three)
     pack(tmp_path / "once", runs)
@@ -174,12 +159,6 @@ def test_the_record_with_more_analysis_is_kept(three, tmp_path):
     assert contents(tmp_path / "few") == contents(tmp_path / "all")
 
 
-def test_commands_are_kept(three, tmp_path):
-    runs = load_runs(three)
-    pack(tmp_path / "c", runs[:1], "b")
-    assert pack(tmp_path / "c", runs, "a")["commands"] == ["a", "b"]
-
-
 def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
     runs = load_runs(three)
     pack(tmp_path / "c", runs[:1])
@@ -195,13 +174,6 @@ def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
     assert [run.hash for run in load_runs(tmp_path / "c")] == [runs[0].hash]
 
 
-def test_full_disk_is_a_message(three, tmp_path, monkeypatch):
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(published, "write_atomically", full)
-    assert "No space left" in message(lambda: pack(tmp_path / "c", load_runs(three)))
-
-
 def test_changed_compact_records_are_refused(three, tmp_path):
     folder = tmp_path / "c"
     pack(folder, load_runs(three))
@@ -211,7 +183,7 @@ def test_changed_compact_records_are_refused(three, tmp_path):
             (data, good[data.name][:-10], "has changed since it was packed"),
             (data, good[data.name][:99] + b"\0" + good[data.name][100:], "has changed since it was packed"),
             (index, good[index.name][:50], "is no JSON text"),
-            (index, good[index.name].replace(b'"format": 1', b'"format": 9'),  "field 'format': found 9, accepted: 1")):
+            (index, good[index.name].replace(b'"format": 1', b'"format": 9'),  "field 'format': Invalid enum value 9")):
         assert content != good[path.name]
         path.write_bytes(content)
         assert expected in (text := message(lambda: load_runs(folder))) and str(path) in text
@@ -237,10 +209,10 @@ def test_other_schema_versions_are_named(three, tmp_path):
     for version in (1, 99):
         alter(folder, schema=version)
         text = message(lambda: load_runs(three))
-        assert str(folder / "run.json") in text and f"found {version}, accepted: 2, the version" in text
+        assert str(folder / "run.json") in text and f"found {version}, accepted: 3, the version" in text
         assert "run it again" in text
     alter(folder, without=["schema"])
-    assert "found nothing, accepted: this field" in message(lambda: load_runs(three))
+    assert "missing required field `schema`" in message(lambda: load_runs(three))
 
 
 def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
@@ -294,8 +266,6 @@ def test_other_data_is_refused(three, registry):
 
 def test_mixed_protocols_are_refused(three):
     runs = load_runs(three)
-    one_protocol(runs, "Table 2")
-    runs[1].head["settings"]["candidates"] = "all"  # the default of records from before the setting
     one_protocol(runs, "Table 2")
     for name, value in (("candidates", "sampled"), ("stream", "static")):
         runs = load_runs(three)
