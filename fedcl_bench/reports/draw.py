@@ -197,7 +197,7 @@ def _draw_estimates(axes, panel: Panel, look: Mapping[str, Look]) -> None:
         axes.set_xlim(panel.base - 1.9 * reach, panel.base + 1.9 * reach)  # leaves room for numbers
     axes.axvline(panel.base or 0.0, color="black", linewidth=0.6, zorder=0, visible=panel.base is not None)
     low, high = axes.get_xlim()
-    if low < 0.0 < high:
+    if panel.base and low < 0.0 < high:
         axes.axvline(0.0, color=GREY, linewidth=0.8, linestyle=":", zorder=0, gid="zero")
     axes.set(ylim=(len(panel.ours) - 0.5, -0.5), xlabel=panel.axis, title=panel.title)
     axes.set_yticks(range(len(panel.ours)), [_look(look, name).label for name in panel.ours])
