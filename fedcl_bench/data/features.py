@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, ContextManager, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -215,62 +215,40 @@ def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: 
         return language_models.encode(features.model, texts, layers, done)
 
 
-class _Damaged(Exception):
-    """A file of features is not what was written, in words."""
-
-
 def _kept(path: Path, key: str, make: Callable[[], np.ndarray], warn: Callable[[str], None]) -> Tensor:
     """What a file of features holds; the file is made if it is not there, or not whole."""
-    try:
-        return _open(path, key)
-    except FileNotFoundError:
-        pass
-    except _Damaged as error:
-        warn(f"{path}: {error}; it is made anew.")
+    if (kept := _open(path, key)) is not None:
+        return kept
+    if os.path.lexists(path):
+        warn(f"{path}: its content is not what was written under this name; it is made anew.")
     vectors = make()
     try:
         sweep(path.parent)
-        _write(path, key, vectors)
-        return _open(path, key)
-    except (OSError, UserError, _Damaged) as error:
+        with replacing(path) as file:
+            np.lib.format.write_array(file, vectors, allow_pickle=False)
+            file.flush()
+            file.write(_checksum(np.memmap(file, np.uint8, "r"), key))
+        kept = _open(path, key)
+    except (OSError, UserError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition("\n")[0].rstrip(".")
         warn(f"{path}: cannot be kept ({reason}), so every run makes these vectors anew.")
-        return torch.from_numpy(np.ascontiguousarray(vectors))
+    return torch.from_numpy(np.ascontiguousarray(vectors)) if kept is None else kept
 
 
-def _write(path: Path, key: str, vectors: np.ndarray) -> None:
-    with replacing(path) as file:
-        np.lib.format.write_array(file, vectors, allow_pickle=False)
-        size = file.tell()
-        file.write(_checksum(file, size, key))
-
-
-def _open(path: Path, key: str) -> Tensor:
-    """The mapped array of a file; all of it is read once. Raises _Damaged, or FileNotFoundError."""
-    if not os.path.lexists(path):
-        raise FileNotFoundError
-    if not path.is_file():
-        raise _Damaged("is no file")
+def _open(path: Path, key: str) -> Tensor | None:
+    """The mapped array of a file, all of which is read once; None if it is not what was written for ``key``."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size - _DIGEST
-            checksum = _checksum(file, size, key)
-            if size < 0 or file.read(_DIGEST) != checksum:
-                raise _Damaged("its content is not what was written under this name")
-        values = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": never written back
-    except (OSError, ValueError, EOFError) as error:
-        raise _Damaged(f"cannot be read ({' '.join(str(error).split())[:120]})") from None
-    return torch.from_numpy(values)
+        content = np.memmap(path, np.uint8, "r")
+        if content[-_DIGEST:].tobytes() != _checksum(content[:-_DIGEST], key):
+            return None
+        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))  # "c": never written back
+    except (OSError, ValueError):  # not there, not readable, empty
+        return None
 
 
-def _checksum(file: BinaryIO, size: int, key: str) -> bytes:
-    """Of what a file stands for, and its first ``size`` bytes; the file is then behind these."""
-    digest = hashlib.blake2b(key=key.encode(), digest_size=_DIGEST)
-    file.seek(0)
-    while size > 0 and (part := file.read(min(size, 1 << 20))):
-        digest.update(part)
-        size -= len(part)
-    return digest.digest()
+def _checksum(content: np.ndarray, key: str) -> bytes:
+    """Of a file's content and what it stands for."""
+    return hashlib.blake2b(content, key=key.encode(), digest_size=_DIGEST).digest()
 
 
 def _hash(content: Any) -> str:

@@ -64,12 +64,16 @@ def located(name: str, folder: Path, pooling: str = "own") -> LanguageModel:
     Raises:
         UserError: if it is none.
     """
-    pooling = _own_pooling(name, folder) if pooling == "own" else pooling
-    folder = _module_of(name, folder, "Transformer")
-    config = _json(name, folder / "config.json")
-    layers, dim = (_first(config, *names) for names in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")))
-    if not layers or not dim:
-        raise _no_model(name, "its config.json says no number of layers, or no length of its vectors")
+    try:
+        pooling = _own_pooling(folder) if pooling == "own" else pooling
+        folder = _module_of(folder, "Transformer")
+        config = _json(folder / "config.json")
+        layers = int(config.get("num_hidden_layers") or config["n_layers"])
+        dim = int(config.get("hidden_size") or config["dim"])
+    except OSError as error:
+        raise _no_model(name, f"{error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _no_model(name, "its config.json or modules.json is not what its library writes") from None
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise _no_model(name, "it has no weights (model.safetensors)")
     if importlib.util.find_spec("transformers") is None:
@@ -142,38 +146,22 @@ def _positions(network: Any) -> int:
     return positions - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0)
 
 
-def _module_of(name: str, folder: Path, kind: str) -> Path:
+def _module_of(folder: Path, kind: str) -> Path:
     """The folder of one of the parts that sentence-transformers make a model of; that of the model if there is none."""
-    if not (folder / "modules.json").is_file():
-        return folder
-    modules = _json(name, folder / "modules.json", list)
-    paths = [str(module.get("path", "")) for module in modules
-             if isinstance(module, dict) and str(module.get("type", "")).endswith(kind)]
+    listed = folder / "modules.json"
+    paths = [module["path"] for module in (_json(listed) if listed.is_file() else ()) if module["type"].endswith(kind)]
     return folder / Path(paths[0]).name if paths and paths[0] else folder
 
 
-def _own_pooling(name: str, folder: Path) -> str:
+def _own_pooling(folder: Path) -> str:
     """``mean`` if the model says that it was trained for means, else ``cls``."""
-    path = _module_of(name, folder, "Pooling") / "config.json"
-    config = _json(name, path) if path.is_file() else {}
+    path = _module_of(folder, "Pooling") / "config.json"
+    config = _json(path) if path.is_file() else {}
     return "mean" if config.get("pooling_mode_mean_tokens") is True or config.get("pooling_mode") == "mean" else "cls"
 
 
-def _json(name: str, path: Path, kind: type = dict) -> Any:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _no_model(name, f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise _no_model(name, f"{path} is not valid JSON") from None
-    if not isinstance(content, kind):
-        raise _no_model(name, f"{path} holds something else than a {kind.__name__}")
-    return content
-
-
-def _first(config: dict[str, Any], *names: str) -> int:
-    """The first of these that is a whole number above 0, or 0."""
-    return next((config[name] for name in names if type(config.get(name)) is int and config[name] > 0), 0)
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _no_model(name: str, why: str) -> UserError:

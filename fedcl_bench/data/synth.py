@@ -39,7 +39,7 @@ LATE = 0.5  # share of the users who are not there from the beginning
 START, SPAN = 1577836800, 366 * 86400  # the year 2020, in seconds since 1970
 ROWS_AT_ONCE = 1 << 17
 _TASTEFUL = 100  # proposals for a place before anything that the user does not have yet is taken
-_ROW = np.dtype([("second", np.int64), ("user", np.int64), ("item", np.int64)])
+_ROW = np.dtype([("user", np.int64), ("item", np.int64), ("second", np.int64)])
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,6 @@ class Catalogue:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Interactions, by user and within a user by time; arrays of int64 of equal length."""
-
-    user: np.ndarray
-    item: np.ndarray
-    second: np.ndarray
-
-
-@dataclass(frozen=True)
 class Written:
     """Size of a file: rows, and how many different items are in them."""
 
@@ -139,8 +130,9 @@ def activity(world: World, users: range) -> torch.Tensor:
     return mean.round().long().clamp(1, max(1, world.items // 2))
 
 
-def interactions(world: World, items: Catalogue, users: range) -> Rows:
-    """All interactions of some users. They depend on no other user."""
+def interactions(world: World, items: Catalogue, users: range) -> np.ndarray:
+    """All interactions of some users, by user and within a user by time: ``user``, ``item`` and ``second``, int64. They
+    depend on no other user."""
     count = activity(world, users)
     of_row = torch.repeat_interleave(torch.arange(len(users)), count)
     position = torch.arange(len(of_row)) - (count.cumsum(0) - count)[of_row]
@@ -153,9 +145,9 @@ def interactions(world: World, items: Catalogue, users: range) -> Rows:
     noise = rng.normal_rows(world.seed, "synth taste", users.start, len(users), world.blocks * FACTORS)
     tastes = _drifting(noise.float().view(-1, world.blocks, FACTORS).transpose(0, 1), world.drift)
     item = _choices(world, items, ids, of_row, position, block, tastes)
-    second = START + (at * SPAN).long()
-    order = np.lexsort((second.numpy(), of_row.numpy()))
-    return Rows(ids[of_row].numpy()[order], item.numpy()[order], second.numpy()[order])
+    rows = np.empty(len(of_row), dtype=_ROW)
+    rows["user"], rows["item"], rows["second"] = ids[of_row], item, START + (at * SPAN).long()
+    return rows[np.lexsort((rows["second"], rows["user"]))]
 
 
 def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -209,7 +201,7 @@ def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Te
     return chosen
 
 
-def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, Rows]]:
+def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, np.ndarray]]:
     """All users in ascending order, in groups of about so many interactions, and theirs."""
     items = catalogue(world)
     size = max(1, int(rows_at_once / world.per_user))
@@ -222,8 +214,8 @@ def as_step(world: World) -> Step:
     """All interactions of a world as the training data of one step, in memory (16 bytes each while it is made)."""
     lengths, values = [], []
     for users, rows in all_interactions(world):
-        lengths.append(np.bincount(rows.user - users.start, minlength=len(users)))
-        values.append(rows.item)
+        lengths.append(np.bincount(rows["user"] - users.start, minlength=len(users)))
+        values.append(rows["item"])
     indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     train = Ragged(torch.from_numpy(indptr), torch.from_numpy(np.concatenate(values)))
     none = Ragged(torch.zeros_like(train.indptr), train.values[:0])
@@ -263,9 +255,9 @@ def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
         with folder_beside(path) as folder:
             for _, rows in all_interactions(world, rows_at_once):
                 _sort_in(rows, folder, parts)
-                total += len(rows.user)
-                seen[rows.item] = True
-                done(len(rows.user))
+                total += len(rows)
+                seen[rows["item"]] = True
+                done(len(rows))
             whole = folder / path.name
             with open(whole, "wb") as file:
                 file.write(b"user_id:token\titem_id:token\ttimestamp:float\n")
@@ -280,18 +272,12 @@ def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
     return Written(total, int(seen.sum()))
 
 
-def _sort_in(rows: Rows, folder: Path, parts: int) -> None:
+def _sort_in(rows: np.ndarray, folder: Path, parts: int) -> None:
     """Append each row to the file of its part of the time, in the order they are in."""
-    part = (rows.second - START) * parts // SPAN
-    order = np.argsort(part, kind="stable")
-    records = np.empty(len(order), dtype=_ROW)
-    for name in _ROW.names:
-        records[name] = getattr(rows, name)[order]
-    ends = np.cumsum(np.bincount(part, minlength=parts))
-    for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends)):
-        if end > start:
-            with open(folder / str(number), "ab") as file:
-                file.write(records[start:end].tobytes())
+    part = (rows["second"] - START) * parts // SPAN
+    for number in np.unique(part):
+        with open(folder / str(number), "ab") as file:
+            file.write(rows[part == number].tobytes())
 
 
 def _write_part(part: Path, file) -> int:
@@ -304,6 +290,6 @@ def _write_part(part: Path, file) -> int:
     records = np.fromfile(part, dtype=_ROW)
     part.unlink()
     records = records[np.argsort(records["second"], kind="stable")]  # users ascend within a part
-    table = pa.table({name: np.ascontiguousarray(records[name]) for name in ("user", "item", "second")})
+    table = pa.table({name: np.ascontiguousarray(records[name]) for name in _ROW.names})
     csv.write_csv(table, file, csv.WriteOptions(include_header=False, delimiter="\t"))
     return len(records)

@@ -10,34 +10,38 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
+import pandas as pd
 
 from ..core.errors import UserError
-from ..runs.registry import Registry
 from ..records.run import Run
-from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..records.store import comparable, incremental, protocol
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import holm
 from .comparison import Comparison, against_each
 from .scores import OverSeeds, group_average, over_seeds, seed_averages, tested_settings, tested_users
 from .tables import DASH, p_text
 
+_NAMES = ("method", "backbone", "dataset")
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
 
 
-@dataclass(frozen=True)
-class Number:
-    """A number as text, with the full value that sorting uses; the best of its kind is in bold."""
+class Number(NamedTuple):
+    """A number, which sorting uses, as text."""
 
-    text: str
     value: float
-    best: bool = False
+    text: str
 
     @classmethod
     def of(cls, over: OverSeeds) -> Number:
-        return cls(f"{over.mean:.4f}" + (f" ± {over.deviation:.4f}" if over.n > 1 else ""), over.mean)
+        return cls(over.mean, f"{over.mean:.4f}" + (f" ± {over.deviation:.4f}" if over.n > 1 else ""))
+
+    @classmethod
+    def as_(cls, value: float, form: str) -> Number:
+        return cls(value, format(value, form))
 
 
 TableRow = dict[str, "str | Number"]  # column to what stands in it
@@ -83,51 +87,40 @@ class Cell:
         return f"{self.dataset}, {self.backbone}, {self.stream}"
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+def _settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as ``--set`` takes them, sorted."""
+    return {name: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            for name, value in sorted(comparable(settings).items())}
 
 
-def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _frozen(value) for name, value in sorted(comparable(settings).items())}
-
-
-def _defaults(registry: Registry, run: Run) -> dict[str, Any]:
+def _defaults(registry: Registry, run: Run) -> dict[str, str]:
     """The settings that the plugins and the dataset of a run have by default; none if one of them is not here."""
     try:
-        return _settings(expected_settings(registry, RunSpec(*(run.meta[name] for name in ("method", "backbone",
-                                                                                           "dataset")))))
+        return _settings(expected_settings(registry, RunSpec(*(run.meta[name] for name in _NAMES))))
     except UserError:
         return {}
-
-
-def _same_settings(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs of a method with the same settings, one per seed; a second record of a seed is in a list of its own."""
-    groups: dict[tuple, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: run.seed):
-        key = run.meta["method"], repr(_settings(run.meta["settings"]))
-        copy = sum(other.seed == run.seed for group in groups if group[:2] == key for other in groups[group])
-        groups.setdefault((*key, copy), []).append(run)
-    return list(groups.values())
 
 
 def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
     """The variants of every method, those with the fewest settings in their titles first; titles are unique.
 
     A title leaves out a setting that all variants of the method share, and one at its default. A setting that has
-    neither is in every title, as no value of it is the usual one.
+    neither is in every title, as no value of it is the usual one. A second record of a seed is in a variant of its own.
     """
-    groups = _same_settings(runs)
+    groups: dict[tuple[str, str, int], list[Run]] = {}
+    copies: Counter[tuple[str, str, int]] = Counter()
+    for run in sorted(runs, key=lambda run: run.seed):
+        method, settings = run.meta["method"], repr(_settings(run.meta["settings"]))
+        copies[method, settings, run.seed] += 1
+        groups.setdefault((method, settings, copies[method, settings, run.seed]), []).append(run)
     titled = []
-    for method in sorted({group[0].meta["method"] for group in groups}):
-        alike = [group for group in groups if group[0].meta["method"] == method]
-        settings = [_settings(group[0].meta["settings"]) for group in alike]
-        values = {name: {each.get(name) for each in settings if name in each} for each in settings for name in each}
+    for method in sorted({key[0] for key in groups}):
+        alike = [group for key, group in groups.items() if key[0] == method]
+        frame = pd.DataFrame([_settings(group[0].meta["settings"]) for group in alike])
         defaults = _defaults(registry, alike[0][0]) if len(alike) > 1 else {}
-        for group, each in zip(alike, settings):
-            differs = [f"{name}={value}" for name, value in each.items()
-                       if len(values[name]) > 1 and not (name in defaults and defaults[name] == value)]
-            title = f"{method} ({', '.join(differs)})" if differs else method
-            titled.append((method, len(differs), title, group))
+        for group, (_, each) in zip(alike, frame.loc[:, frame.nunique() > 1].iterrows()):
+            differs = [f"{name}={value}" for name, value in each.dropna().items() if defaults.get(str(name)) != value]
+            titled.append((method, len(differs), f"{method} ({', '.join(differs)})" if differs else method, group))
     repeated = Counter(title for _, _, title, _ in titled)
     return tuple(Variant(title + (f" [{group[0].hash[:8]}]" if repeated[title] > 1 else ""), tuple(group))
                  for _, _, title, group in sorted(titled, key=lambda item: item[:3]))
@@ -139,13 +132,13 @@ def gather(runs: Sequence[Run], registry: Registry) -> list[Cell]:
     Args:
         registry: of plugins; settings at their defaults are not named in titles.
     """
-    groups: dict[tuple, list[Run]] = {}
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         words = ", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(run))
         key = (run.meta["dataset"], run.meta["backbone"], words, run.meta["settings"]["valid_metric"],
                run.meta["data_fingerprint"], repr(tested_settings(run)))
         groups.setdefault(key, []).append(run)
-    repeated, numbers = Counter(key[:3] for key in groups), Counter()
+    repeated, numbers = Counter(key[:3] for key in groups), Counter[tuple[str, ...]]()
     cells = []
     for key in sorted(groups):
         numbers[key[:3]] += 1
@@ -160,40 +153,28 @@ def gather(runs: Sequence[Run], registry: Registry) -> list[Cell]:
 # The rows of the tables
 
 
-def _in_bold(rows: Sequence[TableRow], columns: Iterable[str]) -> None:
-    """Mark the largest number of each column."""
-    for name in columns:
-        there = [row for row in rows if isinstance(row.get(name), Number)]
-        for row in there:
-            row[name] = replace(row[name], best=row[name].value == max(other[name].value for other in there))
-
-
-def _mean(values: Sequence[float | None], form: str = ".4f", scale: float = 1.0) -> str | Number:
+def _mean(values: Sequence[float | None], form: str = ".4f") -> str | Number:
     """A mean over seeds; a dash if one has no such number."""
-    if None in values:
-        return DASH
-    mean = float(np.mean(values)) / scale
-    return Number(format(mean, form), mean)
+    there = [value for value in values if value is not None]
+    return DASH if len(there) < len(values) else Number.as_(float(np.mean(there)), form)
 
 
 def leaderboard(cell: Cell) -> list[TableRow]:
     """A row per variant, the best first: metrics on the block just trained, averaged over the blocks but block 0, with
     their sample deviation over seeds; continual metrics; costs of the whole run."""
-    rows = []
+    rows: list[TableRow] = []
     for variant in cell.variants:
         metas = [run.meta for run in variant.runs]
         metrics = [name for name in variant.meta["metrics"] if all(name in meta["metrics"] for meta in metas)]
         continual = [meta["continual"][cell.metric] for meta in metas]
-        users = tested_users(variant.runs)
         rows.append({
             "method": variant.title, "dataset": cell.dataset, "backbone": cell.backbone, "stream": cell.stream,
             **{name: Number.of(over_seeds(seed_averages(variant.runs, name))) for name in metrics},
             "learning": _mean([c["LA"] for c in continual]), "forgetting": _mean([c["forgetting"] for c in continual]),
-            "MB sent": _mean([m["bytes"]["total_up"] + m["bytes"]["total_down"] for m in metas], ",.1f", 1e6),
+            "MB sent": _mean([(m["bytes"]["total_up"] + m["bytes"]["total_down"]) / 1e6 for m in metas], ",.1f"),
             "seconds": _mean([meta["seconds"]["total"] for meta in metas], ",.1f"),
-            "users": Number(f"{users:,}", users), "seeds": seed_text(run.seed for run in variant.runs)})
-        _in_bold(rows, metrics)
-    return sorted(rows, key=lambda row: -row[cell.metric].value if cell.metric in row else 0.0)
+            "users": Number.as_(tested_users(variant.runs), ","), "seeds": seed_text(run.seed for run in variant.runs)})
+    return sorted(rows, key=lambda row: -row[cell.metric][0] if cell.metric in row else 0.0)
 
 
 def compared(cell: Cell) -> list[tuple[Variant, Comparison | str]]:
@@ -219,14 +200,14 @@ def tests(cell: Cell, results: Iterable[tuple[Variant, Comparison | str]]) -> li
     for variant, test in results:
         row: TableRow = {"method": variant.title, "against": cell.reference.title, "metric": cell.metric}
         if isinstance(test, str):
-            rows.append({**row, "seeds in common": f"not tested: {test}"})
-            continue
-        users = test.users
-        rows.append({**row, "difference": Number(f"{users.difference:+.4f}", users.difference),
-                     "t": Number(f"{users.t:.2f}", users.t), "p": Number(p_text(users.p), users.p),
-                     "p Holm": Number(p_text(test.p_holm), test.p_holm),
-                     "d_z": Number(f"{users.effect:.3f}", users.effect), "users": Number(f"{users.n:,}", users.n),
-                     "seeds in common": seed_text(test.seeds)})
+            row["seeds in common"] = f"not tested: {test}"
+        else:
+            users = test.users
+            row |= {"difference": Number.as_(users.difference, "+.4f"), "t": Number.as_(users.t, ".2f"),
+                    "p": Number(users.p, p_text(users.p)), "p Holm": Number(test.p_holm, p_text(test.p_holm)),
+                    "d_z": Number.as_(users.effect, ".3f"), "users": Number.as_(users.n, ","),
+                    "seeds in common": seed_text(test.seeds)}
+        rows.append(row)
     return rows
 
 
@@ -239,47 +220,43 @@ def groups(cell: Cell) -> list[TableRow]:
         for group, values in variant.meta.get("groups", {}).items():
             metric = cell.metric if cell.metric in values else next(name for name in values if name != "users")
             blocks = incremental(variant.runs[0])
-            averages = [group_average(run, metric, group, blocks) for run in variant.runs]
-            if None not in averages:
+            averages = [average for run in variant.runs
+                        if (average := group_average(run, metric, group, blocks)) is not None]
+            if len(averages) == len(variant.runs):
                 users = int(sum(values["users"][t] for t in blocks))
                 row[f"{group}: {metric} ({users:,} users)"] = Number.of(over_seeds(averages))
         rows += [{"method": variant.title, **row}] if row else []
-    _in_bold(rows, {name for row in rows for name in row})
     return rows
 
 
 def differing_settings(cell: Cell) -> list[TableRow]:
     """A row per variant and a column per setting that is not the same in all of them."""
-    settings = [_settings(variant.meta["settings"]) for variant in cell.variants]
-    names = sorted({name for each in settings for name in each})
-    differing = [name for name in names if len({repr(each.get(name)) for each in settings}) > 1]
-    return [{"method": variant.title, **{name: str(each[name]) for name in differing if each.get(name) is not None}}
-            for variant, each in zip(cell.variants, settings) if differing]
+    frame = pd.DataFrame([_settings(variant.meta["settings"]) for variant in cell.variants]).sort_index(axis=1)
+    frame = frame.loc[:, frame.nunique(dropna=False) > 1]
+    return [{"method": variant.title, **each.dropna()}
+            for variant, (_, each) in zip(cell.variants, frame.iterrows()) if len(frame.columns)]
 
 
 def environments(runs: Iterable[Run]) -> list[TableRow]:
     """A row per environment that runs were made in, the most frequent first, and first what tells them apart."""
-    counts = Counter(tuple(sorted((name, str(value)) for name, value in run.meta["environment"].items()))
-                     for run in runs)
-    several = [dict(items) for items in counts]
-    names = sorted({name for each in several for name in each},
-                   key=lambda name: (len({each.get(name) for each in several}) == 1, name))
-    return [{"runs": Number(str(number), number), **{name: dict(items).get(name, DASH) for name in names}}
-            for items, number in counts.most_common()]
+    frame = pd.DataFrame([run.meta["environment"] for run in runs]).sort_index(axis=1).fillna(DASH).astype(str)
+    frame = frame[sorted(frame, key=lambda name: frame[name].nunique() == 1)]
+    return [{"runs": Number.as_(number, ""), **dict(zip(frame, values))}
+            for values, number in frame.value_counts().items()]
 
 
 def failures(failed: Iterable[Mapping[str, Any]]) -> list[TableRow]:
     """A row per run that failed, with the first line of its error."""
-    return [{**{name: str(head[name]) for name in ("method", "backbone", "dataset", "seed")},
-             "error": head["error"].partition("\n")[0]} for head in failed]
+    return [{**{name: str(head[name]) for name in (*_NAMES, "seed")}, "error": head["error"].partition("\n")[0]}
+            for head in failed]
 
 
 def rerun_command(registry: Registry, variant: Variant, plugins: Sequence[Path] = ()) -> str:
     """The command that makes a variant's first run again: its settings that are not today's defaults."""
-    meta, default = variant.meta, _defaults(registry, variant.runs[0])
-    words = [word for name in ("method", "backbone", "dataset") for word in (f"--{name}", meta[name])]
+    meta, defaults = variant.meta, _defaults(registry, variant.runs[0])
+    words = [word for name in _NAMES for word in (f"--{name}", meta[name])]
     for name, value in _settings(meta["settings"]).items():
-        if name != "split_file" and not (name in default and value == default[name]):
-            words += ["--set", f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"]
+        if name != "split_file" and defaults.get(name) != value:
+            words += ["--set", f"{name}={value}"]
     words += [word for folder in plugins for word in ("--plugins", str(folder))]
     return shlex.join(["run_bench.py", "run", *words, "--seed", str(variant.runs[0].seed)])

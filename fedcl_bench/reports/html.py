@@ -50,10 +50,10 @@ def _panels(figure: Any, height: int, heading: Callable[[str], str] = str) -> An
 
 def _points(px: Any, rows: Sequence[TableRow], x: str, y: str, colors: Mapping[str, str], log: bool = False) -> Any:
     """A point per row of the leaderboard: a colour per method, a symbol per dataset, backbone and stream."""
-    points = [{"method": _name(row["method"]), "row": i,
-               "tested on": _name(", ".join(row[name] for name in ("dataset", "backbone", "stream"))),
-               **{name: getattr(row.get(name), "value", None) for name in (x, y)}} for i, row in enumerate(rows)]
-    frame = pd.DataFrame(points).dropna()
+    frame = pd.DataFrame([{"row": i, "method": _name(str(row["method"])),
+                           "tested on": _name(", ".join(str(row[name]) for name in ("dataset", "backbone", "stream"))),
+                           **{name: number.value for name in (x, y) if isinstance(number := row.get(name), Number)}}
+                          for i, row in enumerate(rows)], columns=["row", "method", "tested on", x, y]).dropna()
     figure = px.scatter(frame, x, y, color="method", symbol="tested on", log_x=log, height=500,
                         custom_data=["row", "method"], color_discrete_map=colors, render_mode="svg")
     for trace in figure.data:  # of one row each; of those with one name, the page's script puts one into the legend
@@ -107,17 +107,30 @@ def _differences(px: Any, cell: Cell, results: Iterable[tuple[Variant, Compariso
 # The page
 
 
-def _table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: Sequence[int] = ()) -> str:
-    """A table with a column per key of the rows, those of ``columns`` first; ``of``: the cell of each row."""
-    columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
+def _table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: Sequence[int] | None = None,
+           best: Iterable[str] = ()) -> str:
+    """A table with a column per key of the rows, those of ``columns`` first.
 
-    def td(value: str | Number) -> str:
-        if isinstance(value, Number):
-            kind = "best dt-type-numeric" if value.best else "dt-type-numeric"
-            return f'<td class="{kind}" data-order="{value.value!r}">{escape(value.text)}</td>'
-        return f'<td data-order="">{value}</td>' if value == DASH else f"<td>{escape(value)}</td>"
-    lines = [(f'<tr data-row="{i}" data-cell="{of[i]}">' if of else "<tr>")
-             + "".join(td(row.get(column, DASH)) for column in columns) + "</tr>" for i, row in enumerate(rows)]
+    Args:
+        of: the cell of each row, if they have several.
+        best: columns in which the largest number of each cell is in bold.
+    """
+    columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
+    cells = of or [0] * len(rows)
+    largest = {(cell, column): max((row[column] for row, mine in zip(rows, cells) if mine == cell and column in row),
+                                   default=None) for cell in set(cells) for column in best}
+    lines = []
+    for i, (row, cell) in enumerate(zip(rows, cells)):
+        tds = []
+        for column in columns:
+            value = row.get(column, DASH)
+            if isinstance(value, Number):
+                kind = "best dt-type-numeric" if value == largest.get((cell, column)) else "dt-type-numeric"
+                tds.append(f'<td class="{kind}" data-order="{value.value!r}">{escape(value.text)}</td>')
+            else:
+                tds.append(f'<td data-order="">{value}</td>' if value == DASH else f"<td>{escape(value)}</td>")
+        attributes = f' data-row="{i}" data-cell="{cell}"' if of else ""
+        lines.append(f"<tr{attributes}>{''.join(tds)}</tr>")
     heads = "".join(f"<th>{escape(column)}</th>" for column in columns)
     return "\n".join([f'<table id="{name}" class="compact nowrap"><thead><tr>{heads}</tr></thead><tbody>', *lines,
                       "</tbody></table>"]) if rows else ""
@@ -185,7 +198,8 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         figures[name] = figure.update_layout(template="plotly_white", margin_t=40).to_json()
         return f'<div class="figure" id="{name}"></div>'
     sections = [_section({
-        "Leaderboard": _table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of),
+        "Leaderboard": _table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of,
+                              metrics),
         "Forgetting against learning": drawn("learning", _points(px, rows, "learning", "forgetting", colors)),
         "Accuracy against bytes sent": drawn("bytes", _points(px, averages, "MB sent", "average", colors, log=True)),
         "Accuracy against time": drawn("seconds", _points(px, averages, "seconds", "average", colors, log=True))})]
@@ -194,7 +208,8 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         sections.append(_section({
             "Tests": _table(f"tests-{i}", dashboard.tests(cell, results)),
             "Differences per user": drawn(f"differences-{i}", _differences(px, cell, results, colors)),
-            "Groups of users and items": _table(f"groups-{i}", dashboard.groups(cell)),
+            "Groups of users and items": _table(f"groups-{i}", groups := dashboard.groups(cell),
+                                                best={name for row in groups for name in row if name != "method"}),
             "Curves over rounds": drawn(f"curves-{i}", _curves(px, cell, colors)),
             "R[t, s]": drawn(f"matrices-{i}", _matrices(px, cell)),
             "Settings that differ": _table(f"settings-{i}", dashboard.differing_settings(cell)),

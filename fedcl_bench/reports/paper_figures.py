@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from ..core.errors import UserError
+from ..core.text import JOIN
 from ..experiments.papers import Key, figure_specs
-from ..runs.registry import Registry
 from ..records.run import Run
-from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
-from ..runs.matching import failure, matching
 from ..records.store import one_protocol
+from ..runs.matching import failure, matching
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
 from ..stats.significance import TooFew
+from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from . import draw, scores
 from .comparison import over_grid
-from .draw import BarPanel, Look, SettingPanel
+from .draw import Look, Panel, SettingPanel
 from .selection import checked_spec, command_for, grid_command
-from .tables import DAGGER
+from .tables import DAGGER, Source, Table, build, pilot_users
 
-Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to method to its runs
+Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # what a row is called to its method and settings of its own
+Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to row to its runs
 
 
 @dataclass(frozen=True)
@@ -63,62 +67,66 @@ class Job:
         return draw.looks({name: self.label(name) + (DAGGER if self.registry.reimplemented(name) else "")
                               for name in self.registry.names("method")})
 
-    def spec(self, method: str, backbone: str, dataset: str, settings: dict[str, Any] | None = None) -> RunSpec | None:
+    def spec(self, method: str, backbone: str, dataset: str, settings: Mapping[str, Any] = {}) -> RunSpec | None:
         """The spec of a cell; None if tuned settings are asked for and it was never tuned."""
         if self.tuned and not self.tuned.file(method, backbone, dataset).is_file():
             return None
-        spec = RunSpec(method, backbone, dataset, tuple((settings or {}).items()))
-        return checked_spec(self.registry, spec, self.changes, self.tuned)
+        return checked_spec(self.registry, RunSpec(method, backbone, dataset, tuple(settings.items())), self.changes,
+                            self.tuned)
 
-    @cached_property
-    def cells(self) -> Cells:
-        """Every dataset and backbone; no runs where there is no record. Each is one comparable set."""
-        cells = {(dataset, backbone): {method: self.find(method, backbone, dataset) for method in self.methods}
-                 for dataset, backbone in product(self.datasets, self.backbones)}
-        for cell in cells.values():
-            scores.same_tests(_all(cell), "figures")
-            scores.check_metric(_all(cell), self.metric)
-        one_protocol([run for cell in cells.values() for run in _all(cell)], "figures")
-        if not any(run for cell in cells.values() for run in _all(cell)):
-            raise UserError(f"figures: no records in {self.records} of {', '.join(self.methods)} on "
-                            f"{', '.join(self.backbones)}, {', '.join(self.datasets)} with these settings.\nMake them "
-                            f"with: {self._command_for_missing(cells)}")
-        return cells
-
-    @cached_property
-    def cell_notes(self) -> list[str]:
-        """Sentences on cells without records, and on those whose methods have different seeds."""
-        notes = []
-        for (dataset, backbone), cell in self.cells.items():
-            if len(seeds := {_seeds(runs): method for method, runs in cell.items() if runs}) > 1:
-                notes.append(f"different seeds on {backbone}, {dataset}: "
-                             + "; ".join(f"{method} {text}" for text, method in seeds.items()))
-        lacking = {pair: [method for method, runs in cell.items() if not runs] for pair, cell in self.cells.items()}
-        for (dataset, backbone), methods in lacking.items():
-            failed = {method: reason for method in methods if (reason := self.failure(method, backbone, dataset))}
-            notes += [f"{method} on {backbone}, {dataset} {reason}: left empty" for method, reason in failed.items()]
-            if absent := [method for method in methods if method not in failed]:
-                notes.append(f"no records of {', '.join(absent)} on {backbone}, {dataset}: left empty")
-        if command := self._command_for_missing(self.cells):
-            notes.append(f"make them with: {command}")
-        return notes
-
-    def failure(self, method: str, backbone: str, dataset: str) -> str:
-        """That a cell's runs failed, and why; empty if none did."""
-        spec = self.spec(method, backbone, dataset)
-        return failure(self.failed, self.registry, spec, self.tuned) if spec else ""
-
-    def _command_for_missing(self, cells: Cells) -> str:
-        missing = [self.spec(method, backbone, dataset)
-                   or RunSpec(method, backbone, dataset, tuple(self.changes.items()))
-                   for (dataset, backbone), cell in cells.items() for method, runs in cell.items()
-                   if not runs and not self.failure(method, backbone, dataset)]
-        return command_for(missing, self.tuned, self.where)
-
-    def find(self, method: str, backbone: str, dataset: str, settings: dict[str, Any] | None = None) -> list[Run]:
+    def find(self, method: str, backbone: str, dataset: str, settings: Mapping[str, Any] = {}) -> list[Run]:
         """The runs of a cell, sorted by seed."""
         spec = self.spec(method, backbone, dataset, settings)
         return matching(self.runs, self.registry, spec, self.tuned) if spec else []
+
+    @cached_property
+    def gathered(self) -> tuple[Cells, list[str]]:
+        """``gather`` of all methods, which must have the metric and one protocol.
+
+        Raises:
+            UserError: if there are no records.
+        """
+        cells, notes = self.gather({method: (method, {}) for method in self.methods})
+        every = _all(*cells.values())
+        scores.check_metric(every, self.metric)
+        one_protocol(every, "figures")
+        if not every:
+            raise UserError(f"figures: no records in {self.records} of {', '.join(self.methods)} on "
+                            f"{', '.join(self.backbones)}, {', '.join(self.datasets)} with these settings."
+                            + "".join(f"\n{_capital(note)}" for note in notes[-1:]))
+        return cells, notes
+
+    def gather(self, rows: Rows) -> tuple[Cells, list[str]]:
+        """The runs of every dataset and backbone, none where there is no record; each is one comparable set.
+
+        Returns:
+            Them, and sentences on what is missing, and on cells whose rows have different seeds. If runs are to be
+            made, the last one is the command.
+        """
+        cells: Cells = {}
+        notes: list[str] = []
+        missing: list[RunSpec] = []
+        for dataset, backbone in product(self.datasets, self.backbones):
+            cell = cells[dataset, backbone] = {row: self.find(method, backbone, dataset, settings)
+                                               for row, (method, settings) in rows.items()}
+            scores.same_tests(_all(cell), "figures")
+            if len(seeds := {_seeds(runs): self.label(row) for row, runs in cell.items() if runs}) > 1:
+                notes.append(f"different seeds on {backbone}, {dataset}: "
+                             + "; ".join(f"{row} {text}" for text, row in seeds.items()))
+            absent = []
+            for row in (row for row, runs in cell.items() if not runs):
+                method, settings = rows[row]
+                spec = self.spec(method, backbone, dataset, settings)
+                if spec and (reason := failure(self.failed, self.registry, spec, self.tuned)):
+                    notes.append(f"{row} on {backbone}, {dataset} {reason}: left empty")
+                    continue
+                absent.append(row if row in self.methods else self.label(row))
+                missing.append(spec or RunSpec(method, backbone, dataset, (*self.changes.items(), *settings.items())))
+            if absent:
+                notes.append(f"no records of {', '.join(absent)} on {backbone}, {dataset}: left empty")
+        if missing:
+            notes.append(f"make them with: {command_for(missing, self.tuned, self.where)}")
+        return cells, notes
 
     def command(self, figure: str, datasets: list[str], *options: str) -> str:
         """The command that makes the runs of the paper's figure."""
@@ -130,15 +138,19 @@ class Job:
         return "-".join((figure, *parts, self.metric.replace("@", "")))
 
 
-def _all(cell: dict[str, list[Run]]) -> list[Run]:
-    return [run for runs in cell.values() for run in runs]
+def _all(*cells: Mapping[str, list[Run]]) -> list[Run]:
+    return [run for cell in cells for runs in cell.values() for run in runs]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _seeds(runs: list[Run]) -> str:
     return seed_text({run.seed for run in runs})
 
 
-def seed_words(cell: dict[str, list[Run]], label: Callable[[str], str]) -> str:
+def seed_words(cell: Mapping[str, list[Run]], label: Callable[[str], str]) -> str:
     """The seeds of every method of a cell: those that most have, and which methods have others."""
     seeds = {method: _seeds(runs) for method, runs in cell.items() if runs}
     counts = Counter(seeds.values())
@@ -165,12 +177,13 @@ def _improvements(job: Job) -> Drawn:
     if base not in job.methods or not methods:
         raise Skip(f"needs {base} and another method")
     printed = job.paper.printed()[2]
-    yield from job.cell_notes
+    cells, notes = job.gathered
+    yield from notes
     rows = []
     for dataset in job.datasets:
         panels = []
         for backbone in job.backbones:
-            cell = job.cells[dataset, backbone]
+            cell = cells[dataset, backbone]
             if not any(cell.values()):
                 continue
             ours = {m: scores.improvement(cell[m], cell[base], job.metric) for m in methods}
@@ -178,13 +191,14 @@ def _improvements(job: Job) -> Drawn:
                 if value is None and cell[method] and cell[base]:
                     yield (f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} above 0: "
                            f"left empty")
-            cells = {m: printed.get(Key(dataset, backbone, m, job.metric, "change")) for m in methods}
-            panels.append(BarPanel(f"{job.label(dataset)}, {job.label(backbone)}", ours,
-                                   {m: cell.value for m, cell in cells.items() if cell}))
+            theirs = {m: printed.get(Key(dataset, backbone, m, job.metric, "change")) for m in methods}
+            panels.append(Panel(f"{job.label(dataset)}, {job.label(backbone)}", "%", ours, 0.0,
+                                {m: cell.value for m, cell in theirs.items() if cell and cell.value is not None}))
         rows += [panels[i:i + 3] for i in range(0, len(panels), 3)]
     if not any(value for row in rows for panel in row for value in panel.ours.values()):
         raise Skip(f"no method has a seed in common with {base}")
-    yield job.file("figure3"), draw.improvement_bars(rows, job.looks, job.label(base), job.label(job.metric))
+    title = f"{job.label(job.metric)}, improvement over {job.label(base)} in percent, ± std over seeds"
+    yield job.file("figure3"), draw.estimates(rows, job.looks, title)
 
 
 def _over_values(job: Job, spec: RunSpec, name: str, values: set[float],
@@ -252,24 +266,24 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
 
 
 def _forgetting(job: Job) -> Drawn:
-    yield from job.cell_notes
-    for (dataset, backbone), cell in job.cells.items():
-        every = [run for runs in cell.values() for run in runs]
-        if every:
+    cells, notes = job.gathered
+    yield from notes
+    for (dataset, backbone), cell in cells.items():
+        if any(cell.values()):
             matrices = {method: scores.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
             title = f"{job.label(backbone)}, {job.label(dataset)}, mean over {seed_words(cell, job.label)}"
             yield (job.file("forgetting", dataset, backbone),
                    draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
 
 
-def curves(job: Job) -> Drawn:
-    yield from job.cell_notes
-    for (dataset, backbone), cell in job.cells.items():
-        every = [run for runs in cell.values() for run in runs]
-        metrics = {run.meta["settings"]["valid_metric"] for run in every}
+def _curves(job: Job) -> Drawn:
+    cells, notes = job.gathered
+    yield from notes
+    for (dataset, backbone), cell in cells.items():
+        metrics = {run.meta["settings"]["valid_metric"] for run in _all(cell)}
         if len(metrics) > 1:
             raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
-        if every:
+        if metrics:
             by_method = {method: scores.validation_curves(runs) if runs else None for method, runs in cell.items()}
             title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over {seed_words(cell, job.label)}; "
                      f"marker: mean best round")
@@ -278,9 +292,10 @@ def curves(job: Job) -> Drawn:
 
 
 def _ranks(job: Job) -> Drawn:
-    yield from job.cell_notes
-    rows = {(backbone, dataset): cell for (dataset, backbone), cell in job.cells.items() if all(cell.values())}
-    for (dataset, backbone), cell in job.cells.items():
+    cells, notes = job.gathered
+    yield from notes
+    rows = {(backbone, dataset): cell for (dataset, backbone), cell in cells.items() if all(cell.values())}
+    for (dataset, backbone), cell in cells.items():
         if any(cell.values()) and (backbone, dataset) not in rows:
             lacking = ", ".join(method for method, runs in cell.items() if not runs)
             yield f"cd: {backbone}, {dataset} is left out, as it lacks {lacking}"
@@ -299,5 +314,110 @@ def _ranks(job: Job) -> Drawn:
     yield job.file("cd"), draw.critical_difference_diagram(labels, test, title)
 
 
-MAKERS = {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": curves,
-          "cd": _ranks}
+def _by_dataset(job: Job, rows: Rows,
+                measure: Callable[[list[Run]], Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What ``measure`` makes of the runs of rows of FCUCR's Figure 2: dataset to panel to row, None without runs; and
+    sentences on what is missing.
+
+    Raises:
+        Skip: if no row has a record anywhere.
+    """
+    cells, notes = job.gather(rows)
+    panels: dict[str, dict[str, Any]] = {}
+    for (dataset, backbone), cell in cells.items():
+        if any(cell.values()):
+            panels.setdefault(dataset, {})[f"{job.label(backbone)}, {job.label(dataset)}"] = {
+                row: measure(runs) if runs else None for row, runs in cell.items()}
+    if not panels:
+        raise Skip("\n".join(["no records of its runs.", *map(_capital, notes[-1:])]))
+    return panels, notes
+
+
+def _early(job: Job) -> Drawn:
+    column = f"early_{job.metric}"
+
+    def curve(runs: list[Run]) -> scores.Curve:
+        for run in runs:
+            if column not in run.rounds:
+                raise Skip(f"the record {run.hash[:12]} has no column {column}; "
+                           f"other metrics: --metric hit@10, ndcg@10")
+        return scores.validation_curves(runs, column)[0]
+    by_dataset, notes = _by_dataset(job, {method: (method, {"early_session": True}) for method in job.methods}, curve)
+    yield from notes
+    for dataset, panels in by_dataset.items():
+        yield (job.file("early", dataset),
+               draw.round_curves(panels, job.looks, f"{job.label(job.metric)}, first session",
+                                 "mean ± std over seeds; marker: mean best round"))
+
+
+PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test target's logit, per user
+_EDGES = np.linspace(0.0, 1.0, 21)
+
+
+def _probability(job: Job) -> Drawn:
+    ours = job.paper.OURS
+    rows = {row: (ours, dict(job.paper.row_spec(row, "", "").settings)) for row in job.paper.TRANSFER}
+    look = {row: Look(job.label(row), line="--") for row in rows} | {ours: replace(job.looks[ours], line="-")}
+    by_dataset, notes = _by_dataset(job, rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    yield from notes
+    for dataset, panels in by_dataset.items():
+        yield f"probability-{dataset}", draw.user_histograms(panels, look, "predicted probability of the test target")
+
+
+def _noise(job: Job) -> Drawn:
+    def text(deviation: float) -> str:
+        return f"{gaussian_epsilon(deviation, DELTA):.1f}" if deviation else "∞"
+    return sensitivity("noise", job, text, "ε at δ = 10⁻⁵")
+
+
+def _of_table(number: int, job: Job) -> Drawn:
+    """A table of FFMSR as a figure, a line each, as far as there are records of the job's datasets and backbones."""
+    source = Source(job.runs, job.registry, job.tuned, tuple(job.changes.items()), lambda dataset: {}, job.where,
+                    job.failed)
+    drawn = False
+    for dataset in job.datasets:
+        built = build(job.paper_name, job.paper.TABLES[number], source, [dataset], job.backbones)
+        cells = {cell.key: cell for cell in built.cells()} if built else {}
+        if built is None or not any(cell.mean is not None for cell in cells.values()):
+            continue
+        lines = dict.fromkeys((key.backbone, key.row) for key in cells)
+        several = len({backbone for backbone, _ in lines}) > 1
+        labels = {line: _line_label(job, number, line, several) for line in lines}
+        strong = {label: Look(label, "#D55E00") for (_, row), label in labels.items() if row == job.paper.OURS}
+        panels = []
+        for i, name in enumerate(dataset.split(JOIN)):
+            ours = {labels[key.backbone, key.row]: None if cell.mean is None else
+                    scores.OverSeeds(cell.mean, cell.std or 0.0, len(cell.seeds))
+                    for key, cell in cells.items() if (key.metric, key.column) == (job.metric, f"D{i}")}
+            best = [value.mean for label in strong if (value := ours.get(label))]
+            panels.append(Panel(name, job.label(job.metric), ours, best[0] if best else None))
+        drawn = True
+        yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, _title(job, built, dataset, source))
+    if not drawn:
+        raise Skip(f"no records of its runs.\nMake them with: "
+                   f"{job.command(str(number), job.datasets).replace('--figure', '--table')}")
+
+
+def _title(job: Job, built: Table, dataset: str, source: Source) -> str:
+    seeds = {cell.seeds for cell in built.cells() if cell.seeds}
+    users = pilot_users(source)
+    return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset),
+                      *([f"pilot of {users:,} users of each domain"] if users else []),
+                      f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])
+
+
+def _line_label(job: Job, number: int, line: tuple[str, str], several: bool) -> str:
+    """What a line is called: its row, and where its table has several, its backbone. Table 3 has a line per method,
+    and of what trains alone or pooled a line per backbone."""
+    backbone, row = line
+    if number == 3:
+        return job.label(backbone if row == job.paper.BASELINE else row)
+    return f"{job.label(backbone)}, " * several + job.paper.label(number, row)
+
+
+MAKERS: dict[str, dict[str, Callable[[Job], Drawn]]] = {
+    "f3crec": {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": _curves,
+               "cd": _ranks},
+    "fcucr": {"early": _early, "probability": _probability, "k": partial(sensitivity, "k"),
+              "lambda": partial(sensitivity, "lambda"), "noise": _noise, "curves": _curves},
+    "ffmsr": {str(number): partial(_of_table, number) for number in (3, 4, 5, 6, 7)}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Mapping, Sequence
 
 import pandas as pd
@@ -15,7 +15,7 @@ from ..experiments.sensitivity import Case
 from ..core.text import for_csv, for_markdown
 from ..records.run import Run
 from ..runs.specs import seed_text
-from .draw import Swing, SwingPanel, tornado
+from .draw import Panel, estimates
 from .scores import OverSeeds, over_seeds, seed_averages
 
 NONE = "–"
@@ -82,16 +82,22 @@ def figure(measured: Sequence[Effect], metric: str, against: str, title: str) ->
     Args:
         metric, against: what they are called.
     """
-    first, others = measured[0], measured[1:]
-    panels = [SwingPanel(metric, first.value.mean, [_swing(e.value, e.value_change) for e in others])]
+    first, *others = measured
+    panels = [_panel(metric, first.value, {_label(e): e.value_change for e in others})]
     if first.lead is not None:
-        panels.append(SwingPanel(f"lead over {against}", first.lead.mean,
-                                 [_swing(e.lead, e.lead_change) for e in others], zero=True))
-    return tornado([f"{e.case.setting}\n{e.case.other}" for e in others], panels, title)
+        panels.append(_panel(f"lead over {against}", first.lead, {_label(e): e.lead_change for e in others}))
+    return estimates([panels], {}, title)
 
 
-def _swing(value: OverSeeds | None, change: OverSeeds | None) -> Swing | None:
-    return None if value is None or change is None else Swing(change.mean, change.deviation if change.n > 1 else None)
+def _label(effect: Effect) -> str:
+    return f"{effect.case.setting}\n{effect.case.other}"
+
+
+def _panel(name: str, default: OverSeeds, changes: Mapping[str, OverSeeds | None]) -> Panel:
+    """How far each reading moves a number; the deviation is that of the change."""
+    return Panel(f"default: {default.mean:.4f}", name, {
+        label: change and replace(change, mean=default.mean + change.mean) for label, change in changes.items()},
+        default.mean, written=True)
 
 
 def _heads(metric: str, against: str) -> list[str]:

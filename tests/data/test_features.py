@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -168,7 +169,7 @@ def test_where_nothing_can_be_kept_features_are_in_memory():
     path.mkdir()
     again = made(hearing=Callbacks(warnings.append)).features
     assert all(map(torch.equal, expected, again))
-    assert "is no file" in warnings[0] and "cannot be kept" in warnings[1] and len(warnings) == 2
+    assert "it is made anew" in warnings[0] and "cannot be kept" in warnings[1] and len(warnings) == 2
 
 
 def test_the_command_says_how_many_items_have_a_text(capsys):
@@ -374,23 +375,13 @@ def test_a_models_own_pooling_is_what_it_was_trained_for(content, pooling):
     assert other.fingerprint != own.fingerprint
 
 
-class counting:
+@contextmanager
+def counting(said, label, total):
     """Collects what is said of long work, and how much of it was done."""
-
-    def __init__(self, said, label, total):
-        self.said, self.done = said, 0
-        said.append(label)
-        self.total = total
-
-    def __enter__(self):
-        return self.count
-
-    def count(self, number):
-        self.done += number
-
-    def __exit__(self, *exception):
-        self.said.append(self.done)
-        assert self.done == self.total
+    done = []
+    yield done.append
+    said += [label, sum(done)]
+    assert sum(done) == total
 
 
 def test_a_model_is_known_by_its_bytes_not_by_its_place():

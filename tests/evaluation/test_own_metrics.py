@@ -212,99 +212,39 @@ def test_a_record_that_lacks_a_metric_says_so(mine, folder, tmp_path, capsys, mo
 # What `check` says
 
 
-class Good(Metric):
-    """Twice the hit rate."""
-
-    name, title, reference = "good", "twice the hit rate", "a test"
-
-    def values(self, lists):
-        return 2.0 * lists.hits.any(1)
+def metric(values, doc="A test.", of_items=False):
+    """A class of metrics with a name of its own."""
+    body = {"name": "made", "title": "made here", "reference": "a test", "of_items": of_items, "__doc__": doc}
+    return type("Made", (Metric,), {**body, "values": lambda self, lists: values(lists)})
 
 
-class Undescribed(Good):
-    name = "undescribed"
-
-
-class OneNumber(Good):
-    """A single number."""
-
-    name = "one-number"
-
-    def values(self, lists):
-        return lists.hits.double().mean()
-
-
-class NoNumber(Good):
-    """Hits by hits."""
-
-    name = "no-number"
-
-    def values(self, lists):
-        return lists.hits.double().sum(1) / lists.hits.sum(1)
-
-
-class Relative(Good):
-    """Hits less the others' mean."""
-
-    name = "relative"
-
-    def values(self, lists):
-        return lists.hits.double().sum(1) - lists.hits.double().sum(1).mean() if len(lists.hits) else torch.zeros(0)
-
-
-class Random(Good):
-    """A coin."""
-
-    name = "random"
-
-    def values(self, lists):
-        return torch.rand(len(lists.hits))
-
-
-class Writes(Good):
-    """Clears the hits."""
-
-    name = "writes"
-
-    def values(self, lists):
-        result = lists.hits.double().sum(1)
-        lists.hits[:] = False
-        return result
-
-
-class Peeks(Good):
-    """The item in front."""
-
-    name = "peeks"
-
-    def values(self, lists):
-        return lists.items[:, 0].double()
-
-
-class Unranked(Good):
-    """The popularity of the last item, also where there is none."""
-
-    name, of_items = "unranked", True
-
-    def values(self, lists):
-        return lists.catalogue.counts.log()[lists.items[:, -1]] / (lists.items[:, -1] >= 0)
+def clears(lists):
+    result = lists.hits.double().sum(1)
+    lists.hits[:] = False
+    return result
 
 
 @pytest.mark.parametrize("cls, name, evidence", [
-    (Undescribed, "says what it is", "no formula as its docstring"),
-    (OneNumber, "a number per user", "expected a floating tensor of shape (23,) = (n,): a number per user"),
-    (NoNumber, "a number per user", "expected finite numbers, also of lists without a hit"),
-    (Relative, "own list alone", "a value may depend on the user's own list alone"),
-    (Random, "the same each time", "it draws random numbers"), (Writes, "the same each time", "differ from call"),
-    (Peeks, "a number per user", "only with of_items = True"),
-    (Unranked, "a number per user", "expected finite numbers")])
+    (metric(lambda lists: 2.0 * lists.hits.any(1), doc=None), "says what it is", "no formula as its docstring"),
+    (metric(lambda lists: lists.hits.double().mean()), "a number per user",
+     "expected a floating tensor of shape (23,) = (n,): a number per user"),
+    (metric(lambda lists: lists.hits.double().sum(1) / lists.hits.sum(1)), "a number per user",
+     "expected finite numbers, also of lists without a hit"),
+    (metric(lambda lists: lists.hits.double().sum(1) - lists.hits.double().sum(1).mean() if len(lists.hits)
+            else torch.zeros(0)), "own list alone", "a value may depend on the user's own list alone"),
+    (metric(lambda lists: torch.rand(len(lists.hits))), "the same each time", "it draws random numbers"),
+    (metric(clears), "the same each time", "differ from call"),
+    (metric(lambda lists: lists.items[:, 0].double()), "a number per user", "only with of_items = True"),
+    (metric(lambda lists: lists.catalogue.counts.log()[lists.items[:, -1]] / (lists.items[:, -1] >= 0), of_items=True),
+     "a number per user", "expected finite numbers")],
+    ids=("undescribed", "one number", "no number", "relative", "random", "writes", "peeks", "unranked"))
 def test_check_catches(cls, name, evidence):
     report = check_metric(cls, only=[name])
     assert not report.passed and evidence in report.failures[0].evidence
     assert report.failures[0].property == name
 
 
-@pytest.mark.parametrize("cls", [Good, *SHIPPED])
+@pytest.mark.parametrize("cls", [metric(lambda lists: 2.0 * lists.hits.any(1)), *SHIPPED])
 def test_check_passes(cls):
     assert_passed(check_metric(cls))
 

@@ -280,13 +280,6 @@ def test_static_defaults(registry):
     assert {name: gpfedrec[name] for name in own} == own
 
 
-def test_blocks_know_nothing_of_it(registry):
-    found = configured(registry)
-    own = {"stream": "blocks", "candidates": "all", "k_core": 10, "best_round": "first", "lr_eta": 170.0,
-           "eval_item_table": "global", "negative_pool": "untrained", "negative_draw": "repeated"}
-    assert {name: found[name] for name in own} == own
-
-
 def test_the_user_wins(registry):
     """In whatever layer and order; the last word on ``stream`` decides which defaults lie below."""
     wishes = {"lr": 0.3, "k_core": 5, "rounds": 7, "eval_item_table": "global", "candidate_lists": "shared",
@@ -332,11 +325,6 @@ def test_inactive_settings_are_refused(registry, layer, name, reason):
     with pytest.raises(UserError) as error:
         configured(registry, "pfedrec", layer)
     assert f"setting '{name}' (layer 0) has no effect {reason}" in str(error.value)
-
-
-def test_unknown_stream_is_refused(registry):
-    with pytest.raises(UserError, match=r"'stream' \(layer 0\): found 'weekly', accepted: one of blocks, static"):
-        configured(registry, "pfedrec", {"stream": "weekly"})
 
 
 # Whole runs --------------------------------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ def test_early_curves_are_those_of_the_records(drawn):
     (band,) = [band.get_paths()[0].get_extents() for band in axes.collections
                if band.get_paths()[0].get_extents().y1 < 0.5]
     assert (band.y0, band.y1) == pytest.approx((0.2 - 0.2 / 2 ** 0.5, 0.3 + 0.2 / 2 ** 0.5))
-    assert axes.get_ylabel() == "HR@10,\nfirst session" and "left empty" not in out
+    title = found["early-xing-hit10"].legends[0].get_title().get_text()
+    assert title.startswith("HR@10, first session") and "left empty" not in out
     found, _ = drawn("--figure", "early", "--metric", "ndcg@10", "--backbones", "sasrec")
     (axes,) = found["early-xing-ndcg10"].axes
     assert [line for line in axes.lines if line.get_gid() == "mean:fcucr"][0].get_ydata() == pytest.approx(
@@ -91,8 +92,8 @@ def test_histograms_are_those_of_the_records(drawn):
     labels = [text.get_text() for text in sasrec.get_legend().get_texts()]
     assert labels == ["FCUCR: mean 0.650 ± 0.071", "w/o IUPR: mean 0.500 ± 0.000"]
     assert [text.get_text() for text in gru.get_legend().get_texts()] == ["FCUCR: mean 0.700", "w/o IUPR: no record"]
-    assert "figure probability: no records of w/o IUPR on gru4rec, xing: left empty" in out
-    assert "grid --paper fcucr --figure probability --datasets xing --backbones gru4rec,sasrec --seeds 5" in out
+    assert "no records of w/o IUPR on gru4rec, xing: left empty" in out
+    assert "grid --methods fcucr --backbones gru4rec --datasets xing --seeds 5 --set without=iupr" in out
 
 
 def test_sensitivity_to_k(drawn):
@@ -160,8 +161,8 @@ def test_curves_of_another_column(runs):
     (["--metric", "hit@20", "--figure", "k"], ["has no hit@20"]),
     (["--metric", "all:hit@10", "--figure", "early"], ["early: not drawn", "no column early_all:hit@10"]),
     (["--datasets", "tmall", "--figure", "early"], ["early: not drawn: no records of its runs",
-                                                    "grid --paper fcucr --figure early --datasets tmall"]),
-    (["--set", "init=server", "--figure", "probability"], ["--seeds 5 --set init=server"]),
+                                                    "--datasets tmall --seeds 5 --set early_session=True"]),
+    (["--set", "init=server", "--figure", "probability"], ["--set init=server"]),
 ])
 def test_bad_input(runs, capsys, tmp_path, arguments, parts):
     assert main(["figures", "--paper", "fcucr", "--records", str(runs), "--out", str(tmp_path / "out"),

@@ -15,8 +15,7 @@ import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers import Printed
-from fedcl_bench.reports import domain_figures
-from fedcl_bench.reports.paper_figures import Job, Skip
+from fedcl_bench.reports.paper_figures import MAKERS, Job, Skip
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec
@@ -156,17 +155,18 @@ def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
     settings = {name: str(value).strip("[]") for name, value in pilots.assignments}
     job = Job(ffmsr, "ffmsr", pilots.registry, list(pilots.runs), Path("results"), None, settings, ["ft"], ["sasrec"],
               ["books+games"], "recall@3")
-    ((name, figure),) = domain_figures.MAKERS["4"](job)
+    ((name, figure),) = MAKERS["ffmsr"]["4"](job)
     assert name == "table4-books+games-recall3"
-    assert "pilot of 10 users of each domain" in figure.get_suptitle() and "seeds 0, 1; 0-2" in figure.get_suptitle()
+    title = " ".join(figure.legends[0].get_title().get_text().split())
+    assert "pilot of 10 users of each domain" in title and "seeds 0, 1; 0-2" in title
     cells = {cell.key: cell for cell in build("ffmsr", table_of_pilots(4), pilots).cells()}
     for axes, column in zip(figure.axes, ("D0", "D1")):
         drawn = {artist.get_gid(): artist for artist in axes.get_children() if artist.get_gid()}
         assert axes.get_title() == {"D0": "books", "D1": "games"}[column]
         for row in ("topology=local", "topology=central"):
             expected = cells[Key("books+games", "sasrec", row, "recall@3", column)].mean
-            assert drawn[f"{axes.get_title()}:{row}"].get_xdata() == pytest.approx([expected])
+            assert drawn[f"ours:{row}"].get_xdata() == pytest.approx([expected])
         assert "missing:topology=federated" in drawn
     monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4, rows=("topology=federated",)))
     with pytest.raises(Skip, match="--paper ffmsr --table 4 --datasets books"):
-        list(domain_figures.MAKERS["4"](job))
+        list(MAKERS["ffmsr"]["4"](job))

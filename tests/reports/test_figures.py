@@ -13,9 +13,9 @@ from synthetic import SETTINGS, flat_runs, make_run
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import scores
-from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, Swing, SwingPanel,
-                                      critical_difference_diagram, early_curves, forgetting_maps, improvement_bars,
-                                      looks, save, sensitivity, tornado, user_histograms, validation_curves)
+from fedcl_bench.reports.draw import (COLUMN, PAGE, Panel, SettingPanel, critical_difference_diagram, estimates,
+                                      forgetting_maps, looks, round_curves, save, sensitivity, user_histograms,
+                                      validation_curves)
 from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
@@ -30,15 +30,20 @@ def artists(figure, gid):
     return figure.findobj(lambda artist: artist.get_gid() == gid)
 
 
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
 def texts(figure):
     return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
 
 
-def bars():
+def improvements():
     rng = np.random.default_rng(0)
-    return [[BarPanel(f"{dataset}, {backbone}",
-                      {m: None if (m, backbone) == ("rlp2", "PFedRec") else OverSeeds(float(rng.normal(10, 9)), 2.0, 5)
-                       for m in list(LABELS)[1:]}, {m: float(rng.normal(10, 9)) for m in list(LABELS)[1:]})
+    return [[Panel(f"{dataset}, {backbone}", "%",
+                   {m: None if (m, backbone) == ("rlp2", "PFedRec") else OverSeeds(float(rng.normal(10, 9)), 2.0, 5)
+                    for m in list(LABELS)[1:]}, 0.0, {m: float(rng.normal(10, 9)) for m in list(LABELS)[1:]})
              for backbone in ("FedMF", "FedNCF", "PFedRec")] for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
 
 
@@ -77,11 +82,18 @@ READINGS = {"item_lr\nplain (paper)": -0.09, "inc_split\nrandom (paper)": 0.006,
             "init_from\nbest (the model tested)": None}
 
 
-def swings():
+def changes():
     """With a change far larger than the others, and one without records."""
-    bars = [None if change is None else Swing(change, 0.002 if i < 3 else None)
-            for i, change in enumerate(READINGS.values())]
-    return [SwingPanel("N@20", 0.1, bars), SwingPanel("lead over FT", 0.004, bars, zero=True)]
+    def panel(name, default):
+        return Panel(f"default: {default:.4f}", name, {
+            label: None if change is None else OverSeeds(default + change, 0.002 if i < 3 else 0.0, 5)
+            for i, (label, change) in enumerate(READINGS.items())}, default, written=True)
+    return [[panel("N@20", 0.1), panel("lead over FT", 0.004)]]
+
+
+def domains():
+    lines = {"local": OverSeeds(0.031, 0.002, 5), "pooled": None, "FFMSR": OverSeeds(0.04, 0.001, 5)}
+    return [[Panel(domain, "Recall@10", lines, 0.04) for domain in ("books", "games")]]
 
 
 def grid_test(methods):
@@ -90,9 +102,10 @@ def grid_test(methods):
 
 
 EVERY = {
-    "bars": lambda: improvement_bars(bars(), LOOK, "FT", "N@20"),
-    "one bar panel": lambda: improvement_bars([bars()[0][:1]], LOOK, "FT", "N@20"),
-    "uneven bar panels": lambda: improvement_bars([bars()[0], bars()[1][:1]], LOOK, "FT", "N@20"),
+    "improvements": lambda: estimates(improvements(), LOOK, "N@20, improvement over FT in percent, ± std over seeds"),
+    "one panel": lambda: estimates([improvements()[0][:1]], LOOK, "N@20, improvement over FT"),
+    "uneven panels": lambda: estimates([improvements()[0], improvements()[1][:1]], LOOK, "N@20, improvement over FT"),
+    "domains": lambda: estimates(domains(), {"FFMSR": looks({"f": "FFMSR"})["f"]}, "Table 4, books+games"),
     "sensitivity": lambda: sensitivity(settings((0.1, 0.5)), LOOK["f3crec"], "N@20",
                                        "F3CRec on FedMF, ML-Latest-Small"),
     "six maps": lambda: forgetting_maps({m: matrix(i) for i, m in enumerate(LABELS)}, LOOK, "N@20",
@@ -110,13 +123,15 @@ EVERY = {
         "TiSASRec, RetailRocket, mean ± std over seeds 0-4 (RLP2: 0-2)"),
     "curves and a missing one": lambda: validation_curves({"ft": curves(0), "kd": None}, LOOK, "N@20",
                                                           "FedMF, ML-100K"),
-    "early curves": lambda: early_curves(early(), LOOK, "NDCG@10"),
+    "early curves": lambda: round_curves(early(), LOOK, "NDCG@10, first session", "mean ± std over seeds"),
+    "many early curves": lambda: round_curves(
+        {f"TiSASRec, RetailRocket{i}": {m: curves(i)[0] for m in LABELS} for i in range(3)}, LOOK, "NDCG@10", "title"),
     "histograms": lambda: user_histograms(histograms(), LOOK, "predicted probability of the test target"),
     "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: OverSeeds(0.2, 0.01, 5) if i else None
                                                                    for i in range(7)}, 0.1,
                                                {i / 10: "48.4" for i in range(7)}, "ε at δ = 10⁻⁵")],
                                  LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
-    "tornado": lambda: tornado(list(READINGS), swings(), "F3CRec on FedMF, ML-Latest-Small: one setting changed"),
+    "changes": lambda: estimates(changes(), {}, "F3CRec on FedMF, ML-Latest-Small: one setting changed"),
     "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6),
                                                  "N@20 on 4 datasets × 3 backbones"),
     "ten ranks": lambda: critical_difference_diagram([f"method {i}" for i in range(10)], grid_test(10), "N@20"),
@@ -147,7 +162,7 @@ def test_readable_in_print(draw, monkeypatch):
             assert not a.overlaps(b), f"{one!r} lies on {other!r}"
 
 
-@pytest.mark.parametrize("name, kind", [("one bar panel", "png"), ("ranks", "svg"), ("two maps", "pdf")])
+@pytest.mark.parametrize("name, kind", [("one panel", "png"), ("ranks", "svg"), ("two maps", "pdf")])
 def test_same_numbers_same_bytes(tmp_path, name, kind):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -175,24 +190,22 @@ def test_dollar_signs_are_no_formulas(tmp_path):
     assert f">of {name}<" in (tmp_path / "a.svg").read_text() or f"of {name} -->" in (tmp_path / "a.svg").read_text()
 
 
-def test_bars_are_the_numbers():
-    rows = bars()
-    figure = improvement_bars(rows, LOOK, "FT", "N@20")
-    for i, panel in enumerate(panel for row in rows for panel in row):
-        axes = figure.axes[i]
-        assert axes.get_title() == panel.title
-        for x, (method, ours) in enumerate(panel.ours.items()):
-            found = [bar for bar in axes.patches if bar.get_gid() == f"ours:{method}"]
-            assert len(found) == (ours is not None)
+def test_estimates_are_the_numbers():
+    rows = improvements()
+    figure = estimates(rows, LOOK, "title")
+    for axes, panel in zip(figure.axes, (panel for row in rows for panel in row)):
+        assert axes.get_title() == panel.title and axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
+        drawn = {line.get_gid(): line for line in axes.lines}
+        for y, (method, ours) in enumerate(panel.ours.items()):
+            assert (f"missing:{method}" in drawn) == (ours is None) == (f"ours:{method}" not in drawn)
             if ours:
-                assert found[0].get_height() == ours.mean and abs(found[0].get_x() + found[0].get_width() / 2 - x) < 0.3
-            paper, = [line for line in axes.lines if line.get_gid() == f"paper:{method}"]
-            assert paper.get_ydata()[0] == panel.paper[method] and paper.get_markerfacecolor() == "white"
-        assert [t.get_text() for t in axes.get_xticklabels()] == [LABELS[m] for m in panel.ours]
-    whiskers = figure.axes[0].containers
-    assert len(artists(figure, "missing")) == 3  # RLP2 on PFedRec, visibly empty
-    segments = [c.lines[2][0].get_segments()[0] for c in whiskers if hasattr(c, "has_yerr")]
-    assert [s[1][1] - s[0][1] for s in segments] == pytest.approx([4.0] * 5)
+                assert drawn[f"ours:{method}"].get_xydata().tolist() == [[ours.mean, y]]
+            paper = drawn[f"paper:{method}"]
+            assert paper.get_xydata().tolist() == [[panel.paper[method], y]]
+            assert paper.get_markerfacecolor() == "none"
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [LABELS[m] for m in list(LABELS)[1:]]
+    segments = [bars.lines[2][0].get_segments()[0] for bars in figure.axes[0].containers]
+    assert [s[1][0] - s[0][0] for s in segments] == pytest.approx([4.0] * 5)
 
 
 def test_setting_lines_are_the_numbers():
@@ -211,22 +224,23 @@ def test_setting_lines_are_the_numbers():
         assert chosen.get_xdata()[0] == panel.chosen and chosen.get_ydata()[0] == panel.points[panel.chosen].mean
 
 
-def test_swings_are_the_numbers():
+def test_changes_are_the_numbers():
     """From the default's value; the one far longer than the others is cut, and says how long it is."""
-    figure = tornado(list(READINGS), swings(), "title")
+    figure = estimates(changes(), {}, "title")
     for axes, default in zip(figure.axes, (0.1, 0.004)):
-        low, high = axes.get_xlim()
-        found = {y: bar for y in range(5) for bar in axes.patches if bar.get_gid() == f"swing:{y}"}
-        assert sorted(found) == [0, 1, 2, 3]
-        for y, change in enumerate(list(READINGS.values())[1:4], start=1):
-            assert (found[y].get_x(), found[y].get_width()) == (default, pytest.approx(change))
-        assert low - default < found[0].get_width() == pytest.approx(-1.4 * 0.008) and high < default + 0.03  # cut
+        drawn = {line.get_gid(): line for line in axes.lines}
+        names = list(READINGS)
+        for name in names[1:4]:
+            assert drawn[f"ours:{name}"].get_xdata() == pytest.approx([default + READINGS[name]])
+        assert f"ours:{names[0]}" not in drawn and axes.get_xlim()[1] < default + 0.03
         written = {t.get_gid(): t.get_text() for t in texts(figure) if t.axes is axes and t.get_gid()}
-        assert written == {"change:0": "-0.0900 ◂", "change:1": "+0.0060", "change:2": "-0.0041", "change:3": "+0.0000",
-                           "missing": " no record"}
-    assert len(artists(figure, "zero")) == 1 and figure.axes[0].get_ylim()[0] > 4  # the first on top
-    together = tornado(["a", "b"], [SwingPanel("N@20", 0.1, [Swing(0.09), Swing(-0.08)])], "title")
-    assert [bar.get_width() for bar in together.axes[0].patches] == pytest.approx([0.09, -0.08])
+        assert written == {f"change:{name}": text for name, text in zip(names, (
+            "-0.0900 ◂", "+0.0060", "-0.0041", "+0.0000"))}
+        assert f"missing:{names[4]}" in drawn
+    assert len(artists(figure, "zero")) == 1
+    together = estimates([[Panel("", "N@20", {"a": OverSeeds(0.19, 0.0, 1), "b": OverSeeds(0.02, 0.0, 1)}, 0.1,
+                                 written=True)]], {}, "title")
+    assert {line.get_gid() for line in together.axes[0].lines} >= {"ours:a", "ours:b"}  # neither is cut
 
 
 def test_maps_are_the_numbers():
@@ -238,7 +252,7 @@ def test_maps_are_the_numbers():
             assert [a.get_text() for a in found] == ([f"{r[t, s]:.3f}"[1:]] if s <= t else [])
             assert all(a.get_position() == (s, t) for a in found)
     assert np.array_equal(figure.axes[0].images[0].get_array().filled(np.nan), r, equal_nan=True)
-    assert [a.get_text() for a in artists(figure, "missing")] == ["no record"]
+    assert legend_of(figure) == ["no record: KD"]
 
 
 def test_curves_are_the_numbers():
@@ -261,7 +275,7 @@ def test_many_curves_have_a_panel_each():
     assert len(panels) == 6 * 4
     for i, (method, several) in enumerate(every.items()):
         row = panels[4 * i:4 * i + 4]
-        assert row[0].get_ylabel() == LOOK[method].label
+        assert [axes.get_title() for axes in row] == [f"{LOOK[method].label}\nblock {block}" for block in range(4)]
         for axes, curve in zip(row, several):
             gids = [line.get_gid() for line in axes.lines]
             assert [gid for gid in gids if gid.startswith("mean:")] == [f"mean:{method}"]
@@ -272,13 +286,10 @@ def test_many_curves_have_a_panel_each():
     assert len([axes for axes in EVERY["six curves of one block"]().axes if axes.get_visible()]) == 6
 
 
-def test_missing_runs_are_noted_below():
-    for figure, text in ((EVERY["curves and a missing one"](), "No record: KD."),
-                         (EVERY["early curves"](), "No record: F3CRec on TiSASRec, Retail2.")):
-        assert figure.get_supxlabel() == text
-        titles = [axes.get_title() for axes in figure.axes] + [str(figure.get_suptitle())]
-        titles += [legend.get_title().get_text() for legend in figure.legends]
-        assert not any("no record" in title.lower() for title in titles)
+def test_missing_runs_are_named():
+    assert legend_of(EVERY["curves and a missing one"]()) == ["FT", "no record: KD"]
+    assert legend_of(EVERY["early curves"]()) == ["FT", "F3CRec", "no record: F3CRec on TiSASRec, Retail2"]
+    assert legend_of(EVERY["improvements"]()) == ["the paper", "no record"]
 
 
 def test_titles_name_the_seeds_of_each_method():
@@ -308,20 +319,16 @@ def test_colours_of_own_methods_are_as_strong_as_the_others():
 def test_rank_diagram_is_the_test():
     test = grid_test(6)
     figure = critical_difference_diagram(list(LABELS.values()), test, "title")
-    axis = {int(t.get_text()): t.get_position()[0] for t in texts(figure) if t.get_text().isdecimal()}
-    inch = axis[2] - axis[1]
     for label, rank in zip(LABELS.values(), test.ranks):
         line, = artists(figure, f"rank:{label}")
-        assert line.get_xdata()[0] == pytest.approx(axis[1] + inch * (rank - 1))
+        assert line.get_xdata()[0] == rank
         assert any(label in t.get_text() and f"{rank:.2f}" in t.get_text() for t in texts(figure))
     cd, = artists(figure, "cd")
-    assert np.ptp(cd.get_xdata()) == pytest.approx(inch * test.critical_difference)
+    assert np.ptp(cd.get_xdata()) == pytest.approx(test.critical_difference)
     assert test.groups
     for row, group in enumerate(test.groups):
-        bar, = artists(figure, f"group:{row}")
-        inside = [test.ranks[i] for i in range(6) if bar.get_xdata()[0] <= axis[1] + inch * (test.ranks[i] - 1)
-                  <= bar.get_xdata()[1]]
-        assert sorted(inside) == sorted(test.ranks[i] for i in group)
+        left, right = artists(figure, f"group:{row}")[0].get_xdata()
+        assert [i for i in range(6) if left <= test.ranks[i] <= right] == sorted(group)
     assert f"χ²(5) = {test.chi2:.2f}" in " ".join(t.get_text() for t in texts(figure))
 
 
@@ -331,7 +338,6 @@ def test_looks_are_stable_and_distinct():
     assert len({(look.color, look.marker) for look in more.values()}) == len(more)
     for feature in ("marker", "line"):  # without colour
         assert len({str(getattr(LOOK[m], feature)) for m in list(LABELS)[1:]}) == 5
-    assert len({look.hatch for name, look in LOOK.items() if name != "ft"}) == 5
     assert LOOK["f3crec"].color == "#D55E00" and LOOK["rlp2"].label == "RLP2†"
 
 
@@ -412,11 +418,11 @@ def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monk
     assert "no records of reg on fedmf, ml-100k: left empty" in out and "grid --methods reg --backbones fedmf" in out
     runs = {method: [run for run in load_runs(Path("results")) if run.meta["method"] == method
                      and run.meta["backbone"] == "fedmf"] for method in ("ft", "kd")}
-    bar, = artists(drawn[0], "ours:kd")
-    assert bar.get_height() == pytest.approx(improvement(runs["kd"], runs["ft"], "ndcg@20").mean)
-    assert not artists(drawn[0], "ours:reg") and len(artists(drawn[0], "missing")) == 1
+    ours, = artists(drawn[0], "ours:kd")
+    assert ours.get_xdata()[0] == pytest.approx(improvement(runs["kd"], runs["ft"], "ndcg@20").mean)
+    assert not artists(drawn[0], "ours:reg") and len(artists(drawn[0], "missing:reg")) == 1
     printed, = artists(drawn[0], "paper:reg")
-    assert printed.get_ydata()[0] == 11.49  # Table 2, ML-100K, FedMF, Reg, N@20, Improv.
+    assert printed.get_xdata()[0] == 11.49  # Table 2, ML-100K, FedMF, Reg, N@20, Improv.
 
 
 @pytest.mark.parametrize("arguments,parts", [

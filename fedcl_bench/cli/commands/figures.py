@@ -70,8 +70,7 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
-    from ...reports import domain_figures, paper_figures, session_figures
-    from ...reports.paper_figures import Job
+    from ...reports.paper_figures import MAKERS, Job
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
@@ -79,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_formats(args.format)
     paper = papers.get(args.paper)
-    makers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS,
-              "ffmsr": domain_figures.MAKERS}[args.paper]
+    makers = MAKERS[args.paper]
     asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
     for name in asked:
         if name != "all" and name not in makers:
