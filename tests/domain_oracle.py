@@ -34,6 +34,13 @@ def samples(n_items=N_ITEMS, lengths=(4, 1, 3, 5), seed=1):
     return Histories(items, counts, torch.arange(len(lengths)) % N_USERS), targets
 
 
+def batch_of(*histories):
+    """Histories given as lists."""
+    width = max(map(len, histories))
+    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
+                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
+
+
 def spread(module, seed=5):
     """The module in float64, with parameters that no start leaves equal."""
     generator = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import os
 import re
@@ -86,6 +87,7 @@ class JoinedConfig(DatasetConfig):
     parts: Mapping[str, DatasetConfig] = field(default_factory=dict)
 
 
+@functools.cache
 def configured() -> dict[str, Path]:
     """Name of every dataset with a shipped config file, and the file."""
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}

@@ -59,7 +59,7 @@ def test_a_path_and_a_name_are_one_run(registry, mine):
     assert make_config(registry, "ft", "fedmf", str(mine)).name == by_name.name
 
 
-def test_grids_tunings_and_audits_take_paths(capsys, mine):
+def test_grids_tunings_and_audits_take_paths(capsys, mine, same_process):
     cells = ["--backbones", "fedmf", "--datasets", str(mine), *QUICK, "--jobs", "1", "--quiet"]
     assert main(["grid", "--methods", "FT", *cells, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]

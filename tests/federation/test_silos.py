@@ -374,7 +374,7 @@ def test_compact_records_hold_domains(shops, capsys):
     assert "| books | games | mean |" in table and "Of pilots with 10 users of each domain" in table
 
 
-def test_tuning_looks_at_every_domain(shops, capsys):
+def test_tuning_looks_at_every_domain(shops, capsys, same_process):
     small = [word for value in ("rounds=1", "dim=4", "topk=3", "valid_metric=recall@3") for word in ("--set", value)]
     assert main(["tune", "--methods", "ft", "--backbones", "gru4rec", "--datasets", "books+games", "--budget", "2",
                  *small]) == 0

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from domain_oracle import batch_of, softmax
 from helpers import build, module_of
 
 from fedcl_bench.toolbox.quantisation import of_texts
-from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.toolbox.text_fusion import CENTROIDS, FourierFilter
 
@@ -41,15 +42,8 @@ def make(registry, seed=0, **options):
     return module.eval()
 
 
-def batch_of(length=6):
-    items = torch.full((len(HISTORIES), length), -1)
-    for row, history in zip(items, HISTORIES):
-        row[:len(history)] = torch.tensor(history)
-    return Histories(items, torch.tensor([len(h) for h in HISTORIES]), torch.arange(len(HISTORIES)))
-
-
-def softmax(x):
-    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+def batch():
+    return batch_of(*HISTORIES)
 
 
 def sigmoid(x):
@@ -189,11 +183,11 @@ class Oracle:
 @pytest.mark.parametrize("options", WORLDS, ids=str)
 def test_network_follows_the_equations(registry, options):
     module = make(registry, **options)
-    oracle, batch = Oracle(module), batch_of(5)
+    oracle = Oracle(module)
     expected = np.array([oracle.logits(history)[:ITEMS] for history in HISTORIES])
-    np.testing.assert_allclose(module.scores(batch).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(module.scores(batch()).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
     for module.stage in ("pretrain", "finetune"):
-        loss = module.loss(batch, torch.tensor(TARGETS)).item()
+        loss = module.loss(batch(), torch.tensor(TARGETS)).item()
         assert loss == pytest.approx(oracle.loss(module.stage), rel=1e-10)
     if options.get("without") != "semantic-fusion":
         sent = np.array([item.mixed for item in oracle.items[:ITEMS]])
@@ -218,17 +212,10 @@ def test_filter_of_ones_changes_nothing_and_of_zeros_leaves_nothing(length):
 def test_zero_weights_remove_the_stream_of_clusters(registry):
     module, other = (make(registry, item_vectors="plain", **more) for more in ({}, {"without": "semantic-fusion"}))
     other.load_state_dict(module.state_dict(), strict=False)
-    assert not torch.allclose(module.scores(batch_of()), other.scores(batch_of()))
+    assert not torch.allclose(module.scores(batch()), other.scores(batch()))
     with torch.no_grad():
         module.clusters.filter.weight.zero_()
-    torch.testing.assert_close(module.scores(batch_of()), other.scores(batch_of()))
-
-
-def test_weights_of_layers_add_up_and_mix_the_encodings(registry):
-    module = make(registry)
-    weights = module.texts.weights(module.items.weight, module.texts.adapted())
-    torch.testing.assert_close(weights.sum(1), torch.ones(ITEMS, dtype=torch.float64))
-    torch.testing.assert_close(module.semantics(), (weights.unsqueeze(2) * module.texts.encodings).sum(1))
+    torch.testing.assert_close(module.scores(batch()), other.scores(batch()))
 
 
 def test_first_round_has_the_answer_of_the_adapters_bias(registry):
@@ -249,7 +236,7 @@ def test_no_gradient_passes_the_fusion_to_ids(registry):
     assert module.items.weight.grad is None
     assert all(value.grad.abs().sum() > 0 for name, value in module.texts.named_parameters()
                if not name.endswith("noise"))
-    loss = module.loss(batch_of(), torch.tensor(TARGETS))
+    loss = module.loss(batch(), torch.tensor(TARGETS))
     loss.backward()
     assert module.items.weight.grad.abs().sum(1).ne(0).all()
     unreached = {name for name, value in module.named_parameters() if value.grad is None}
@@ -277,12 +264,12 @@ def test_each_dropout_acts_in_training_alone(registry, name):
             adapter.gate.zero_()
             adapter.weight.copy_(adapter.weight[:1].expand_as(adapter.weight))
             adapter.bias.copy_(adapter.bias[:1].expand_as(adapter.bias))
-    batch, quiet = batch_of(), make(registry)
-    assert torch.equal(module.scores(batch), module.scores(batch))
+    samples, quiet = batch(), make(registry)
+    assert torch.equal(module.scores(samples), module.scores(samples))
     quiet.load_state_dict(module.state_dict())
-    torch.testing.assert_close(quiet.train().scores(batch), quiet.scores(batch))
+    torch.testing.assert_close(quiet.train().scores(samples), quiet.scores(samples))
     module.train()
-    assert not torch.allclose(module.scores(batch), module.scores(batch))
+    assert not torch.allclose(module.scores(samples), module.scores(samples))
 
 
 def test_coded_texts_are_means_of_their_codes_vectors(registry):
@@ -297,7 +284,7 @@ def test_coded_texts_are_means_of_their_codes_vectors(registry):
     vectors = module.texts(module.items.weight)
     expected = [sum(module.texts.table[4 * k + code] for k, code in enumerate(codes)) / 3 for codes in data.codes]
     torch.testing.assert_close(vectors, torch.stack([*expected, torch.zeros(4)]))
-    module.loss(batch_of(), torch.tensor(TARGETS)).backward()
+    module.loss(batch(), torch.tensor(TARGETS)).backward()
     assert module.texts.table.grad.any(1).sum() == len((data.codes + 4 * torch.arange(3)).unique())
 
 

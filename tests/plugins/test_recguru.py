@@ -7,20 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from domain_oracle import batch_of
 from helpers import build, module_of
 from torch.nn import functional as F
 
-from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData
 
 SMALL = dict(dim=4, heads=2, head_size=3, layers=2, inner_size=5, max_length=5, dropout=0.0,
              reconstruction_negatives=3, bpr_negatives=2)
 ITEMS = {0: 7, 1: 6}
-
-
-def batch_of(*histories):
-    width = max(map(len, histories))
-    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
-                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
 
 
 BATCHES = [(batch_of([0, 1, 6], [3]), torch.tensor([2, 5])), (batch_of([5, 5], [1, 2, 3, 4], [0]),

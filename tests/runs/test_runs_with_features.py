@@ -194,7 +194,7 @@ def test_wrong_settings_end_the_command_before_anything_is_read(words, said, cap
     assert said in capsys.readouterr().err and status == (0 if "no effect" in said else 2)
 
 
-def test_a_grid_shares_features(capsys):
+def test_a_grid_shares_features(capsys, same_process):
     assert main(["grid", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--seeds", "2", *WORDS,
                  "--set", "encoder=tfidf", "--results", "grid"]) == 0
     assert len(list(Path("grid/runs").glob("*/run.json"))) == 2
