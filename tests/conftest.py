@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -34,7 +35,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A busy machine is no failure, and a failure must come back on the next run.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
+gc.disable()  # until all tests are collected
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_finish():
+    """What is imported by now is never searched for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -198,7 +198,7 @@ INLINE = re.compile(r"`(?:python )?(?:run_bench\.py|fedcl-bench) ([^`]+)`")
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_commands_are_understood(page):
-    """PartialRound sentences too; brackets there mark options that may be left out."""
+    """Within sentences too; brackets there mark options that may be left out."""
     for block in blocks_of(page):
         for words in block.commands():
             try:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import build, module_of
+from helpers import build
 from oracle import stream
-from session_oracle import ITEM, clicked_together, entmax, left_padded, single_client
+from session_oracle import ITEM, clicked_together, left_padded, single_client
 from session_oracle import k_means as plain_k_means
-from torch.nn.functional import normalize
 
 from fedcl_bench.toolbox import item_graphs
 from fedcl_bench.training.tiled_softmax import TiledSoftmax
@@ -20,7 +18,7 @@ from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.plugin.sequential import Dropout, Sequence, SessionVectors, Targets
+from fedcl_bench.plugin.sequential import Dropout, Sequence, Targets
 from fedcl_bench.core.tuning import SIZES
 
 N_ITEMS, LENGTHS, LONGEST, SEED = 40, (2, 5, 9, 14), 8, 7
@@ -151,32 +149,6 @@ def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, ti
 # MiaSRec
 
 
-def test_a_vector_that_left_the_set_scores_zero_and_is_not_in_the_mean(registry):
-    backbone = make(registry, "miasrec", beta_logit=0.25)
-    vectors = torch.tensor([[[1.0, 0, 0, 0, 0, 0], [0] * 6, [1, 1, 0, 0, 0, 0], [9] * 6]], dtype=torch.float64)
-    vectors = normalize(vectors, dim=2)
-    mask = torch.tensor([[True, True, True, False]])
-    rows = torch.tensor([[-2.0, 0, 0, 0, 0, 0], [0, 3, 0, 0, 0, 0]], dtype=torch.float64)
-    found = backbone.session_scores(vectors, mask, rows)[0].tolist()
-    half = 0.5 ** 0.5
-    assert found == pytest.approx([0.25 * 0.0 + 0.75 * (-1 - half) / 2, 0.25 * half + 0.75 * half / 2])
-
-
-@pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_support_of_entmax(registry, alpha):
-    support = module_of(registry, "backbone", "miasrec").support
-    generator = torch.Generator().manual_seed(4)
-    for size in (1, 2, 5, 16):
-        scores = 2.0 * torch.randn(1, size, generator=generator, dtype=torch.float64)
-        expected = entmax(scores[0], alpha) > 0
-        mask = torch.ones(1, size + 2, dtype=torch.bool)
-        mask[:, size:] = False
-        found = support(torch.cat([scores, 100 + scores[:, :1], scores[:, :1]], 1), mask, alpha)
-        assert found[0, :size].tolist() == expected.tolist() and not found[0, size:].any()
-    assert support(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(1, 3, dtype=torch.bool), alpha).tolist() == [
-        [True, False, False]]
-
-
 def test_heads_that_do_not_divide_the_vectors(registry):
     with pytest.raises(UserError, match="setting 'heads': found 3, accepted: a divisor of dim=100"):
         build(registry, "backbone", "miasrec", heads=3)
@@ -185,20 +157,8 @@ def test_heads_that_do_not_divide_the_vectors(registry):
 # DMI-GNN
 
 
-def test_patterns_of_long_sessions_are_kept_apart(registry):
-    """K = 2, |cos| = .5, length 12, eta 8: sigmoid(.5 x 4) = .8808; a short session has less than .5."""
-    backbone = make(registry, "dmi-gnn", interests=2, diversity=1.0, long_session=8.0)
-    beta = torch.zeros(2, 2, 12, dtype=torch.float64)
-    beta[:, 0, 0] = beta[:, 1, 0] = 1.0
-    beta[:, 1, 1] = -(3.0 ** 0.5)
-    terms = {"beta": beta, "length": torch.tensor([12.0, 4.0], dtype=torch.float64)}
-    found = backbone.session_term(SessionVectors(beta, beta, terms), None)
-    assert found.tolist() == pytest.approx([1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(2.0))])
-    assert round(float(found[0]), 4) == 0.8808
-
-
 def test_neighbours_are_of_a_clients_own_sessions(registry):
-    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. PartialRound 3 positions, in both directions, the most frequent first."""
+    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. Within 3 positions, in both directions, the most frequent first."""
     neighbours = item_graphs.neighbours
     items, start, user = np.array([1, 2, 1, 3, 5, 2, 1, 1, 5]), np.array([0, 5, 7, 9]), np.array([0, 0, 1])
     found = {}

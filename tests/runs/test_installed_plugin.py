@@ -6,12 +6,9 @@ import json
 import os
 import re
 import subprocess
-import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, install
 
 from fedcl_bench.cli.main import main
 
@@ -30,22 +27,15 @@ def python(tmp_path_factory):
     """The interpreter of a new environment that sees this one's packages, with the package of docs/plugins.md
     installed: a method named by its module and a backbone named by its class."""
     folder = tmp_path_factory.mktemp("installed")
-    source, environment = folder / "source", folder / "environment"
+    source = folder / "source"
     for kind, name in (("method", "acme-mean"), ("backbone", "acme-model")):
         assert main(["new-plugin", kind, name, "--plugins", str(source / "acme")]) == 0
     (source / "acme/__init__.py").write_text("")
     (source / "acme/broken.py").write_text("import nothing_of_this_name\n")
     (project,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/plugins.md").read_text(encoding="utf-8"), re.DOTALL)
     (source / "pyproject.toml").write_text(project + MORE)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
-    (site / "outer.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")) + "\n")
-    python = environment / "bin" / "python"
-    done = subprocess.run([sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install",
-                           "--no-index", "--no-build-isolation", "--no-deps", source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (site / "acme" / "acme_mean.py").is_file()
-    return python
+    assert (install(source, folder / "environment") / "acme" / "acme_mean.py").is_file()
+    return folder / "environment" / "bin" / "python"
 
 
 # Commands one after the other in one process, as most of a command's time is PyTorch's import.
