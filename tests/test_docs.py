@@ -44,7 +44,7 @@ WRITTEN = [*GUIDE, *(ROOT / f"results/{part}/README.md" for part in ("published"
            *sorted({*(ROOT / "docs").glob("*.md")} - {*GUIDE})]
 PAGES = [*WRITTEN, *sorted((ROOT / "results/pages").glob("*.md")), ROOT / "results/domains/tables.md"]
 SLOW = (["check", "mean-of-items"], ["check", "halfway"])
-SMALL = ("--set", "rounds=1", "--set", "k_core=50")  # a round a block, on the densest part of ML-100K
+SMALL = ("--set", "rounds=1", "--set", "k_core=70")  # a round a block, on the densest part of ML-100K
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def test_twenty_lines_are_f3crecs_server(registry, tmp_path):
     found = {}
     for of, method, settings in ((discover([tmp_path / "mine"]), "temporal-mean", {}), (registry, "ft", {}),
                                  (registry, "f3crec", {"lambda_kd": 0.0})):
-        run = config.make_config(of, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 3, "k_core": 50,
+        run = config.make_config(of, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 3, "k_core": 70,
                                                                                         **settings})])
         result = execute(run, lambda: load_stream(run.source, run.stream), tmp_path / method)
         model = read_model(Path(result["record"])).tables

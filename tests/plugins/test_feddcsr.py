@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from domain_oracle import batch_of
+from domain_oracle import attention, batch_of
 from helpers import build, module_of
 
 from fedcl_bench.plugin.silo import DomainData
@@ -67,22 +67,14 @@ class Oracle:
         return total if self.s.item_vectors == "once" else total / len(steps) + raw
 
     def attention(self, name, x, real):
-        d, heads, size = self.s.dim, self.s.heads, self.s.dim // self.s.heads
-        x = x * real[:, None]
+        d, x = self.s.dim, x * real[:, None]
         for k in range(self.s.layers):
             p = {key[len(name) + 1:]: value for key, value in self.p.items() if key.startswith(name + ".")}
             weight, bias = p[f"inputs.{k}.weight"], p[f"inputs.{k}.bias"]
             asked = np.stack([norm(row, p[f"query_norms.{k}.weight"], p[f"query_norms.{k}.bias"], 1e-8) for row in x])
-            query, key, value = (rows @ weight[i * d:(i + 1) * d].T + bias[i * d:(i + 1) * d]
-                                 for i, rows in enumerate((asked, x, x)))
-            mixed = np.zeros_like(x)
-            for i in range(len(x)):
-                for h in range(heads):
-                    part = slice(h * size, (h + 1) * size)
-                    logits = np.array([query[i, part] @ key[j, part] / math.sqrt(size) for j in range(i + 1)])
-                    shares = np.exp(logits - logits.max())
-                    mixed[i, part] = sum(share * value[j, part] for j, share in enumerate(shares / shares.sum()))
-            out = mixed @ p[f"outputs.{k}.weight"].T + p[f"outputs.{k}.bias"]
+            mixed = attention(*(rows @ weight[i * d:(i + 1) * d].T + bias[i * d:(i + 1) * d]
+                                for i, rows in enumerate((asked, x, x))), self.s.heads)
+            out = np.stack(mixed) @ p[f"outputs.{k}.weight"].T + p[f"outputs.{k}.bias"]
             x = np.stack([norm(row, p[f"norms.{k}.weight"], p[f"norms.{k}.bias"], 1e-8) for row in asked + out])
             inner = np.maximum(x @ p[f"inner.{k}.weight"].T + p[f"inner.{k}.bias"], 0)
             x = (x + inner @ p[f"outer.{k}.weight"].T + p[f"outer.{k}.bias"]) * real[:, None]

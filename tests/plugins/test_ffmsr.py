@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from domain_oracle import batch_of, softmax
+from domain_oracle import affine, batch_of, normalised, softmax, transformer
 from helpers import build, module_of
 
 from fedcl_bench.toolbox.quantisation import of_texts
@@ -54,10 +54,6 @@ def leaky(x):
     return np.where(x > 0, x, 0.01 * x)
 
 
-def gelu(x):
-    return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
-
-
 class Oracle:
     """The equations, item by item and position by position."""
 
@@ -73,13 +69,6 @@ class Oracle:
         weight, bias, gate = (self.p[f"{name}.{part}"] for part in ("weight", "bias", "gate"))
         return sum(g * (x - b) @ w for g, b, w in zip(softmax(x @ gate), bias, weight))
 
-    def linear(self, name, x):
-        return self.p[f"{name}.weight"] @ x + self.p[f"{name}.bias"]
-
-    def norm(self, name, x):
-        scaled = (x - x.mean()) / math.sqrt(x.var() + 1e-12)
-        return scaled * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
-
     def item(self, i):
         """(w_ij, t_i, f_i, e'_i, mixed encodings)"""
         e = self.ids[i]
@@ -87,10 +76,10 @@ class Oracle:
                  for j, x in enumerate(self.encodings[i])]
         odds = []
         for text in texts:
-            x = leaky(self.linear("texts.weigh.0", np.concatenate([e, text])))
+            x = leaky(affine(np.concatenate([e, text]), self.p, "texts.weigh.0"))
             if self.s.fusion_layers == 3:
-                x = leaky(self.linear("texts.weigh.2", x))
-            odds.append(self.linear(f"texts.weigh.{2 * self.s.fusion_layers - 2}", x)[0])
+                x = leaky(affine(x, self.p, "texts.weigh.2"))
+            odds.append(affine(x, self.p, f"texts.weigh.{2 * self.s.fusion_layers - 2}")[0])
         weights = softmax(np.array(odds))
         clustered = None
         if self.s.without != "semantic-fusion":
@@ -111,24 +100,6 @@ class Oracle:
                 result[n] += (y * np.exp(2j * math.pi * k * n / length)).real / length
         return result
 
-    def encoder(self, x, length):
-        for k in range(self.s.layers):
-            layer, size = f"encoder.layers.{k}", self.s.dim // self.s.heads
-            query, key, value = (np.array([self.linear(f"{layer}.{part}", row) for row in x])
-                                 for part in ("query", "key", "value"))
-            mixed = np.zeros(x.shape)
-            for head in range(self.s.heads):
-                part = slice(head * size, (head + 1) * size)
-                for n in range(length):
-                    seen = softmax(key[:n + 1, part] @ query[n, part] / math.sqrt(size))
-                    mixed[n, part] = seen @ value[:n + 1, part]
-            for n in range(length):
-                y = self.norm(f"{layer}.norm", x[n] + self.linear(f"{layer}.out", mixed[n]))
-                hidden = self.linear(f"{layer}.outer", gelu(self.linear(f"{layer}.inner", y)))
-                x = x.copy()
-                x[n] = self.norm(f"{layer}.ffn_norm", y + hidden)
-        return x[length - 1]
-
     def represented(self, history):
         length, zeros = self.s.max_length, np.zeros(self.s.dim)
         at = [self.items[i] for i in history]
@@ -138,13 +109,13 @@ class Oracle:
             f = np.array([zeros if item is None else item.clustered for item in at])
             v = v + (f if self.s.without == "adaptation-filter" else self.filtered("clusters.filter", f))
         if self.s.positions == "before_filters":
-            v = np.array([self.norm("norm", row) for row in v + self.p["positions.weight"]])
+            v = np.array([normalised(row, self.p, "norm") for row in v + self.p["positions.weight"]])
         for k in range(0 if self.s.without == "encoder-filter" else self.s.filter_layers):
             y = v + self.filtered(f"filters.{k}.filter", v)
-            v = np.array([self.norm(f"filters.{k}.norm", row) for row in y])
+            v = np.array([normalised(row, self.p, f"filters.{k}.norm") for row in y])
         if self.s.positions == "after_filters":
             v = v + self.p["positions.weight"]
-        return self.encoder(v, len(history))
+        return transformer(list(v[:len(history)]), self.p, "encoder", self.s.layers, self.s.heads)  # looks back only
 
     def logits(self, history):
         h, result = self.represented(history), []
