@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -11,11 +13,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+import yaml
 from helpers import SameProcess
 
+from fedcl_bench.cli import main
 from fedcl_bench.data import datasets
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.runs import registry as registry_of_plugins
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
@@ -28,9 +33,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of child processes
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A busy machine is no failure, and a failure must come back on the next run.
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("suite")
+gc.disable()  # until all tests are collected
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_finish():
+    """What is imported by now is never searched for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,6 +68,24 @@ def read_once():
         return kept(path, k_core, tuple(fields.items()), tuple(keep.items()), tuple(drop_events))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "load_interactions", load_interactions)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once():
+    """What hundreds of tests would make anew: the parser, descriptions of settings, RecBole's own configuration."""
+    from recbole.config import Config
+
+    parsed = functools.cache(lambda file, loader: yaml.load(Path(file).read_text(encoding="utf-8"), Loader=loader))
+
+    def update(config, file):
+        content = copy.deepcopy(parsed(file, config.yaml_loader))
+        config.internal_config_dict.update(content or {})
+        return content
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "build_parser", functools.cache(main.build_parser))
+        patch.setattr(registry_of_plugins, "describe", functools.cache(registry_of_plugins.describe))
+        patch.setattr(Config, "_update_internal_config_dict", update)
         yield
 
 

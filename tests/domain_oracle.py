@@ -34,6 +34,13 @@ def samples(n_items=N_ITEMS, lengths=(4, 1, 3, 5), seed=1):
     return Histories(items, counts, torch.arange(len(lengths)) % N_USERS), targets
 
 
+def batch_of(*histories):
+    """Histories given as lists."""
+    width = max(map(len, histories))
+    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
+                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
+
+
 def spread(module, seed=5):
     """The module in float64, with parameters that no start leaves equal."""
     generator = torch.Generator().manual_seed(seed)
@@ -61,19 +68,25 @@ def softmax(x):
     return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
 
 
+def attention(queries, keys, values, heads, causal=True):
+    """What each query makes of the values: of all, or of those up to its own place."""
+    size, mixed = len(queries[0]) // heads, []
+    for now, query in enumerate(queries):
+        seen, parts = range(now + 1 if causal else len(keys)), []
+        for part in (slice(head * size, (head + 1) * size) for head in range(heads)):
+            shares = softmax(np.array([query[part] @ keys[then][part] / math.sqrt(size) for then in seen]))
+            parts.append(sum(share * values[then][part] for share, then in zip(shares, seen)))
+        mixed.append(np.concatenate(parts))
+    return mixed
+
+
 def transformer(xs, p, name, layers, heads):
     """RecBole's encoder of one history without padding, causal: the last representation."""
     for k in range(layers):
         part = f"{name}.layers.{k}"
-        queries, keys, values = ([affine(x, p, f"{part}.{kind}") for x in xs] for kind in ("query", "key", "value"))
-        after, size = [], len(xs[0]) // heads
-        for now, x in enumerate(xs):
-            mixed = np.zeros_like(x)
-            for head in range(heads):
-                part_of = slice(head * size, (head + 1) * size)
-                shares = softmax(np.array([queries[now][part_of] @ keys[then][part_of] / math.sqrt(size)
-                                           for then in range(now + 1)]))
-                mixed[part_of] = sum(share * values[then][part_of] for then, share in enumerate(shares))
+        asked = ([affine(x, p, f"{part}.{kind}") for x in xs] for kind in ("query", "key", "value"))
+        after = []
+        for x, mixed in zip(xs, attention(*asked, heads)):
             y = normalised(x + affine(mixed, p, f"{part}.out"), p, f"{part}.norm")
             inner = affine(y, p, f"{part}.inner")
             inner = np.array([value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in inner])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import sysconfig
 import warnings
 from collections import OrderedDict, deque
 from contextlib import contextmanager
@@ -143,7 +145,7 @@ class SameProcess:
     tries, keeps_idle = 1, True
 
     def __init__(self, threads):
-        self.running, self._messages = None, deque()
+        self.running, self._messages, self._streams = None, deque(), OrderedDict()
 
     def hire(self):
         return SameProcess(1)
@@ -154,13 +156,26 @@ class SameProcess:
     def send(self, job):
         if job != STOP:  # a run is at its end before anybody could ask for it
             pipe = SimpleNamespace(send=self._messages.append, poll=lambda: False)
-            self._messages.append(run_job(job, pipe, 1, OrderedDict()))
+            self._messages.append(run_job(job, pipe, 1, self._streams))
 
     def receive(self):
         return self._messages.popleft()
 
     def end(self, kill=False):
         return ""
+
+
+def install(source, environment, *options):
+    """Make an environment that sees this one's packages, with the package of a folder installed; returns its
+    site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+    (site / "outer.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")) + "\n")
+    done = subprocess.run([sys.executable, "-m", "pip", "--python", environment / "bin" / "python",
+                           "--disable-pip-version-check", "install", "--no-index", "--no-build-isolation", "--no-deps",
+                           *options, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return site
 
 
 def records(folder):

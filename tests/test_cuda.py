@@ -126,8 +126,8 @@ def test_a_run_is_kept_and_goes_on_from_where_it_was(registry, tmp_path, monkeyp
     """With ``device=cuda``, stopped at each sign of life; its record can be read without a GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SIZES, "report_every", 0.0)
-    lay_shop("books", 1, 20, 15, texts=True)
-    lay_shop("games", 2, 12, 11, texts=True)
+    lay_shop("books", 1, 10, 12, texts=True)
+    lay_shop("games", 2, 8, 9, texts=True)
     layers = [("test", {"rounds": 2, "patience": 0, "topk": "3,5", "valid_metric": "ndcg@5", **settings})]
     with on_gpu():
         config = make_config(registry, method, backbone, dataset, 0, layers, device="cuda")

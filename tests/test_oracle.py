@@ -60,7 +60,7 @@ def stream(registry):
     return load_stream(config.source, config.stream)
 
 
-def some_clients(step, count=12):
+def some_clients(step, count=8):
     """Old, new, light and heavy clients of a block."""
     lengths = step.train.lengths
     users = (lengths > 0).nonzero().flatten()
@@ -126,7 +126,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
         "f3crec": lambda: oracle.distillation(previous, s.lambda_kd, s.top_n, s.eps, local)}[name]()
 
 
-def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=12,
+def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=8,
             weighted=False, layout="rows", **changes):
     name, settings, training = BACKBONES[backbone_case]
     backbone = make_backbone(registry, name, **{**settings, **changes})
@@ -193,7 +193,7 @@ def every_two(*lists):
 @pytest.mark.parametrize("method, local, optimiser", every_two(METHODS, LOCAL, ["sgd", "adam"]))
 def test_fedmf_round_equals_oracle(registry, stream, method, local, optimiser):
     changes = {} if optimiser == "sgd" else {"lr": 0.01, "item_lr": "plain"}
-    compare(registry, stream, "fedmf", method, {**LOCAL[local], "optimiser": optimiser}, count=10, **changes)
+    compare(registry, stream, "fedmf", method, {**LOCAL[local], "optimiser": optimiser}, **changes)
 
 
 @pytest.mark.parametrize("method, local, backbone", every_two(
@@ -201,9 +201,9 @@ def test_fedmf_round_equals_oracle(registry, stream, method, local, optimiser):
 def test_round_on_scores_of_all_items_equals_oracle(registry, stream, monkeypatch, backbone, method, local):
     monkeypatch.setattr(SIZES, "dense_items", 1 << 30)  # for light clients too
     monkeypatch.setattr(SIZES, "dense_items_compiled", 1 << 30)
-    compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="all items")
+    compare(registry, stream, backbone, method, LOCAL[local], layout="all items")
     if method == "ft":
-        compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="all items", weighted=True)
+        compare(registry, stream, backbone, method, LOCAL[local], layout="all items", weighted=True)
 
 
 @pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
@@ -217,23 +217,23 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch
     calls = []
     monkeypatch.setattr(ops, "inner_round", lambda *arguments, call=ops.inner_round:
                         calls.append(len(calls)) or call(*arguments))
-    compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place")
+    compare(registry, stream, backbone, method, LOCAL[local], layout="in place")
     fused = method in ("ft", "rlp2") and backbone != "fedncf"
     assert bool(calls) == fused
     if method == "ft":  # then local batch by local batch
-        compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
+        compare(registry, stream, backbone, method, LOCAL[local], layout="in place", weighted=True)
         monkeypatch.setattr(rounds, "plan_of", lambda *_: None)
-        compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place")
-        compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
+        compare(registry, stream, backbone, method, LOCAL[local], layout="in place")
+        compare(registry, stream, backbone, method, LOCAL[local], layout="in place", weighted=True)
 
 
 @pytest.mark.parametrize("backbone, local", list(zip(BACKBONES, ["batch512x1", "batch48x1"] * 7)))
 def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypatch, backbone, local):
     monkeypatch.setattr(ops, "why_not", lambda: "switched off")
-    compare(registry, stream, backbone, "ft", LOCAL[local], count=8)
+    compare(registry, stream, backbone, "ft", LOCAL[local])
     if backbone in ("fedmf", "fedncf", "pfedrec"):
         monkeypatch.setattr(SIZES, "dense_items", 1 << 30)
-        compare(registry, stream, backbone, "f3crec", LOCAL[local], count=8, layout="all items")
+        compare(registry, stream, backbone, "f3crec", LOCAL[local], layout="all items")
 
 
 # Every second pair goes to the long tests. Variants of a backbone differ in its scores or its server, which F3CRec's
@@ -245,41 +245,40 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
     *((backbone, method) for backbone in ("fedncf-hidden", "pfedrec-local", "fedrap-tolerance", "gpfedrec-code",
                                           "ncf-sigmoid") for method in ("reg-mean", "f3crec"))])
 def test_round_equals_oracle(registry, stream, backbone, method):
-    compare(registry, stream, backbone, method, LOCAL["batch48x1"], count=10)
+    compare(registry, stream, backbone, method, LOCAL["batch48x1"])
 
 
 @pytest.mark.parametrize("backbone, local", [
     ("fedncf", "batch512x3"), ("pfedrec", "batch20x2"), ("pfedrec-local", "batch512x3"), ("fedrap", "batch20x2"),
     ("gpfedrec", "batch512x3"), ("biasmf", "batch20x2"), ("ncf", "batch512x3")])
 def test_round_equals_oracle_over_epochs(registry, stream, backbone, local):
-    compare(registry, stream, backbone, "f3crec", LOCAL[local], count=8)
+    compare(registry, stream, backbone, "f3crec", LOCAL[local])
 
 
 @pytest.mark.parametrize("local", ["batch48x1", "batch512x3", "batch20x2"])
 def test_touched_rows_of_personal_tables_equal_oracle(registry, stream, local):
-    compare(registry, stream, "fedrap-touched", "ft", LOCAL[local], count=8)
+    compare(registry, stream, "fedrap-touched", "ft", LOCAL[local])
 
 
 @pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec", "biasmf", "ncf"])
 def test_mean_weighted_by_interactions(registry, stream, backbone):
     for method in ("ft", "reg"):
-        compare(registry, stream, backbone, method, LOCAL["batch512x1"], count=8, weighted=True)
+        compare(registry, stream, backbone, method, LOCAL["batch512x1"], weighted=True)
 
 
 @pytest.mark.parametrize("method, backbone", list(zip(METHODS, ["fedmf", "fedncf", "pfedrec"] * 3)))
 def test_round_equals_oracle_in_single_precision(registry, stream, backbone, method):
-    compare(registry, stream, backbone, method, LOCAL["batch512x1"], torch.float32, 1e-4, count=10)
+    compare(registry, stream, backbone, method, LOCAL["batch512x1"], torch.float32, 1e-4)
 
 
 def test_every_path_of_the_engine_is_compared(stream):
     """The clients above include one batch, several weighted batches and several gathered ones."""
     step = stream.steps[1]
-    for count in (12, 10):
-        chunks = make_chunks(step, some_clients(step, count), LocalSettings(batch_size=48), 16)
-        batches = {chunk.batches for chunk in chunks}
-        assert min(batches) == 1 and max(batches) > SIZES.weighted_batches
-        assert any(1 < b <= SIZES.weighted_batches for b in batches)
-        assert any(len(chunk.users) > 1 for chunk in chunks)
+    chunks = make_chunks(step, some_clients(step), LocalSettings(batch_size=48), 16)
+    batches = {chunk.batches for chunk in chunks}
+    assert min(batches) == 1 and max(batches) > SIZES.weighted_batches
+    assert any(1 < b <= SIZES.weighted_batches for b in batches)
+    assert any(len(chunk.users) > 1 for chunk in chunks)
 
 
 @pytest.mark.parametrize("backbone", [*(pytest.param(name, marks=pytest.mark.long) for name in ("fedmf", "pfedrec")),
@@ -326,7 +325,7 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
     ("fedrap-tolerance", "batch512x1"), ("gpfedrec", "batch20x2"), ("ncf", "batch20x2")])
 def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     """Whatever their private parameters were before; nothing else changes."""
-    k, rounds = 3, 4
+    k, rounds = 3, 2
     name, settings, training = BACKBONES[backbone]
     backbone = make_backbone(registry, name, **settings)
     train = LocalSettings(**{**LOCAL[local], **training})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 import runpy
 import shlex
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import ROOT
-from test_docs import LINK, blocks, prose, targets
+from test_docs import LINK, prose
 
 from fedcl_bench.cli import main
 from fedcl_bench.core.version import __version__
@@ -55,26 +54,6 @@ def test_what_pages_link_to_is_copied_with_them():
             file = (page.parent / target.partition("#")[0]).resolve()
             if not re.match(r"https?://", target) and file.is_file():
                 assert any(file.is_relative_to(root) for root in roots), f"{name}: {target} is not copied"
-
-
-def test_extras_of_the_makefile_exist():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    extras = re.findall(r'-e "\.\[(\w+)\]"', (ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert {"docs", "test"} <= set(extras) <= set(setup["options.extras_require"])
-
-
-def test_commands_of_contributing_are_known():
-    text = re.sub(r"^  ```text\n.*?^  ```$", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
-                  flags=re.DOTALL | re.MULTILINE)
-    lines = [words for block in blocks(text) for words in block.commands()]
-    assert {words[1] for words in lines if words[0] == "make"} <= targets()
-    files = [word for words in lines for word in words if word.endswith((".txt", ".py"))]
-    assert files and all((ROOT / file).is_file() for file in files)
-    for command in re.findall(r"`(?:python run_bench\.py )([^`]+)`", text):
-        main.parse(shlex.split(command))
-    for room in re.findall(r"`(fedcl_bench/[\w/.]+|tests/[\w/.]+|dataset_configs/)`", text):
-        assert (ROOT / room).exists(), room
 
 
 def test_commits_are_checked_by_the_ruff_of_the_environment():

@@ -24,7 +24,10 @@ from ..plugin.state import Snapshot
 def seeded(seed: int, purpose: str, *counters: int, device: torch.device) -> Iterator[None]:
     """Within the block, PyTorch's generators draw what is named so (see ``rng.key``); outside, as if it were not."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(rng.key(seed, purpose, *counters) >> 1)
+        number = rng.key(seed, purpose, *counters) >> 1
+        torch.default_generator.manual_seed(number)  # torch.manual_seed keeps a stack for each accelerator not in use
+        if device.type == "cuda":
+            torch.cuda.manual_seed_all(number)
         yield
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import subprocess
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pandas as pd
 import pytest
@@ -12,6 +15,7 @@ from helpers import ROOT
 from matplotlib.figure import Figure
 
 import fedcl_bench as fb
+from fedcl_bench.cli.main import main
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
@@ -33,11 +37,20 @@ def shown(code: str, names: dict) -> object:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
 
 
+def in_this_process(words, **options):
+    """``subprocess.run`` of a command line of the suite."""
+    with redirect_stdout(StringIO()) as said:
+        status = main(words[3:])
+    return subprocess.CompletedProcess(words, status, said.getvalue(), "")
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=50, progress=False))
+    monkeypatch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=70, progress=False))
+    monkeypatch.setattr(subprocess, "run", in_this_process)
     names: dict = {}
-    values = [shown(code.replace("rounds=10", "rounds=1"), names) for code in cells(path)]
+    values = [shown(code.replace("rounds=10", "rounds=1").replace("k_core=5)", "k_core=70)"), names)
+              for code in cells(path)]
     kinds = {type(value) for value in values}
     assert {fb.Results, pd.DataFrame, Figure} <= kinds and all(v._repr_png_() for v in values if isinstance(v, Figure))

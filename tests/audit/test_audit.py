@@ -271,7 +271,7 @@ def test_the_command_writes_table_figure_and_json(capsys):
 def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
     def absent(*args):
         raise ModuleNotFoundError
-    clip = ["--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
+    clip = ["--set", "upload_clip=1", "--set", "upload_mechanism=gaussian", "--set", "k_core=70"]
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
     captured = capsys.readouterr()
     protection = Protection(1.0, 4.0, "gaussian")

@@ -254,7 +254,7 @@ def test_divergence_stops_the_run_and_marks_the_record(refused):
 
 
 def test_a_failed_record_counts_what_its_clients_did(capsys, run_json):
-    job = ["--set", "rounds=3", "--set", "patience=0", "--set", "k_core=50"]
+    job = ["--set", "rounds=3", "--set", "patience=0", "--set", "k_core=70"]
     assert main(["--method", "reg", "--backbone", "fedmf", *job, "--set", "lambda_reg=1e3"]) == 1
     capsys.readouterr()
     done, _ = run_json("--method", "ft", "--backbone", "fedmf", *job)

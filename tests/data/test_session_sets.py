@@ -165,7 +165,8 @@ def test_a_prepared_stream_is_of_its_topology(registry):
 
 
 @pytest.mark.parametrize("name, rows, samples, items, tests", [
-    ("diginetica", 906_140, 719_470, 43_097, 60_858), ("retailrocket", 685_984, 559_816, 36_968, 15_132)])
+    pytest.param("diginetica", 906_140, 719_470, 43_097, 60_858, marks=pytest.mark.long),
+    ("retailrocket", 685_984, 559_816, 36_968, 15_132)])
 def test_the_published_sets_have_their_counts(shared, registry, name, rows, samples, items, tests, capsys):
     assert main(["data", "convert", f"session-{name}", "--raw", str(shared / "data" / "session-sets" / name)]) == 0
     assert "as many rows, users, items as the publisher counts" in capsys.readouterr().out

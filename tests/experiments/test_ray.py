@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,11 @@ from fedcl_bench.experiments.ray_crew import Runner, lost
 from fedcl_bench.experiments.worker import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks nodes' processes up in /proc")
+pytestmark = [  # found, and not imported, as every worker collects this file
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install '.[ray]'"),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks nodes' processes up in /proc")]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=6"]
-RUN = ["--method", "f3crec", "--backbone", "fedmf", "--set", "rounds=3", "--set", "precision=float64"]
+RUN = ["--method", "f3crec", "--backbone", "fedmf", "--set", "rounds=2", "--set", "precision=float64"]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def test_a_sharded_run_may_lose_a_node(second, tmp_path, capsys, monkeypatch, di
     assert main([*RUN, "--ray", address, "--shards", "2", "--results", str(tmp_path / "ray"), "--json"]) == 0
     captured = capsys.readouterr()
     assert bool(re.search("cluster (was lost|died); starting the shards again", captured.err)) == dies
-    assert places == [place for t in range(4) for place in (*((t, r) for r in range(1, 4)), (t + 1, 0))]
+    assert places == [place for t in range(4) for place in (*((t, r) for r in range(1, 3)), (t + 1, 0))]
     found = json.loads(captured.out)
     monkeypatch.undo()
     assert main([*RUN, "--results", str(tmp_path / "alone"), "--json", "--quiet"]) == 0

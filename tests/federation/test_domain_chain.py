@@ -107,7 +107,7 @@ def test_ffmsr_clusters_anew_in_every_block(registry, shops):
     assert not torch.equal(received[0].public[name], received[1].public[name])
 
 
-def test_a_run_and_a_grid_train_the_blocks_before(shops, capsys):
+def test_a_run_and_a_grid_train_the_blocks_before(shops, capsys, same_process):
     settings = [word for name, value in {**SMALL, "topk": "3"}.items() for word in ("--set", f"{name}={value}")]
     cell = ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings]
     assert main([*cell, "--set", "domain_block=1"]) == 0

@@ -123,7 +123,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     f = config.federation(load_stream(config.source, config.stream))
     f.method.client_state, f.method.server_state = {}, {}
     model, step, acting = opened(f)
-    users = (step.train.lengths > 0).nonzero().flatten()[:60]
+    users = (step.train.lengths > 0).nonzero().flatten()[:20]
     step_opened = open_step(f, step, model)
     chunks = step_opened.protocol.chunks(users, 1, model)
     acting.begin_round(step, 1, f.backbone)

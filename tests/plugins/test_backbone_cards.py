@@ -353,25 +353,6 @@ def test_spp_weight_example(registry):
     assert labels == pytest.approx([1 / (1 + math.exp(-1.0)), 0.5])
 
 
-def test_spp_plasticity_without_past_is_uniform(registry):
-    """p_w = 0: P = W, every rank gap is 0, and draws are uniform over the top A."""
-    torch.manual_seed(0)
-    starts = torch.randn(2, 60).double()
-    method = after_blocks(registry, starts, plasticity=0.0, proxy_top=20, plastic_items=4, stable_items=0)
-    assert (method.client_state["plasticity weights"] == 0).all()
-    top = starts[1].argsort(descending=True)[:20].tolist()
-    assert method.client_state["plasticity items"][0].tolist() == top
-    user = torch.tensor([0])
-    drawn = [method.replayed_items(user, DrawKey(0, 1, r))[0].tolist() for r in range(500)]
-    assert all(len(set(items)) == 4 for items in drawn)  # without replacement
-    counts = [sum(i in items for items in drawn) for i in top]
-    assert sum(counts) == 2000
-    # Without replacement counts vary by 1 - 3/19 less than independent ones.
-    expected = 100
-    chi2 = sum((c - expected) ** 2 / expected for c in counts) / (1 - 3 / 19)
-    assert stats.chi2(19).sf(chi2) > 1e-3
-
-
 def test_spp_draws_follow_the_weights(registry):
     """With a large eps the item that W ranks much lower is drawn exp(eps gap) times as often as the others."""
     old = [-float(i) for i in range(100)]

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from domain_oracle import batch_of
 from helpers import build, module_of
 
-from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData
 
 USERS = {"a": ([0, 1, 2, 1], [3, 1], [4]), "b": ([0, 2, 2], [1, 0, 3])}
 CODES = {"a": [0, 1, 1, -1, 2, 0], "b": [1, 0, 3, 1]}
@@ -23,12 +24,6 @@ def domain(name):
     ends = torch.tensor([0, *map(len, users)]).cumsum(0)
     codes = torch.tensor(CODES[name])[:, None]
     return DomainData(len(users), len(codes), None, (items, ends), codes)
-
-
-def batch_of(*histories):
-    width = max(map(len, histories))
-    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
-                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
 
 
 BATCHES = {"a": (batch_of([0, 1], [3], [4, 1, 0]), torch.tensor([2, 1, 5])),
@@ -156,14 +151,6 @@ def test_the_joint_loss_is_the_sum_of_its_terms(registry, monkeypatch, intra):
         alike = torch.tensor([[i != j and kinds[i] == kinds[j] for j in range(len(own))] for i in range(len(own))])
         expected += 0.15 * plugin.contrast(as_tensor(views[a][0][own]), as_tensor(views[b][0][partners[a]]), 0.3, alike)
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-10)
-
-
-def test_every_setting_changes_the_loss(registry):
-    changes = [{}, {"neighbours": (1, 1)}, {"neighbours": (25,)}, {"dropout": 0.2}, {"link_negatives": 5},
-               {"intra": "link"}, {"intra_weight": 0.5}, {"category_weight": 0.5}, {"neighbour_weight": 0.5},
-               {"temperature": 0.2}]
-    values = [float(joint(registry, **settings)[2].detach()) for settings in changes]
-    assert len({round(value, 10) for value in values}) == len(values)
 
 
 def test_terms_across_domains_reach_both_and_nothing_else_does(registry):

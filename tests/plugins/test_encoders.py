@@ -12,7 +12,6 @@ from session_oracle import ITEM, left_padded, single_client
 
 from fedcl_bench import rng
 from fedcl_bench.data.stream import Sessions
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.plugin.sequential import Dropout, Sequence, Start, xavier
 
 ENCODERS = pytest.mark.parametrize("name, options", [
@@ -149,8 +148,3 @@ def test_intervals(registry):
     assert intervals(registry, [100, 102, 102, 105])[-1] == [3, 3, 2, 1, 1, 0]  # 2.5 is rounded to the even 2
     assert intervals(registry, [1.4e9, 1.4e9 + 1, 1.4e9 + 3600])[2:] == [[1, 1, 0, 1, 256], [2, 2, 1, 0, 256],
                                                                          [256, 256, 256, 256, 0]]
-
-
-def test_heads_that_do_not_divide_the_representation(registry):
-    with pytest.raises(UserError, match="setting 'heads': found 3, accepted: a divisor of dim=50"):
-        build(registry, "backbone", "sasrec", heads=3)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from session_oracle import ITEM, drawn
 
 from fedcl_bench import rng
-from fedcl_bench.training.session_trainer import SessionTrainer, make_session_chunks, window
+from fedcl_bench.training.session_trainer import SessionTrainer, make_session_chunks
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
@@ -23,10 +23,10 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Encoding
 from fedcl_bench.plugin.state import Snapshot
-from fedcl_bench.toolbox.prototypes import fuse, gaussian_epsilon, nearest
+from fedcl_bench.toolbox.prototypes import gaussian_epsilon, nearest
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.tuning import SIZES
-from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
+from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS = 40
 
@@ -50,17 +50,6 @@ def after_each_round(f):
 # The card's numbers.
 
 
-@pytest.mark.parametrize("distillation,distance,weight,total", [
-    ("capped", 0.05, 10.0, 1.7), ("capped", 0.3, 4.0, 2.4), ("fixed", 0.3, 10.0, 4.2)])
-def test_weight_of_the_distillation(registry, distillation, distance, weight, total):
-    """L_rec = 1.2: a ratio of 24 is capped at lambda = 10; one of 4 makes both losses equal."""
-    method = build(registry, "method", "fcucr", distillation=distillation)
-    recommendation, distance = (torch.tensor([x], dtype=torch.float64) for x in (1.2, distance))
-    found = method.weight(recommendation, distance)
-    assert float(found) == pytest.approx(weight, rel=1e-6)
-    assert float(recommendation + found * distance) == pytest.approx(total, rel=1e-6)
-
-
 def test_weight_where_nothing_differs(registry):
     """A client whose encoder is the teacher's has no distance to divide by."""
     method = build(registry, "method", "fcucr")
@@ -71,24 +60,6 @@ def test_epsilon_of_the_noise():
     """sqrt(2 ln(1.25e5)) = 4.8448."""
     assert round(gaussian_epsilon(1.0, 1e-5), 4) == 4.8448
     assert (round(gaussian_epsilon(0.1, 1e-5), 2), round(gaussian_epsilon(0.6, 1e-5), 2)) == (48.45, 8.07)
-
-
-def test_softmax_over_similarities_is_nearly_uniform():
-    weights = fuse(torch.tensor([[0.9, 0.8]]), torch.eye(2)[None], "softmax")[0]
-    assert [round(float(weight), 3) for weight in weights] == [0.525, 0.475]
-
-
-@pytest.mark.parametrize("size", [2, 3, 15, 16, 17, 40])
-def test_inputs_and_targets_of_a_session(size):
-    """Of m items the first m - 1 are inputs and all but the first targets, the last 15 of them, padded in front."""
-    session = [(10 + i, float(i)) for i in range(size)]
-    some = sessions_of([[[(1, 5.0), (2, 6.0)], session, [(3, 1e4), (4, 2e4)]]])
-    items, sequence = window(some, torch.tensor([1]), 15)
-    kept = min(size - 1, 15)
-    assert sequence.real.tolist() == [[False] * (15 - kept) + [True] * kept]
-    assert items[0, :-1][sequence.real[0]].tolist() == list(range(10, 10 + size))[:-1][-15:]
-    assert items[0, 1:][sequence.real[0]].tolist() == list(range(11, 10 + size))[-15:]
-    assert sequence.times[0].tolist() == [0.0] * (15 - kept) + [float(i) for i in range(size)][:-1][-15:]
 
 
 # Finding prototypes.
@@ -121,41 +92,6 @@ def test_nearest_equals_a_naive_ranking(seed, queries, size, clients, k, at_once
 
 
 # The knowledge base.
-
-
-def remembered(registry, rounds, **settings):
-    """The base after rounds of (users, their sessions), as rows (session, owner, round of upload, prototype)."""
-    method = build(registry, "method", "fcucr", **settings)
-    for round_, (users, sessions) in enumerate(rounds):
-        uploads = torch.tensor([[10.0 * round_ + user, 1.0] for user in users])
-        method.remember(uploads, torch.tensor(users), torch.tensor(sessions), round_)
-    state = method.server_state
-    torch.testing.assert_close(state["length"], state["prototypes"].norm(dim=1))
-    return list(zip(state["session"].tolist(), state["owner"].tolist(), state["round"].tolist(),
-                    state["prototypes"][:, 0].tolist()))
-
-
-# Three clients: the first has session 0 only, the second 1 and 2, the third 3 to 5.
-ROUNDS = [([0, 1, 2], [0, 1, 3]), ([0, 1, 2], [0, 2, 4]), ([0, 1, 2], [0, 1, 5]), ([1, 2], [2, 3])]
-
-
-@pytest.mark.parametrize("settings,expected", [
-    ({}, [(0, 0, 2, 20), (1, 1, 2, 21), (3, 2, 3, 32), (2, 1, 3, 31), (4, 2, 1, 12), (5, 2, 2, 22)]),
-    ({"window": 1}, [(3, 2, 3, 32), (2, 1, 3, 31)]),
-    ({"window": 2}, [(0, 0, 2, 20), (1, 1, 2, 21), (5, 2, 2, 22), (2, 1, 3, 31), (3, 2, 3, 32)]),
-    ({"window": 9}, [(0, 0, 2, 20), (1, 1, 2, 21), (3, 2, 3, 32), (2, 1, 3, 31), (4, 2, 1, 12), (5, 2, 2, 22)]),
-    ({"window": 1, "window_rule": "entries"}, [(2, 1, 3, 31), (3, 2, 3, 32)]),
-    ({"window": 2, "window_rule": "entries"}, [(3, 2, 3, 32), (2, 1, 3, 31), (4, 2, 1, 12), (5, 2, 2, 22)])], ids=str)
-def test_knowledge_base(registry, settings, expected):
-    """A session seen again overwrites its prototype; of more entries than so many times the round's clients, the first
-    inserted leave."""
-    assert sorted(remembered(registry, ROUNDS, **settings)) == sorted(expected)
-
-
-def test_size_after_the_first_round(registry):
-    first, *_ = after_each_round(federation(registry, rounds=1))
-    assert len(first.server_state["prototypes"]) == 8
-    assert first.server_state["owner"].tolist() == list(range(8)) and first.server_state["prototypes"].shape == (8, 30)
 
 
 def test_transfer_interval(registry):

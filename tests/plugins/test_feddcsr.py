@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from domain_oracle import attention, batch_of
 from helpers import build, module_of
 
-from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData
 
 USERS = ([0, 1, 2, 1, 2], [3, 1, 2], [4], [2, 1, 5, 5, 0])
 SMALL = dict(dim=4, heads=2, layers=2, max_length=5, anchor_rows=3, dropout=0.0)
@@ -19,12 +20,6 @@ def domain(users=USERS, n_items=7):
     items = torch.tensor([item for user in users for item in user])
     ends = torch.tensor([0, *map(len, users)]).cumsum(0)
     return DomainData(len(users), n_items, None, (items, ends))
-
-
-def batch_of(*histories):
-    width = max(map(len, histories))
-    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
-                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
 
 
 BATCH, TARGETS = batch_of([0, 1], [3, 1, 2, 1], [4], [5, 2, 1]), torch.tensor([2, 6, 0, 5])
@@ -72,22 +67,14 @@ class Oracle:
         return total if self.s.item_vectors == "once" else total / len(steps) + raw
 
     def attention(self, name, x, real):
-        d, heads, size = self.s.dim, self.s.heads, self.s.dim // self.s.heads
-        x = x * real[:, None]
+        d, x = self.s.dim, x * real[:, None]
         for k in range(self.s.layers):
             p = {key[len(name) + 1:]: value for key, value in self.p.items() if key.startswith(name + ".")}
             weight, bias = p[f"inputs.{k}.weight"], p[f"inputs.{k}.bias"]
             asked = np.stack([norm(row, p[f"query_norms.{k}.weight"], p[f"query_norms.{k}.bias"], 1e-8) for row in x])
-            query, key, value = (rows @ weight[i * d:(i + 1) * d].T + bias[i * d:(i + 1) * d]
-                                 for i, rows in enumerate((asked, x, x)))
-            mixed = np.zeros_like(x)
-            for i in range(len(x)):
-                for h in range(heads):
-                    part = slice(h * size, (h + 1) * size)
-                    logits = np.array([query[i, part] @ key[j, part] / math.sqrt(size) for j in range(i + 1)])
-                    shares = np.exp(logits - logits.max())
-                    mixed[i, part] = sum(share * value[j, part] for j, share in enumerate(shares / shares.sum()))
-            out = mixed @ p[f"outputs.{k}.weight"].T + p[f"outputs.{k}.bias"]
+            mixed = attention(*(rows @ weight[i * d:(i + 1) * d].T + bias[i * d:(i + 1) * d]
+                                for i, rows in enumerate((asked, x, x))), self.s.heads)
+            out = np.stack(mixed) @ p[f"outputs.{k}.weight"].T + p[f"outputs.{k}.bias"]
             x = np.stack([norm(row, p[f"norms.{k}.weight"], p[f"norms.{k}.bias"], 1e-8) for row in asked + out])
             inner = np.maximum(x @ p[f"inner.{k}.weight"].T + p[f"inner.{k}.bias"], 0)
             x = (x + inner @ p[f"outer.{k}.weight"].T + p[f"outer.{k}.bias"]) * real[:, None]
@@ -228,13 +215,6 @@ def test_items_are_ranked_by_the_means_alone_and_by_what_comes_before(registry, 
         assert row.detach().numpy() == pytest.approx(oracle.logits(sum(means)[oracle.last(window)]), rel=1e-10)
     narrow = module.scores(batch_of([0, 1]))
     assert torch.equal(narrow[0], scores[0]) or torch.allclose(narrow[0], scores[0], rtol=1e-12)
-
-
-def test_the_graph_holds_shares_of_what_follows_within_a_history(registry):
-    graph = make(registry).graph.to_dense()
-    assert graph[1].tolist() == [0, 0, 0.75, 0, 0, 0.25, 0]
-    assert graph[4].tolist() == [0.0] * 7 and graph[6].tolist() == [0.0] * 7
-    assert graph[5].tolist() == [0.5, 0, 0, 0, 0, 0.5, 0]
 
 
 def gradients(registry, **settings):

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from domain_oracle import affine, batch_of, normalised, softmax, transformer
 from helpers import build, module_of
 
 from fedcl_bench.toolbox.quantisation import of_texts
-from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.toolbox.text_fusion import CENTROIDS, FourierFilter
 
@@ -41,15 +42,8 @@ def make(registry, seed=0, **options):
     return module.eval()
 
 
-def batch_of(length=6):
-    items = torch.full((len(HISTORIES), length), -1)
-    for row, history in zip(items, HISTORIES):
-        row[:len(history)] = torch.tensor(history)
-    return Histories(items, torch.tensor([len(h) for h in HISTORIES]), torch.arange(len(HISTORIES)))
-
-
-def softmax(x):
-    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+def batch():
+    return batch_of(*HISTORIES)
 
 
 def sigmoid(x):
@@ -58,10 +52,6 @@ def sigmoid(x):
 
 def leaky(x):
     return np.where(x > 0, x, 0.01 * x)
-
-
-def gelu(x):
-    return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
 
 class Oracle:
@@ -79,13 +69,6 @@ class Oracle:
         weight, bias, gate = (self.p[f"{name}.{part}"] for part in ("weight", "bias", "gate"))
         return sum(g * (x - b) @ w for g, b, w in zip(softmax(x @ gate), bias, weight))
 
-    def linear(self, name, x):
-        return self.p[f"{name}.weight"] @ x + self.p[f"{name}.bias"]
-
-    def norm(self, name, x):
-        scaled = (x - x.mean()) / math.sqrt(x.var() + 1e-12)
-        return scaled * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
-
     def item(self, i):
         """(w_ij, t_i, f_i, e'_i, mixed encodings)"""
         e = self.ids[i]
@@ -93,10 +76,10 @@ class Oracle:
                  for j, x in enumerate(self.encodings[i])]
         odds = []
         for text in texts:
-            x = leaky(self.linear("texts.weigh.0", np.concatenate([e, text])))
+            x = leaky(affine(np.concatenate([e, text]), self.p, "texts.weigh.0"))
             if self.s.fusion_layers == 3:
-                x = leaky(self.linear("texts.weigh.2", x))
-            odds.append(self.linear(f"texts.weigh.{2 * self.s.fusion_layers - 2}", x)[0])
+                x = leaky(affine(x, self.p, "texts.weigh.2"))
+            odds.append(affine(x, self.p, f"texts.weigh.{2 * self.s.fusion_layers - 2}")[0])
         weights = softmax(np.array(odds))
         clustered = None
         if self.s.without != "semantic-fusion":
@@ -117,24 +100,6 @@ class Oracle:
                 result[n] += (y * np.exp(2j * math.pi * k * n / length)).real / length
         return result
 
-    def encoder(self, x, length):
-        for k in range(self.s.layers):
-            layer, size = f"encoder.layers.{k}", self.s.dim // self.s.heads
-            query, key, value = (np.array([self.linear(f"{layer}.{part}", row) for row in x])
-                                 for part in ("query", "key", "value"))
-            mixed = np.zeros(x.shape)
-            for head in range(self.s.heads):
-                part = slice(head * size, (head + 1) * size)
-                for n in range(length):
-                    seen = softmax(key[:n + 1, part] @ query[n, part] / math.sqrt(size))
-                    mixed[n, part] = seen @ value[:n + 1, part]
-            for n in range(length):
-                y = self.norm(f"{layer}.norm", x[n] + self.linear(f"{layer}.out", mixed[n]))
-                hidden = self.linear(f"{layer}.outer", gelu(self.linear(f"{layer}.inner", y)))
-                x = x.copy()
-                x[n] = self.norm(f"{layer}.ffn_norm", y + hidden)
-        return x[length - 1]
-
     def represented(self, history):
         length, zeros = self.s.max_length, np.zeros(self.s.dim)
         at = [self.items[i] for i in history]
@@ -144,13 +109,13 @@ class Oracle:
             f = np.array([zeros if item is None else item.clustered for item in at])
             v = v + (f if self.s.without == "adaptation-filter" else self.filtered("clusters.filter", f))
         if self.s.positions == "before_filters":
-            v = np.array([self.norm("norm", row) for row in v + self.p["positions.weight"]])
+            v = np.array([normalised(row, self.p, "norm") for row in v + self.p["positions.weight"]])
         for k in range(0 if self.s.without == "encoder-filter" else self.s.filter_layers):
             y = v + self.filtered(f"filters.{k}.filter", v)
-            v = np.array([self.norm(f"filters.{k}.norm", row) for row in y])
+            v = np.array([normalised(row, self.p, f"filters.{k}.norm") for row in y])
         if self.s.positions == "after_filters":
             v = v + self.p["positions.weight"]
-        return self.encoder(v, len(history))
+        return transformer(list(v[:len(history)]), self.p, "encoder", self.s.layers, self.s.heads)  # looks back only
 
     def logits(self, history):
         h, result = self.represented(history), []
@@ -189,11 +154,11 @@ class Oracle:
 @pytest.mark.parametrize("options", WORLDS, ids=str)
 def test_network_follows_the_equations(registry, options):
     module = make(registry, **options)
-    oracle, batch = Oracle(module), batch_of(5)
+    oracle = Oracle(module)
     expected = np.array([oracle.logits(history)[:ITEMS] for history in HISTORIES])
-    np.testing.assert_allclose(module.scores(batch).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(module.scores(batch()).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
     for module.stage in ("pretrain", "finetune"):
-        loss = module.loss(batch, torch.tensor(TARGETS)).item()
+        loss = module.loss(batch(), torch.tensor(TARGETS)).item()
         assert loss == pytest.approx(oracle.loss(module.stage), rel=1e-10)
     if options.get("without") != "semantic-fusion":
         sent = np.array([item.mixed for item in oracle.items[:ITEMS]])
@@ -218,17 +183,10 @@ def test_filter_of_ones_changes_nothing_and_of_zeros_leaves_nothing(length):
 def test_zero_weights_remove_the_stream_of_clusters(registry):
     module, other = (make(registry, item_vectors="plain", **more) for more in ({}, {"without": "semantic-fusion"}))
     other.load_state_dict(module.state_dict(), strict=False)
-    assert not torch.allclose(module.scores(batch_of()), other.scores(batch_of()))
+    assert not torch.allclose(module.scores(batch()), other.scores(batch()))
     with torch.no_grad():
         module.clusters.filter.weight.zero_()
-    torch.testing.assert_close(module.scores(batch_of()), other.scores(batch_of()))
-
-
-def test_weights_of_layers_add_up_and_mix_the_encodings(registry):
-    module = make(registry)
-    weights = module.texts.weights(module.items.weight, module.texts.adapted())
-    torch.testing.assert_close(weights.sum(1), torch.ones(ITEMS, dtype=torch.float64))
-    torch.testing.assert_close(module.semantics(), (weights.unsqueeze(2) * module.texts.encodings).sum(1))
+    torch.testing.assert_close(module.scores(batch()), other.scores(batch()))
 
 
 def test_first_round_has_the_answer_of_the_adapters_bias(registry):
@@ -249,7 +207,7 @@ def test_no_gradient_passes_the_fusion_to_ids(registry):
     assert module.items.weight.grad is None
     assert all(value.grad.abs().sum() > 0 for name, value in module.texts.named_parameters()
                if not name.endswith("noise"))
-    loss = module.loss(batch_of(), torch.tensor(TARGETS))
+    loss = module.loss(batch(), torch.tensor(TARGETS))
     loss.backward()
     assert module.items.weight.grad.abs().sum(1).ne(0).all()
     unreached = {name for name, value in module.named_parameters() if value.grad is None}
@@ -277,12 +235,12 @@ def test_each_dropout_acts_in_training_alone(registry, name):
             adapter.gate.zero_()
             adapter.weight.copy_(adapter.weight[:1].expand_as(adapter.weight))
             adapter.bias.copy_(adapter.bias[:1].expand_as(adapter.bias))
-    batch, quiet = batch_of(), make(registry)
-    assert torch.equal(module.scores(batch), module.scores(batch))
+    samples, quiet = batch(), make(registry)
+    assert torch.equal(module.scores(samples), module.scores(samples))
     quiet.load_state_dict(module.state_dict())
-    torch.testing.assert_close(quiet.train().scores(batch), quiet.scores(batch))
+    torch.testing.assert_close(quiet.train().scores(samples), quiet.scores(samples))
     module.train()
-    assert not torch.allclose(module.scores(batch), module.scores(batch))
+    assert not torch.allclose(module.scores(samples), module.scores(samples))
 
 
 def test_coded_texts_are_means_of_their_codes_vectors(registry):
@@ -297,7 +255,7 @@ def test_coded_texts_are_means_of_their_codes_vectors(registry):
     vectors = module.texts(module.items.weight)
     expected = [sum(module.texts.table[4 * k + code] for k, code in enumerate(codes)) / 3 for codes in data.codes]
     torch.testing.assert_close(vectors, torch.stack([*expected, torch.zeros(4)]))
-    module.loss(batch_of(), torch.tensor(TARGETS)).backward()
+    module.loss(batch(), torch.tensor(TARGETS)).backward()
     assert module.texts.table.grad.any(1).sum() == len((data.codes + 4 * torch.arange(3)).unique())
 
 

@@ -42,12 +42,7 @@ def attended(query, p, heads):
     weights, biases = np.split(p["attention.in_proj_weight"], 3), np.split(p["attention.in_proj_bias"], 3)
     q = weights[0] @ query + biases[0]
     keys, values = ([weights[n] @ prompt + biases[n] for prompt in p["prompts"]] for n in (1, 2))
-    mixed, size = np.zeros_like(q), len(q) // heads
-    for head in range(heads):
-        part = slice(head * size, (head + 1) * size)
-        shares = oracle.softmax(np.array([q[part] @ key[part] / math.sqrt(size) for key in keys]))
-        mixed[part] = sum(share * value[part] for share, value in zip(shares, values))
-    return oracle.affine(mixed, p, "attention.out_proj")
+    return oracle.affine(*oracle.attention([q], keys, values, heads, causal=False), p, "attention.out_proj")
 
 
 def expected_scores(module, batch, prompt):

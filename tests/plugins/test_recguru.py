@@ -7,20 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from domain_oracle import attention, batch_of
 from helpers import build, module_of
 from torch.nn import functional as F
 
-from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData
 
 SMALL = dict(dim=4, heads=2, head_size=3, layers=2, inner_size=5, max_length=5, dropout=0.0,
              reconstruction_negatives=3, bpr_negatives=2)
 ITEMS = {0: 7, 1: 6}
-
-
-def batch_of(*histories):
-    width = max(map(len, histories))
-    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
-                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
 
 
 BATCHES = [(batch_of([0, 1, 6], [3]), torch.tensor([2, 5])), (batch_of([5, 5], [1, 2, 3, 4], [0]),
@@ -65,21 +60,13 @@ class Oracle:
             yield vector + np.array([math.sin(a) if j % 2 == 0 else math.cos(a) for j, a in enumerate(angles)])
 
     def stack(self, name, vectors, causal, user=None):
-        x, size = list(self.placed(vectors)), self.s.head_size
+        x = list(self.placed(vectors))
         for k in range(self.s.layers):
             block = f"{name}.blocks.{k}"
-            q, key, v = ([self.linear(row, f"{block}.attention.{part}") for row in x]
-                         for part in ("query", "key", "value"))
+            asked = ([self.linear(row, f"{block}.attention.{part}") for row in x] for part in ("query", "key", "value"))
             result = []
-            for i in range(len(x)):
-                mixed = []
-                for h in range(self.s.heads):
-                    part, sees = slice(h * size, (h + 1) * size), range(i + 1 if causal else len(x))
-                    logits = np.array([q[i][part] @ key[j][part] / math.sqrt(size) for j in sees])
-                    shares = np.exp(logits) / np.exp(logits).sum()
-                    mixed.append(sum(share * v[j][part] for share, j in zip(shares, sees)))
-                row = self.norm(x[i] + self.linear(np.concatenate(mixed), f"{block}.attention.out"),
-                                f"{block}.attention.norm")
+            for now, mixed in zip(x, attention(*asked, self.s.heads, causal)):
+                row = self.norm(now + self.linear(mixed, f"{block}.attention.out"), f"{block}.attention.norm")
                 if user is not None:
                     row = self.norm(row + self.linear(self.linear(user, f"{block}.value"), f"{block}.out"),
                                     f"{block}.user_norm")

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import build, module_of
+from helpers import build
 from oracle import stream
-from session_oracle import ITEM, clicked_together, entmax, left_padded, single_client
+from session_oracle import ITEM, clicked_together, left_padded, single_client
 from session_oracle import k_means as plain_k_means
-from torch.nn.functional import cosine_similarity, normalize
 
 from fedcl_bench.toolbox import item_graphs
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.plugin.sequential import Dropout, Sequence, SessionVectors, Targets
+from fedcl_bench.plugin.sequential import Dropout, Sequence, Targets
 
 N_ITEMS, LENGTHS, LONGEST, SEED = 40, (2, 5, 9, 14), 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
@@ -132,66 +130,6 @@ def test_equals_a_single_client_module(registry, name, options):
 # MiaSRec
 
 
-def test_a_session_of_one_item_has_two_tokens_of_equal_rows(registry):
-    """The mean is the item itself; positions tell them apart."""
-    world = World(make(registry, "miasrec"))
-    vectors = world.vectors().vectors[0]  # one input
-    assert world.sequence.real.sum(1)[0] == 1
-    assert (vectors[:2].norm(dim=1) - 1).abs().max() < 1e-12 and not vectors[2:].any()
-    assert not torch.allclose(vectors[0], vectors[1])
-    with torch.no_grad():
-        world.dense["positions"][0, 1] = world.dense["positions"][0, 0]
-    same = world.vectors().vectors[0]
-    torch.testing.assert_close(same[0], same[1], rtol=1e-12, atol=1e-12)
-
-
-def test_only_the_best_score_counts_with_beta_1(registry):
-    for beta, pool in ((1.0, lambda cosines: cosines.max(0).values), (0.0, lambda cosines: cosines.mean(0))):
-        world = World(make(registry, "miasrec", beta_logit=beta))
-        session = world.vectors()
-        scores = world.backbone.session_scores(session.vectors, session.mask, world.table)
-        for client in range(world.clients):
-            real = session.vectors[client, :1 + int(world.sequence.real[client].sum())]
-            cosines = cosine_similarity(real.unsqueeze(1), world.table[client].unsqueeze(0), dim=2)
-            torch.testing.assert_close(scores[client], pool(cosines), rtol=1e-10, atol=1e-10)
-
-
-def test_a_vector_that_left_the_set_scores_zero_and_is_not_in_the_mean(registry):
-    backbone = make(registry, "miasrec", beta_logit=0.25)
-    vectors = torch.tensor([[[1.0, 0, 0, 0, 0, 0], [0] * 6, [1, 1, 0, 0, 0, 0], [9] * 6]], dtype=torch.float64)
-    vectors = normalize(vectors, dim=2)
-    mask = torch.tensor([[True, True, True, False]])
-    rows = torch.tensor([[-2.0, 0, 0, 0, 0, 0], [0, 3, 0, 0, 0, 0]], dtype=torch.float64)
-    found = backbone.session_scores(vectors, mask, rows)[0].tolist()
-    half = 0.5 ** 0.5
-    assert found == pytest.approx([0.25 * 0.0 + 0.75 * (-1 - half) / 2, 0.25 * half + 0.75 * half / 2])
-
-
-@pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_support_of_entmax(registry, alpha):
-    support = module_of(registry, "backbone", "miasrec").support
-    generator = torch.Generator().manual_seed(4)
-    for size in (1, 2, 5, 16):
-        scores = 2.0 * torch.randn(1, size, generator=generator, dtype=torch.float64)
-        expected = entmax(scores[0], alpha) > 0
-        mask = torch.ones(1, size + 2, dtype=torch.bool)
-        mask[:, size:] = False
-        found = support(torch.cat([scores, 100 + scores[:, :1], scores[:, :1]], 1), mask, alpha)
-        assert found[0, :size].tolist() == expected.tolist() and not found[0, size:].any()
-    assert support(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(1, 3, dtype=torch.bool), alpha).tolist() == [
-        [True, False, False]]
-
-
-def test_counts_of_repeated_items(registry):
-    """Session 7, 0, 7, 7: the mean's token counts as item 0, or apart; counts end at 2."""
-    for token, expected in (("first_item", [2, 2, 2, 2, 2]), ("apart", [1, 2, 2, 1, 2])):
-        backbone = make(registry, "miasrec", mean_token=token)
-        repeats = torch.tensor([[[1.0] * 6, [2.0] * 6]], dtype=torch.float64)
-        found = backbone.repeat_vectors({"repeats": repeats}, torch.tensor([[7, 7, 0, 7, -1]]),
-                                        torch.tensor([[True] * 5 + [False]]))
-        assert found[0, :, 0].tolist() == [*expected, 0.0]
-
-
 def test_heads_that_do_not_divide_the_vectors(registry):
     with pytest.raises(UserError, match="setting 'heads': found 3, accepted: a divisor of dim=100"):
         build(registry, "backbone", "miasrec", heads=3)
@@ -200,27 +138,8 @@ def test_heads_that_do_not_divide_the_vectors(registry):
 # DMI-GNN
 
 
-def test_patterns_of_long_sessions_are_kept_apart(registry):
-    """K = 2, |cos| = .5, length 12, eta 8: sigmoid(.5 x 4) = .8808; a short session has less than .5."""
-    backbone = make(registry, "dmi-gnn", interests=2, diversity=1.0, long_session=8.0)
-    beta = torch.zeros(2, 2, 12, dtype=torch.float64)
-    beta[:, 0, 0] = beta[:, 1, 0] = 1.0
-    beta[:, 1, 1] = -(3.0 ** 0.5)
-    terms = {"beta": beta, "length": torch.tensor([12.0, 4.0], dtype=torch.float64)}
-    found = backbone.session_term(SessionVectors(beta, beta, terms), None)
-    assert found.tolist() == pytest.approx([1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(2.0))])
-    assert round(float(found[0]), 4) == 0.8808
-
-
-def test_the_best_interest_is_each_items_own(registry):
-    vectors = torch.tensor([[[2.0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [-9, -9, 0, 0, 0, 0]]])
-    rows = torch.tensor([[3.0, 0, 0, 0, 0, 0], [0, 5, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0]])
-    scores = make(registry, "dmi-gnn").session_scores(vectors, torch.ones(1, 3, dtype=torch.bool), rows)
-    assert scores.tolist() == [[2.0, 1.0, 9.0]]
-
-
 def test_neighbours_are_of_a_clients_own_sessions(registry):
-    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. PartialRound 3 positions, in both directions, the most frequent first."""
+    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. Within 3 positions, in both directions, the most frequent first."""
     neighbours = item_graphs.neighbours
     items, start, user = np.array([1, 2, 1, 3, 5, 2, 1, 1, 5]), np.array([0, 5, 7, 9]), np.array([0, 0, 1])
     found = {}
@@ -257,19 +176,6 @@ def test_a_graph_without_edges_and_items_it_has_not_seen(registry):
 # HearInt
 
 
-def test_views_leave_out_nothing_with_p_0_and_scores_are_cosines_times_13(registry):
-    """p = 0: both views are the session, so training scores as evaluation does; a score lies in [-13, 13]."""
-    for p in (0.0, 1.0):
-        world = World(make(registry, "hearint", p=p, clusters=30))
-        training, evaluation = world.vectors(), world.vectors(Dropout())
-        assert torch.equal(training.vectors, evaluation.vectors) == (p == 0.0)
-        scores = world.backbone.session_scores(training.vectors, training.mask, world.table)
-        cosines = cosine_similarity(training.vectors, world.table, dim=2)
-        torch.testing.assert_close(scores, 13.0 * cosines, rtol=1e-10, atol=1e-10)
-        itself = world.backbone.session_scores(training.vectors, training.mask, -training.vectors)
-        torch.testing.assert_close(itself, torch.full_like(itself, -13.0))
-
-
 def test_views_of_a_session_by_hand(registry):
     """Clusters 2, 1, 2, 1, 0, of which 0 and 1 are near each other, and 2 is near no other."""
     near = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)[None]
@@ -291,19 +197,6 @@ def test_views_of_a_session_by_hand(registry):
         assert view.double().mean(0).tolist() == pytest.approx(expected, abs=0.05)
     apart, together = (view[:, [2, 4]] for view in views)  # of the same item
     assert bool((apart[:, 0] != apart[:, 1]).any()) and torch.equal(together[:, 0], together[:, 1])
-
-
-def test_buckets_of_shares(registry):
-    """Counts 3, 2, 1 of 6 have shares .5, .33, .17; an only neighbour seen twice is in bucket 1 or 4."""
-    sessions = Sessions(torch.tensor([0, 7]), torch.tensor([0, 2, 4, 6, 8, 10, 12, 16]),
-                        torch.tensor([1, 2, 1, 2, 1, 2, 1, 3, 1, 3, 1, 4, 7, 8, 7, 8]), torch.arange(16.0))
-    step = SimpleNamespace(sessions={"train": sessions}, n_users=1)
-    pairs = torch.tensor([[1, 2, 1, 3, 1, 4, 1, 7, 8]])
-    for buckets, only in (("released", 1), ("quarters", 4)):
-        backbone = make(registry, "hearint", buckets=buckets)
-        found = backbone._buckets(backbone.remember(step, {}), pairs)[0]
-        assert found[:8].tolist() == [3, only, 2, only, 1, 4, 0, only]  # 1 2, 2 1, 1 3, 3 1, 1 4, 4 1, 1 7, 7 8
-        assert found[8:].tolist() == [only, 3, only, 2, 4, 1, 0, only]  # the same the other way
 
 
 def test_hearint_without_a_graph_and_with_items_it_has_not_seen(registry):

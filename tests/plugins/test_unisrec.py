@@ -75,12 +75,6 @@ def test_ffmsrs_parts_need_rows_of_items(registry):
     assert "adapter_draws" in without[1] and "fusion_layers" not in without[1]
 
 
-@pytest.mark.parametrize("ids", [True, False])
-def test_distances_are_those_of_the_vectors_that_score(registry, ids):
-    module = make(registry, ids=ids).eval()
-    torch.testing.assert_close(module.item_vectors(), module.vectors())
-
-
 def test_adapting_every_click_changes_draws_and_nothing_else(registry):
     """Without dropout and gate noise both ways are equal; with them clicks of one item differ, or do not."""
     batch, targets = oracle.samples()

@@ -20,7 +20,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 3
-SMALL = {"rounds": ROUNDS, "k_core": 50}
+SMALL = {"rounds": ROUNDS, "k_core": 70}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 
 torch.set_num_threads(1)
-config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 50})])
+config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 70})])
 stream = load_stream(config.source, config.stream)
 write = record.write_atomically
 
@@ -158,7 +158,7 @@ for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
 
 def test_asked_to_stop_on_the_command_line(tmp_path, capsys):
     """Ctrl-C and a scheduler's SIGTERM end the process with status 130 and one line; the same command goes on."""
-    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--set", "k_core=50",
+    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--set", "k_core=70",
                  "--results", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", ASKED, *arguments, "--threads", "1"], cwd=ROOT, capture_output=True,
                           text=True)
@@ -237,5 +237,5 @@ def test_a_stream_of_one_step_leaves_no_shared_block(tmp_path, monkeypatch, caps
     """There is no later block in which methods would differ, so nothing of it is kept for others."""
     monkeypatch.chdir(tmp_path)
     assert main(["--method", "ft", "--backbone", "fedmf", "--set", "stream=static", "--set", "rounds=1", "--set",
-                 "k_core=50", "--json"]) == 0
+                 "k_core=70", "--json"]) == 0
     assert not (tmp_path / "results" / "shared").exists() and len(list((tmp_path / "results" / "runs").iterdir())) == 1

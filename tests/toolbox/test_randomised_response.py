@@ -20,7 +20,7 @@ epsilons = st.floats(0.01, 12.0)
 
 @pytest.mark.parametrize("categories, epsilon", [(2, 1.0), (5, 0.3), (256, 4.0)])
 def test_rates_and_estimates(categories, epsilon):
-    """PartialRound 4 standard deviations: true reports, each of the others, and the mean of the estimates."""
+    """Within 4 standard deviations: true reports, each of the others, and the mean of the estimates."""
     kept, true = kept_share(epsilon, categories), categories - 1
     reports = randomise(torch.full((N,), true), categories, kept, rng.key(1, "a", 2))
     counts = np.bincount(reports.numpy(), minlength=categories)
