@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from types import ModuleType
-from typing import Collection, Sequence, TextIO
+from typing import Sequence, TextIO
 
 from ..core.errors import RunFailed, UserError, ran_out, unknown
 from ..core.files import NO_SPACE, closed_to_others, no_space
@@ -32,7 +32,7 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.commands.{name.replace('-', '_')}")
 
 
-def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+def build_parser(names: tuple[str, ...] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The command line; only these commands, whose modules are imported, have their options."""
     looks = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(prog="run_bench.py", epilog=_module("run").EXAMPLES if "run" in names else None, **looks,
@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     name = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else "run"
     if name == "data":
         arguments[1:] = _module(name).with_action(arguments[1:])
-    parser = build_parser([name])
+    parser = build_parser((name,))
     args, others = parser.parse_known_args(arguments)
     if others:
         raise _unrecognized(_chosen(parser, args), others)
@@ -125,7 +125,7 @@ def _status(arguments: list[str]) -> int:
     """Run the command line; its errors become messages and exit statuses."""
     try:
         if not arguments:
-            build_parser(["run"]).print_help()
+            build_parser(("run",)).print_help()
             return 0
         return _execute(parse(arguments))
     except UserError as error:
