@@ -1,9 +1,10 @@
 """Random operators inside foreign code, drawn from keyed streams instead of the global generator.
 
-Within ``Keyed`` random operators of PyTorch take their numbers from ``rng``, keyed by the client and counted in the
-order of calls. So a client's dropout does not depend on which clients it is trained with, on threads, or on anything
-drawn before. It works on one client as well as inside ``torch.func.vmap`` over clients, because operators are replaced
-before they are batched. What is not replaced here still moves a global generator; callers find that out beforehand.
+Within ``Keyed`` the random operators that RecBole's models call take their numbers from ``rng``, keyed by the client
+and counted in the order of calls. So a client's dropout does not depend on which clients it is trained with, on
+threads, or on anything drawn before. It works on one client as well as inside ``torch.func.vmap`` over clients, because
+operators are replaced before they are batched. What is not replaced here still moves a global generator; the probe of
+models (``tools/probe_recbole.py``) refuses those that do.
 """
 
 from __future__ import annotations
@@ -99,10 +100,6 @@ def _wide(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-def _shape(args: tuple) -> tuple[int, ...]:
-    return tuple(args[0]) if args and isinstance(args[0], (tuple, list, torch.Size)) else tuple(args)
-
-
 def _dropout(mode: Keyed, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0.0:
         return input
@@ -114,90 +111,15 @@ def _dropout(mode: Keyed, input: Tensor, p: float = 0.5, training: bool = True, 
 def _gumbel_softmax(mode: Keyed, logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10,
                     dim: int = -1) -> Tensor:
     noise = -torch.log(-torch.log(mode.uniform(logits.shape, torch.float64)))
-    soft = torch.softmax((logits + noise.to(logits.dtype)) / tau, dim)
-    if not hard:
-        return soft
-    chosen = torch.zeros_like(logits).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
-    return chosen - soft.detach() + soft
-
-
-def _rand(mode: Keyed, *size, dtype=None, **ignored) -> Tensor:
-    return mode.uniform(_shape(size), dtype)
-
-
-def _randn(mode: Keyed, *size, dtype=None, **ignored) -> Tensor:
-    return mode.normal(_shape(size), dtype)
-
-
-def _integers(mode: Keyed, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-    return (rng.integers(mode.bits(shape), high - low) + low).to(dtype or torch.int64)
-
-
-def _randint(mode: Keyed, *args, low=0, high=None, size=None, dtype=None, **ignored) -> Tensor:
-    if size is None:
-        *args, size = args
-    low, high = (args if len(args) == 2 else (low, args[0])) if args else (low, high)
-    return _integers(mode, low, high, tuple(size), dtype)
-
-
-def _randint_like(mode: Keyed, input: Tensor, *args, low=0, high=None, dtype=None, **ignored) -> Tensor:
-    low, high = (args if len(args) == 2 else (low, args[0])) if args else (low, high)
-    return _integers(mode, low, high, tuple(input.shape), dtype or input.dtype)
-
-
-def _randperm(mode: Keyed, n: int, dtype=None, **ignored) -> Tensor:
-    return rng.sort_keys(mode.bits((n,))).argsort().to(dtype or torch.int64)
-
-
-def _bernoulli(mode: Keyed, input: Tensor, p: float | None = None, **ignored) -> Tensor:
-    return (mode.uniform(input.shape, torch.float64) < (input if p is None else p)).to(input.dtype)
-
-
-def _normal(mode: Keyed, mean, std=1.0, size=None, **ignored) -> Tensor:
-    shape = size if size is not None else (mean if isinstance(mean, Tensor) else std).shape
-    return mode.normal(tuple(shape)) * std + mean
-
-
-def _multinomial(mode: Keyed, input: Tensor, num_samples: int, replacement: bool = False, **ignored) -> Tensor:
-    if replacement:
-        shares = input.cumsum(-1) / input.sum(-1, keepdim=True)
-        values = mode.uniform((*input.shape[:-1], num_samples), shares.dtype)
-        return torch.searchsorted(shares.contiguous(), values, right=True).clamp(max=input.shape[-1] - 1)
-    race = -torch.log(mode.uniform(input.shape, torch.float64)) / input  # exponential clocks
-    return race.argsort(-1)[..., :num_samples]
-
-
-def _in_place(draw: Callable) -> Callable:
-    def filled(mode: Keyed, self: Tensor, *args, **kwargs) -> Tensor:
-        return self.copy_(draw(mode, self, *args, **kwargs))
-    return filled
+    return torch.softmax((logits + noise.to(logits.dtype)) / tau, dim)
 
 
 def _fill_normal(mode: Keyed, self: Tensor, mean: float = 0.0, std: float = 1.0, **ignored) -> Tensor:
-    return mode.normal(self.shape, self.dtype) * std + mean
-
-
-def _fill_uniform(mode: Keyed, self: Tensor, a: float = 0.0, b: float = 1.0, **ignored) -> Tensor:
-    return mode.uniform(self.shape, self.dtype) * (b - a) + a
-
-
-def _fill_bernoulli(mode: Keyed, self: Tensor, p=0.5, **ignored) -> Tensor:
-    return (mode.uniform(self.shape, torch.float64) < p).to(self.dtype)
-
-
-def _fill_exponential(mode: Keyed, self: Tensor, lambd: float = 1.0, **ignored) -> Tensor:
-    return (-torch.log(mode.uniform(self.shape, torch.float64)) / lambd).to(self.dtype)
+    return self.copy_(mode.normal(self.shape, self.dtype) * std + mean)
 
 
 _REPLACED: dict[Callable, Callable] = {
-    F.dropout: _dropout, torch.dropout: _dropout, F.gumbel_softmax: _gumbel_softmax,
-    torch.rand: _rand, torch.randn: _randn, torch.randint: _randint, torch.randperm: _randperm,
-    torch.rand_like: lambda mode, input, dtype=None, **ignored: mode.uniform(input.shape, dtype or input.dtype),
-    torch.randn_like: lambda mode, input, dtype=None, **ignored: mode.normal(input.shape, dtype or input.dtype),
-    torch.randint_like: _randint_like, torch.bernoulli: _bernoulli, torch.Tensor.bernoulli: _bernoulli,
-    torch.normal: _normal, torch.multinomial: _multinomial, torch.Tensor.multinomial: _multinomial,
-    torch.Tensor.normal_: _in_place(_fill_normal), torch.Tensor.uniform_: _in_place(_fill_uniform),
-    torch.Tensor.bernoulli_: _in_place(_fill_bernoulli), torch.Tensor.exponential_: _in_place(_fill_exponential),
+    F.dropout: _dropout, torch.dropout: _dropout, F.gumbel_softmax: _gumbel_softmax, torch.Tensor.normal_: _fill_normal,
     # Not random, but unknown to vmap, or wrong in it.
     torch.Tensor.data.__get__: lambda mode, self: self.detach(),
     torch.Tensor.scatter_: lambda mode, self, *args, **kwargs: self.copy_(self.scatter(*args, **kwargs)),

@@ -316,17 +316,11 @@ def test_vectorised_equals_one_by_one_for_any_chunks_and_threads(registry, step,
 
 
 def test_keyed_operators_do_not_move_global_generators_and_have_their_law():
-    count = 20000
-    base = torch.tensor(5)
+    count, base = 20000, torch.tensor(5)
     calls = {"dropout": lambda: torch.nn.functional.dropout(torch.ones(count), 0.3),
-             "uniform": lambda: torch.rand(count), "normal": lambda: torch.zeros(count).normal_(2.0, 3.0),
-             "randint": lambda: torch.randint(3, 7, (count,)),
-             "bernoulli": lambda: torch.bernoulli(torch.full((count,), 0.2)),
-             "exponential": lambda: torch.empty(count).exponential_(2.0),
-             "multinomial": lambda: torch.multinomial(torch.tensor([1.0, 3.0]), count, replacement=True)}
-    law = {"dropout": (1.0, (0.3 / 0.7) ** 0.5), "uniform": (0.5, 12 ** -0.5), "normal": (2.0, 3.0),
-           "randint": (4.5, (15 / 12) ** 0.5), "bernoulli": (0.2, 0.4), "exponential": (0.5, 0.5),
-           "multinomial": (0.75, (3 / 16) ** 0.5)}
+             "normal": lambda: torch.zeros(count).normal_(2.0, 3.0),
+             "gumbel": lambda: torch.nn.functional.gumbel_softmax(torch.zeros(count, 2))[:, 0]}
+    law = {"dropout": (1.0, (0.3 / 0.7) ** 0.5), "normal": (2.0, 3.0), "gumbel": (0.5, 12 ** -0.5)}
     state = torch.get_rng_state()
     for name, call in calls.items():
         with Keyed(base, torch.float32):
@@ -338,8 +332,6 @@ def test_keyed_operators_do_not_move_global_generators_and_have_their_law():
         assert abs(float(first.double().mean()) - mean) < 4 * std / count ** 0.5
         assert abs(float(first.double().std()) / std - 1) < 0.05
     assert torch.equal(state, torch.get_rng_state())
-    with Keyed(base, torch.float32):
-        assert torch.equal(torch.randperm(9).sort().values, torch.arange(9))
 
 
 # ------------------------------------------------------------------------------------------------ parameters and starts
