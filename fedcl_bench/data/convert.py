@@ -1,280 +1,33 @@
 """Publishers' raw files to RecBole's atomic files, checked on the way.
 
-``FORMATS`` has one preset per dataset: which files there are, how they are written and which of their columns become
-which fields. Where they are, their checksums and what they must count to stands in ``dataset_configs/NAME.yaml`` under
-``raw``. Nothing is written before everything is checked.
+Nothing is written before everything is checked.
 """
 
 from __future__ import annotations
 
 import csv
-import datetime
 import html
 import io
 import itertools
 import re
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..core.errors import UserError, unknown
 from ..core.files import write_atomically
-from ..core.text import quoted
-from . import archives, hdf
+from . import archives
 from .overlap import persons_file
-from .session_sets import TEST, TRAIN, pickled_rows, table_rows
+from .publishers import FORMATS, TEXT, Format, Kind, Table
 from .source import Published, load_config
 from .table_reader import (SEPARATORS, Layout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
                            read_parquet, text_batches)
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
-
-SPLITS = ("train", "valid", "test")
-
-@dataclass(frozen=True)
-class Kind:
-    """What is accepted in a field, a regular expression and how to say it, and how it is written in atomic files; for
-    what only looks right, ``written`` raises ValueError."""
-
-    pattern: str
-    accepted: str
-    written: Callable[[str], str] | None = None
-
-
-def _seconds(time: datetime.datetime) -> str:
-    return str(round((time - datetime.datetime(1970, 1, 1)).total_seconds()))
-
-
-ID = Kind("[0-9]{1,18}", "an id, which is a whole number")
-WHOLE = Kind("-?[0-9]{1,18}", "a whole number")
-NUMBER = Kind(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", "a number")
-FLAG = Kind("[01]", "0 or 1")
-CODE = Kind(r"[!-~]([ -~]*[!-~])?", "an id of letters, digits and signs")
-LISTENER = Kind("user_[0-9]{6}", "a user as user_000639")
-SHOP_EVENT = Kind("view|addtocart|transaction", "view, addtocart or transaction")
-MILLISECONDS = replace(WHOLE, written=lambda text: f"{int(text) / 1000:.3f}")
-ISO_TIME = Kind(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z",
-                "a time as 2009-04-08T01:57:47Z",
-                lambda text: _seconds(datetime.datetime.fromisoformat(text.removesuffix("Z"))))
-DAY_OF_2014 = Kind("[0-9]{3,4}", "a day as 0829, month before day",
-                   lambda text: _seconds(datetime.datetime(2014, int(text[:-2]), int(text[-2:]))))
-TEXT = None  # is not looked at
-
-
-@dataclass(frozen=True)
-class Table:
-    """How one of a publisher's files is written.
-
-    Attributes:
-        file: its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing.
-        columns: name of a column to the kind of its fields, None for any text; with a header those that are read,
-            which it must name, perhaps each with that of its export before a dot; without one all, in order.
-        separator: between fields; only files separated by commas quote fields.
-        header: whether the first line holds the names of the columns.
-        encoding: of the text; text that is valid UTF-8 is read as that in any case.
-        reader: of a file that is neither text nor Parquet with these columns: frames with its columns, given its path
-            and what messages call it.
-        is_code: whether the format can hold code, so that a file of another checksum is never taken as a sample.
-    """
-
-    file: str
-    columns: Mapping[str, Kind | None]
-    separator: str = "\t"
-    header: bool = True
-    encoding: str = "utf-8"
-    reader: Callable[[Path, str], Iterator[pd.DataFrame]] | None = None
-    is_code: bool = False
-
-    def matches(self, name: str) -> bool:
-        """Whether a file of this name is this table or a marked copy of it."""
-        stem, _, suffix = self.file.rpartition(".")
-        return name == self.file or (name.startswith(f"{stem}.") and name.endswith(f".{suffix}")
-                                     and len(name) > len(self.file) + 1)
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a dataset's files become atomic ones.
-
-    Attributes:
-        interactions: the tables of interactions, with the same columns; the rows of one follow those of another.
-        columns: header field of the ``.inter`` file to the table's column, or to several of which the first that is
-            not empty counts; user and item come first. Rows where all of those are empty are left out.
-        items: the tables that describe items; empty if there is no ``.item`` file.
-        describe: rows of those tables to rows of an id and ``described``.
-        described: what the ``.item`` file has besides ids; genres are separated by spaces.
-        distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
-        otherwise: how the data is written elsewhere; taken where this format's files are missing.
-        counted: whether the counts of the dataset's config are those of this format.
-        settings: what must be set to use the written file, as its config is for another one.
-        persons: of domains whose users the publisher identifies, what their ids are of: an ``.overlap`` file says who
-            each user is (see ``overlap``).
-    """
-
-    interactions: tuple[Table, ...]
-    columns: Mapping[str, str | tuple[str, ...]]
-    items: tuple[Table, ...] = ()
-    describe: Callable[..., Iterable[Sequence[str]]] | None = None
-    described: tuple[str, ...] = ("title", "genres")
-    distinct: bool = False
-    otherwise: Format | None = None
-    counted: bool = True
-    settings: Mapping[str, str] = field(default_factory=dict)
-    persons: str = ""
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Of interactions, then of items."""
-        return (*self.interactions, *self.items)
-
-
-_GENRES = ("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
-           "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western")
-
-
-def _genres_as_flags(movies):
-    for movie, title, _, _, _, *flags in movies:
-        yield movie, title, " ".join(genre for genre, flag in zip(_GENRES, flags) if flag == "1")
-
-
-def _genres_in_one_field(movies):
-    for movie, title, genres in movies:
-        yield movie, title, genres.replace("|", " ")
-
-
-def _genres_in_a_table(movies, genres):
-    of: dict[str, list[str]] = {}
-    for movie, genre in genres:
-        of.setdefault(movie, []).append(genre)
-    for movie, title in movies:
-        yield movie, title, " ".join(of.get(movie, ()))
-
-
-def _fields(user: str, item: str | tuple[str, ...], time: str, **more: str) -> dict[str, str | tuple[str, ...]]:
-    """Columns of an atomic file of interactions; those of ``more``, of the same name in the table, with their types."""
-    return {"user_id:token": user, "item_id:token": item, **{f"{name}:{kind}": name for name, kind in more.items()},
-            "timestamp:float": time}
-
-
-def _session_set() -> Format:
-    """A set of sessions as session recommenders' codes have it, pickled; or the same as tables."""
-    def of(files: Mapping[str, str], reader: Callable[..., Iterator[pd.DataFrame]],
-           otherwise: Format | None = None) -> Format:
-        columns = {"session": TEXT, "item": ID, "position": ID, "split": TEXT}
-        return Format(tuple(Table(file, columns, reader=partial(reader, split=split)) for split, file in files.items()),
-                      {**_fields("session", "item", "position"), "split:token": "split"}, otherwise=otherwise)
-
-    return of({TRAIN: "all_train_seq.txt", TEST: "test.txt"}, pickled_rows,
-              of({TRAIN: "train.parquet", TEST: "test.parquet"}, table_rows))
-
-
-def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pd.DataFrame]:
-    """One domain of a table whose sequences are split into train, valid and test: user, item and the item's place in
-    the user's history.
-
-    A sequence of a later split may repeat those before it. Of what repeats, the first row counts.
-
-    Raises:
-        UserError: if the file is no such table, or has nothing of the domain.
-    """
-    import pandas as pd
-
-    frame = read_parquet(path, label, ("domain", "split", "user_id", "item_id"))
-    domains = frame["domain"].astype(object).map(str)  # "nan" where one is missing, which pandas 3 would leave missing
-    if not (domains == domain).any():
-        raise UserError(f"{label}: has no domain '{domain}'; found {', '.join(sorted(set(domains))) or 'no rows'}.")
-    frame = frame[domains == domain]
-    splits = frame["split"].astype(object).map(str)
-    if (wrong := ~splits.isin(SPLITS)).any():
-        raise UserError(f"{label}: column 'split' has {quoted(splits[wrong].iloc[0])}, expected {', '.join(SPLITS)}.")
-    split = pd.Categorical(splits, SPLITS)
-    frame = frame.iloc[split.codes.argsort(kind="stable")].drop_duplicates(["user_id", "item_id"])
-    yield frame.assign(order=frame.groupby("user_id", dropna=False).cumcount())
-
-
-def _domain(time: str, described: Mapping[str, str]) -> Format:
-    """A domain: tables of its interactions in each user's order, and of its items' texts.
-
-    Args:
-        time: the column that orders a user's interactions.
-        described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
-    """
-    items = (Table("item.parquet", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
-    return Format((Table("inter.parquet", {"user_id": CODE, "item_id": CODE, time: WHOLE}),),
-                  _fields("user_id", "item_id", time), items, describe=iter, described=tuple(described.values()))
-
-
-def _identified(domain: str, persons: str) -> Format:
-    """A domain in a table of several, which split sequences and share ids of users.
-
-    Args:
-        domain: what the table calls it.
-        persons: names whoever has the ids.
-    """
-    inter = Table("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE},
-                  reader=partial(_split_sequences, domain=domain))
-    return Format((inter,), _fields("user_id", "item_id", "order"), persons=persons)
-
-
-FORMATS = {
-    "amazon-arts": _domain("order", {"title": "title"}),
-    "amazon-pantry": _domain("order", {"title": "title", "brand": "brand"}),
-    "amazon-instruments-dated": _domain("timestamp", {}),
-    **{f"amazon-{name}": _identified(name, "sport-cloth") for name in ("sport", "cloth")},
-    **{f"amazon-{name}": _identified(name, "phone-electronic") for name in ("phone", "electronic")},
-    **{f"amazon-{name}": _identified(name.title(), "feddcsr") for name in ("food", "kitchen", "clothing", "beauty")},
-    "online-retail-ffmsr": _domain("timestamp", {"text": "title"}),
-    "session-diginetica": _session_set(),
-    "session-retailrocket": _session_set(),
-    "ml-100k": Format(
-        (Table("u.data", {"user id": ID, "item id": ID, "rating": NUMBER, "timestamp": WHOLE}, header=False),),
-        _fields("user id", "item id", "timestamp", rating="float"),
-        (Table("u.item", {"movie id": ID, "movie title": TEXT, "release date": TEXT, "video release date": TEXT,
-                          "IMDb URL": TEXT, **dict.fromkeys(_GENRES, FLAG)},
-               separator="|", header=False, encoding="latin-1"),), _genres_as_flags),
-    "ml-latest-small": Format(
-        (Table("ratings.csv", {"userId": ID, "movieId": ID, "rating": NUMBER, "timestamp": WHOLE}, separator=","),),
-        _fields("userId", "movieId", "timestamp", rating="float"),
-        (Table("movies.csv", {"movieId": ID, "title": TEXT, "genres": TEXT}, separator=","),), _genres_in_one_field),
-    "lastfm-2k": Format(
-        (Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "timestamp": MILLISECONDS}),),
-        _fields("userID", "artistID", "timestamp"), distinct=True),
-    "hetrec2011-ml": Format(
-        (Table("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER,
-                                                   "timestamp": MILLISECONDS}),),
-        _fields("userID", "movieID", "timestamp", rating="float"),
-        (Table("movies.dat", {"id": ID, "title": TEXT}, encoding="latin-1"),
-         Table("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table),
-    "xing": Format(
-        (Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
-                               "session_id": ID, "split": TEXT},
-               reader=partial(hdf.tables_of, keys=SPLITS, key_column="split", columns=(
-                   "user_id", "item_id", "interaction_type", "created_at", "session_id")), is_code=True),),
-        {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
-         "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},
-        otherwise=Format(
-            (Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),),
-            _fields("user_id", "item_id", "created_at", interaction_type="token"),
-            counted=False, settings={"session_from": "gap", "session_split": "last"})),
-    "retailrocket": Format(
-        (Table("events.csv", {"timestamp": MILLISECONDS, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID},
-               separator=","),),
-        _fields("visitorid", "itemid", "timestamp", event="token")),
-    "lastfm-1k": Format(
-        (Table("userid-timestamp-artid-artname-traid-traname.tsv",
-               {"userid": LISTENER, "timestamp": ISO_TIME, "musicbrainz-artist-id": TEXT, "artist-name": TEXT,
-                "musicbrainz-track-id": TEXT, "track-name": TEXT}, header=False),),
-        _fields("userid", ("musicbrainz-artist-id", "artist-name"), "timestamp")),
-    "tmall": Format(
-        (Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "time_stamp": DAY_OF_2014, "action_type": ID},
-               separator=","),),
-        _fields("user_id", "item_id", "time_stamp", action_type="token")),
-}
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,8 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
     target = out / safe_name(name, "data convert") / f"{name}.inter"
     config = target.with_suffix(".yaml")
     keeps = condition(columns.keep) if columns.keep else None
-    exist = [file for file in (target, *([config] if columns.session else [])) if file.exists()]
-    if exist and not force:
+    files = (target, config) if columns.session else (target,)
+    if not force and (exist := [file for file in files if file.exists()]):
         raise UserError(f"{exist[0]}: exists; replace it with --force, or write elsewhere with --out DIR.")
     layout = detect(path, columns)
     writer = _Writer(path, columns, layout, keeps)
@@ -117,8 +117,8 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
     notes = (f"separated by {SEPARATORS[layout.separator]}, "
              f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note,
              writer.times.days)
-    return Imported(writer.rows, writer.written, *map(len, writer.different.values()), writer.left_out, notes,
-                    (target, *([config] if columns.session else [])))
+    different = (ids.count() for ids in writer.different.values())
+    return Imported(writer.rows, writer.written, *different, writer.left_out, notes, files)
 
 
 def detect(path: Path, columns: Columns) -> Layout:
@@ -200,22 +200,38 @@ class _Times:
             self.note = f"times are ISO 8601 (as {texts[0]}), UTC unless they say otherwise; written in seconds"
 
 
-class _Writer:
-    """Rows of the table to lines of the atomic file, and what is counted on the way.
+class _Distinct:
+    """Counts different texts by 64-bit hashes: 8 bytes each, however long the texts are."""
 
-    Users and items are counted by 64-bit hashes, however long their ids are.
-    """
+    def __init__(self) -> None:
+        self._hashes = [np.empty(0, np.uint64)]  # different ones, then those of pieces
+
+    def add(self, texts: pa.Array) -> None:
+        import pandas as pd
+        import pyarrow.compute as pc
+
+        unique = np.asarray(pc.unique(texts).to_numpy(zero_copy_only=False), dtype=object)
+        self._hashes.append(pd.util.hash_array(unique, categorize=False))
+        if sum(map(len, self._hashes[1:])) > max(1 << 20, len(self._hashes[0])):
+            self.count()
+
+    def count(self) -> int:
+        self._hashes = [np.unique(np.concatenate(self._hashes))]
+        return len(self._hashes[0])
+
+
+class _Writer:
+    """Rows of the table to lines of the atomic file, and what is counted on the way."""
 
     def __init__(self, path: Path, columns: Columns, layout: Layout, keeps: Callable | None) -> None:
         self.path, self.columns, self.layout, self.keeps = path, columns, layout, keeps
         self.rows = self.written = 0
         self.left_out: Counter[str] = Counter()
-        self.different: dict[str, set[int]] = {"user": set(), "item": set()}
+        self.different = {"user": _Distinct(), "item": _Distinct()}
         self.times = _Times()
 
     def write(self, piece: pa.RecordBatch, file: BinaryIO) -> None:
         """Add a piece of the table to the file; raises UserError for a time or rating that cannot be read."""
-        import pandas as pd
         import pyarrow as pa
         from pyarrow import compute as pc
 
@@ -237,9 +253,8 @@ class _Writer:
         values = {part: text.take(pa.array(rows)) for part, text in texts.items()}
         is_whole = bool((seconds == np.floor(seconds)).all())
         values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
-        for part, hashes in self.different.items():
-            unique = np.asarray(pc.unique(values[part]).to_numpy(zero_copy_only=False), dtype=object)
-            hashes.update(pd.util.hash_array(unique, categorize=False).tolist())
+        for part, different in self.different.items():
+            different.add(values[part])
         file.write(content_of(joined([values[part] for part in named])))
 
     def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:

@@ -10,15 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import ROOT, recbole_config
+from helpers import ROOT, recbole_config, stream_of
 from hypothesis import given, strategies as st
 
-from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured, load_config
 from fedcl_bench.data.stream import (StreamSettings, block_of_rows, build_blocks, read_split_file, split_of_rows,
                                      statistics)
-from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing.worlds import ragged
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
@@ -33,8 +31,7 @@ def test_ml100k_counts(ml100k):
 
 @pytest.mark.parametrize("name", ["ml-latest-small", "lastfm-2k"])
 def test_published_counts_of_other_datasets(registry, shared, name):
-    config = make_config(registry, "ft", "fedmf", name, data_dir=shared / "data" / "atomic")
-    found = statistics(load_stream(config.source, config.stream))
+    found = statistics(stream_of(registry, name, "fedmf", shared / "data" / "atomic")[1])
     for statistic, values in load_config(name).expected.items():
         assert list(values) == found[statistic]
 
@@ -130,10 +127,8 @@ def test_random_split_is_per_user_and_keyed():
 
 
 def test_split_setting_changes_only_its_blocks(registry):
-    def stream(**overrides):
-        config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", overrides)])
-        return load_stream(config.source, config.stream)
-    default, random, other = stream(), stream(inc_split="random"), stream(split_seed=1)
+    default, random, other = (stream_of(registry, "ml-100k", "fedmf", **changed)[1]
+                              for changed in ({}, {"inc_split": "random"}, {"split_seed": 1}))
     assert torch.equal(default.steps[0].test.values, random.steps[0].test.values)
     assert not torch.equal(default.steps[1].test.values, random.steps[1].test.values)
     assert not torch.equal(default.steps[0].test.values, other.steps[0].test.values)

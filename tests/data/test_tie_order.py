@@ -7,11 +7,11 @@ import hashlib
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import stream_of
 from scipy import stats
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
-from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.domain_streams import build_domains
 from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured
@@ -92,8 +92,7 @@ def test_only_last_fm_has_another_order(registry):
 def test_last_fm_is_the_authors_row_by_row(registry, shared):
     """Their order gives their Table 1, and the blocks that were made with NumPy's sort for AVX-512."""
     expected = pd.read_csv(shared / "data" / "splits" / "lastfm-2k.f3crec_blocks.tsv", sep="\t")
-    config = make_config(registry, "ft", "fedmf", "lastfm-2k", data_dir=shared / "data" / "atomic")
-    stream = load_stream(config.source, config.stream)
+    _, stream = stream_of(registry, "lastfm-2k", "fedmf", shared / "data" / "atomic")
     for step, (_, block) in zip(stream.steps, expected.groupby("block"), strict=True):
         assert step.interactions == len(block)
         pairs = sorted((stream.user_tokens[user], stream.item_tokens[item])
@@ -112,8 +111,7 @@ def test_last_fm_is_the_authors_row_by_row(registry, shared):
 def test_movielens_is_the_authors_block_by_block(registry, shared):
     """Their files for ML-100K come out with NumPy's sort without AVX-512, ids and later splits included."""
     expected = pd.read_csv(shared / "data" / "splits" / "ml-100k.f3crec_authors.tsv", sep="\t")
-    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"tie_order": "numpy_quicksort"})])
-    for step in load_stream(config.source, config.stream).steps:
+    for step in stream_of(registry, "ml-100k", "fedmf", tie_order="numpy_quicksort")[1].steps:
         block = expected[expected.block == step.index]
         splits = {split: {(user, item) for user in range(step.n_users) for item in step.split(split).of(user).tolist()}
                   for split in ("train", "valid", "test")}
