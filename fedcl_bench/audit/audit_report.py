@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any, Mapping
+
+import pandas as pd
 
 from ..stats.accounting import INSTALL
 from .attack import METRICS
@@ -79,15 +79,8 @@ def markdown(audit: Mapping[str, Any]) -> str:
 
 def csv_text(audit: Mapping[str, Any]) -> str:
     """One line per noise, round and metric, in full precision."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["method", "backbone", "dataset", "block", "round", "noise", "epsilon", "epsilon_so_far", "metric",
-                     "mean", "low", "high", "clients"])
-    for row in audit["levels"]:
-        for metric in METRICS:
-            if row[metric] is not None:
-                writer.writerow([audit["method"], audit["backbone"], audit["dataset"], audit["block"], row["round"],
-                                 repr(row["noise"]), *("" if row[name] is None else repr(row[name])
-                                                       for name in ("epsilon", "epsilon_so_far")), metric,
-                                 *(repr(row[metric][part]) for part in ("mean", "low", "high")), row["clients"]])
-    return buffer.getvalue()
+    rows = [{**{name: audit[name] for name in ("method", "backbone", "dataset", "block")},
+             **{name: row[name] for name in ("round", "noise", "epsilon", "epsilon_so_far")}, "metric": metric,
+             **row[metric], "clients": row["clients"]}
+            for row in audit["levels"] for metric in METRICS if row[metric] is not None]
+    return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))

@@ -104,24 +104,15 @@ def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: in
         judged by, and of full ranking beside it if that is another.
     """
     users, lists = scores.users, scores.lists[:, :k]
-    values = {"interactions": step.train.lengths[users].double(), **_properties(catalogue, lists)}
-    rows = [_recommended(step, lists, add), *((step.index, kind, users, value) for kind, value in values.items())]
+    properties = {"interactions": step.train.lengths[users].double(), **_properties(catalogue, lists)}
+    rows = [_recommended(step, lists, add), *((step.index, kind, users, each) for kind, each in properties.items())]
     popular = _popular(catalogue.counts)[step.test.select(users)[1]]  # a single item to find each
     for kind, chosen in zip(_OF_ITEMS, (popular[:0], popular[:0], popular, ~popular)):
-        for name in _recalls(scores.values, k):
-            of_kind = chosen.nonzero().flatten()
-            rows.append((step.index, _kind(name, kind), users[of_kind], scores.values[name][of_kind]))
+        for prefix in ("", FULL):  # of any ranking
+            if (values := scores.values.get(f"{prefix}recall@{k}")) is not None:
+                of_kind = chosen.nonzero().flatten()
+                rows.append((step.index, f"{prefix}recall {kind}", users[of_kind], values[of_kind]))
     return rows
-
-
-def _recalls(metrics: Iterable[str], k: int) -> list[str]:
-    """Which of some metrics are recall at ``k``, of any ranking."""
-    return [name for name in metrics if name.partition("recall@")[1:] == ("recall@", str(k))]
-
-
-def _kind(recall: str, items: str) -> str:
-    """The kind of such a metric of some items to find."""
-    return f"{recall.partition('recall@')[0]}recall {items}"
 
 
 def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, Tensor, Tensor]:
@@ -198,23 +189,19 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
 def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:
     """Group to metric to the values of its users, in one block."""
     users = scores.users.cpu().numpy()
+    # Nobody is new or old in a stream of sessions.
+    known = kinds["known"].loc[users].to_numpy() if "known" in kinds else np.full(len(users), np.nan)
+    order = np.argsort(kinds["interactions"].loc[users].to_numpy(), kind="stable")
+    quarter, tenth = -(-len(users) // 4), -(-len(users) // 10)
     result: dict[str, dict[str, pd.Series]] = {group: {} for group in GROUPS}
-    for metric, values in scores.values.items():
-        for group, of_users in _user_groups(kinds, users, pd.Series(values.cpu().numpy(), index=users)).items():
-            result[group][metric] = of_users
+    for metric, tensor in scores.values.items():
+        values = pd.Series(tensor.cpu().numpy(), index=users)
+        result["new-users"][metric], result["old-users"][metric] = values[known == 0.0], values[known > 0.0]
+        result["least-active"][metric] = values.iloc[order[:quarter]]
+        result["most-active"][metric] = values.iloc[order[len(users) - quarter:]]
+        result["worst-decile"][metric] = values.sort_values().iloc[:tenth]
     for kind, of_users in kinds.items():
         prefix, recall, group = kind.partition("recall ")
         if recall:
             result[group][f"{prefix}recall@{k}"] = of_users
     return result
-
-
-def _user_groups(kinds: dict[str, pd.Series], users: np.ndarray, values: pd.Series) -> dict[str, pd.Series]:
-    """A metric's values of the users of each group."""
-    # Nobody is new or old in a stream of sessions.
-    known = kinds["known"].loc[users].to_numpy() if "known" in kinds else np.full(len(users), np.nan)
-    order = np.argsort(kinds["interactions"].loc[users].to_numpy(), kind="stable")
-    quarter, tenth = -(-len(users) // 4), -(-len(users) // 10)
-    return {"new-users": values[known == 0.0], "old-users": values[known > 0.0],
-            "least-active": values.iloc[order[:quarter]], "most-active": values.iloc[order[len(users) - quarter:]],
-            "worst-decile": values.sort_values().iloc[:tenth]}

@@ -86,12 +86,6 @@ def _ranks(scores: Tensor) -> Tensor:
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
-def _trained(earlier: Step, step: Step) -> tuple[Tensor, Tensor]:
-    """Which users of the step before have training data in it, and which in this step."""
-    before = (earlier.train.lengths > 0).to(step.train.values.device)
-    return before, step.train.lengths[:len(before)] > 0
-
-
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
             best: Snapshot | None, add: Add | None = None) -> list[tuple[int, str, Tensor, Tensor]]:
     """What a round adds to the analysis of a step, as (step, kind, ids, values).
@@ -104,7 +98,8 @@ def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snap
     """
     if earlier is None:
         return []
-    before, now = _trained(earlier, step)
+    before = (earlier.train.lengths > 0).to(step.train.values.device)  # who has training data in which step
+    now = step.train.lengths[:len(before)] > 0
     result = []
     if first is not None:
         users = (before & now).nonzero().flatten()

@@ -1,13 +1,12 @@
 """Ranking the last item of each session of a domain, or of one client that holds all, among all its items.
 
-Of equal scores the item to find comes last, as in ``sessions.py``.
+Of equal scores the item to find comes last, as in ``session_ranking.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Callable, Iterable, Iterator
+from typing import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from ..plugin import checks
 from ..plugin.backbone import Backbone
 from ..training.silo_samples import SequentialModule
 from ..training.silo_modules import histories
-from ..data.stream import Ragged, Sessions, Step
+from ..data.stream import Ragged, Step
 from ..plugin.silo import DomainModule
 from ..plugin.metric import Catalogue, Metric
 from ..kernels.ops import highest
@@ -24,10 +23,6 @@ from ..core.tuning import SIZES
 from .metrics import measure
 from .ranking import UserScores
 from .session_ranking import ranked_lists
-
-
-# The items to find after some sessions, and scores of all items, a part of the sessions at a time.
-Scored = Callable[[Tensor], tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]]
 
 
 @dataclass(frozen=True)
@@ -46,13 +41,31 @@ class Ranking:
     mask_history: bool = False
 
 
+@torch.no_grad()
 def rank_by_module(backbone: Backbone, module: DomainModule, step: Step, split: str, ranking: Ranking) -> UserScores:
     """Metrics of each session of a domain's split, by its number."""
     sessions, hook = step.sessions[split], "scores"
     if isinstance(module, SequentialModule):
         hook = "encode" if backbone.positionwise else "session_vectors"
+    topk = sorted(set(ranking.topk))
+    order = sessions.lengths.argsort(stable=True)  # so that little is padding
+    ranks = torch.empty_like(order)
+    lists = None if ranking.catalogue is None else order.new_empty(len(order), topk[-1])
+    history = Ragged(sessions.start, sessions.items)
     with module.ranking():
-        return _rank(partial(scores_after, backbone, module, step, split), sessions, ranking, backbone, hook)
+        for chosen in order.split(SIZES.central_ranked):
+            to_find, parts = scores_after(backbone, module, step, split, chosen)
+            for part, scores in parts:
+                checks.require_finite_scores(backbone, hook, scores, chosen[part])
+                wanted = scores.gather(1, to_find[part, None])
+                if ranking.mask_history:
+                    scores[history.select(chosen[part])] = -torch.inf
+                    scores.scatter_(1, to_find[part, None], wanted)
+                ranks[chosen[part]] = (~(scores < wanted)).sum(1) - 1
+                if lists is not None:
+                    lists[chosen[part]] = highest(scores, topk[-1])
+    numbers = torch.arange(len(order), device=order.device)
+    return UserScores(numbers, measure(ranking.metrics, ranked_lists(ranks, topk, lists, ranking.catalogue), topk))
 
 
 @torch.no_grad()
@@ -71,27 +84,3 @@ def scores_after(backbone: Backbone, module: DomainModule, step: Step, split: st
     scores = module.scores(batch)
     checks.check_tensor(backbone, "scores", scores, (len(chosen), step.n_items), "(B, items): of all of the domain")
     return wanted, iter([(torch.arange(len(chosen), device=chosen.device), scores)])
-
-
-@torch.no_grad()
-def _rank(scored: Scored, sessions: Sessions, ranking: Ranking, plugin: Backbone, hook: str) -> UserScores:
-    """Metrics of each session, given what makes its scores, a hook of the plugin."""
-    topk = sorted(set(ranking.topk))
-    order = sessions.lengths.argsort(stable=True)  # so that little is padding
-    ranks = torch.empty_like(order)
-    lists = None if ranking.catalogue is None else order.new_empty(len(order), topk[-1])
-    history = Ragged(sessions.start, sessions.items)
-    for chosen in order.split(SIZES.central_ranked):
-        to_find, parts = scored(chosen)
-        for part, scores in parts:
-            checks.require_finite_scores(plugin, hook, scores, chosen[part])
-            wanted = scores.gather(1, to_find[part, None])
-            if ranking.mask_history:
-                scores[history.select(chosen[part])] = -torch.inf
-                scores.scatter_(1, to_find[part, None], wanted)
-            ranks[chosen[part]] = (~(scores < wanted)).sum(1) - 1
-            if lists is not None:
-                lists[chosen[part]] = highest(scores, topk[-1])
-    numbers = torch.arange(len(order), device=order.device)
-    listed = ranked_lists(ranks, topk, lists, ranking.catalogue)
-    return UserScores(numbers, measure(ranking.metrics, listed, topk))
