@@ -235,20 +235,26 @@ def interrupted(kept: str = "finished runs and rounds are kept, the same command
     return 130
 
 
-def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
-    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method.
+def put_names(args: argparse.Namespace, registry: Registry) -> None:
+    """Put the names of ``--method`` and ``--backbone`` into their spelling; ``--method pfedrec`` is FT on that
+    backbone: a federated recommender that is no continual method.
 
-    Names of ``--method`` and ``--backbone`` are put into their spelling.
+    Raises:
+        UserError: if one of them is missing.
     """
+    from ..runs.metadata import missing
+
     for kind in ("method", "backbone"):
         if name := getattr(args, kind):
             setattr(args, kind, registry.spelled(kind, name))
     if args.method and not registry.knows("method", args.method):
         args.method = registry.spelled("backbone", args.method)
     name = args.method
-    if not registry.is_recommender(name):
-        return
-    if args.backbone not in (None, name):
-        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
-                        f"--backbone {args.backbone} beside it, leave one of the two out.")
-    args.method, args.backbone = "ft", name
+    if registry.is_recommender(name):
+        if args.backbone not in (None, name):
+            raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
+                            f"--backbone {args.backbone} beside it, leave one of the two out.")
+        args.method, args.backbone = "ft", name
+    for kind in ("method", "backbone"):
+        if getattr(args, kind) is None:
+            raise missing(kind, registry.names(kind))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pandas as pd
 import pytest
@@ -12,6 +16,7 @@ from helpers import ROOT
 from matplotlib.figure import Figure
 
 import fedcl_bench as fb
+from fedcl_bench.cli.main import main
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
@@ -33,9 +38,19 @@ def shown(code: str, names: dict) -> object:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
 
 
+def in_this_process(words, **_):
+    """A command line of the suite, as the notebooks start it."""
+    assert words[:3] == [sys.executable, "-m", "fedcl_bench"]
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words[3:])
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", in_this_process)
     monkeypatch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=50, progress=False))
     names: dict = {}
     values = [shown(code.replace("rounds=10", "rounds=1"), names) for code in cells(path)]

@@ -7,6 +7,7 @@ import difflib
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, Mapping
 
 from ...core.errors import UserError, unknown
 from ...core.text import safe_name
@@ -201,10 +202,8 @@ def _import(args: argparse.Namespace) -> int:
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:
         print(f"wrote: {path}")
-    needed = " --set stream=sessions --set session_from=column" if args.session else ""
-    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
-    run_as = "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf"
-    print(f"then: run_bench.py {run_as} --dataset {args.name}{_out(args, '--data-dir')}{needed}")
+    _say_next(args, {"stream": "sessions", "session_from": "column"} if args.session else {},
+              "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
     return 0
 
 
@@ -255,15 +254,21 @@ def _synth(args: argparse.Namespace) -> int:
           + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
     print(f"wrote: {path}")
     settings = {"blocks": world.blocks, "base_share": world.base_share}
-    needed = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items()
-                                                if value != getattr(StreamSettings, name))
-    print(f"next: run_bench.py data {args.name}{needed}")
-    print(f"then: run_bench.py --method f3crec --backbone fedmf --dataset {args.name}{needed}")
+    _say_next(args, {name: value for name, value in settings.items() if value != getattr(StreamSettings, name)},
+              "--method f3crec --backbone fedmf")
     return 0
 
 
 def _out(args: argparse.Namespace, option: str) -> str:
     return "" if args.out == Path("data") else f" {option} {args.out}"
+
+
+def _say_next(args: argparse.Namespace, settings: Mapping[str, Any], run_as: str = "") -> None:
+    """The commands that go on with a dataset that was written."""
+    options = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items())
+    print(f"next: run_bench.py data {args.name}{options}")
+    if run_as:
+        print(f"then: run_bench.py {run_as} --dataset {args.name}{options}")
 
 
 def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
@@ -284,6 +289,5 @@ def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
         print(check)
     for path in done.files:
         print(f"{'wrote' if done.changed else 'already there'}: {path}")
-    needed = "".join(f" --set {name}={value}" for name, value in done.settings.items())
-    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
+    _say_next(args, done.settings)
     return 0

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from .. import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
-                     tuned_of, workers)
+from .. import add_options, cores, print_json, put_names, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
     from ...federation.parts import Federation
@@ -172,15 +171,11 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
     from ...runs.config import make_config, resolve_device
-    from ...runs.metadata import missing
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, spelled_spec
 
     registry = discover(args.plugins)
-    split_federated_recommender(args, registry)
-    for kind in ("method", "backbone"):
-        if getattr(args, kind) is None:
-            raise missing(kind, registry.names(kind))
+    put_names(args, registry)
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     if args.threads and not args.ray:
