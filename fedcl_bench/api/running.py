@@ -70,7 +70,6 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
 
 
 def folders(plugins: str | Path | Iterable[str | Path]) -> list[Path]:
-    """One folder or several, as paths."""
     return [Path(plugins)] if isinstance(plugins, (str, Path)) else [Path(folder) for folder in plugins]
 
 
@@ -88,7 +87,6 @@ def _names(registry: Registry, method: str, backbone: str | None) -> tuple[str, 
 
 
 def _whole(name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:
-    """A whole number of an argument, checked."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UserError(f"run: found {name}={quoted(value)}, accepted: a whole number from {low} to {high}.")
     return value

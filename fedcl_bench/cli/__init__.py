@@ -147,7 +147,6 @@ def records_where(args: argparse.Namespace) -> Where:
 
 
 def tuned_of(args: argparse.Namespace) -> Tuned | None:
-    """What ``--tuned`` asks for."""
     from ..runs.specs import Tuned
 
     if hasattr(args, "records"):
@@ -156,7 +155,6 @@ def tuned_of(args: argparse.Namespace) -> Tuned | None:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
-    """The settings of ``--set``."""
     return parse_assignments(args.assignments, "--set")
 
 

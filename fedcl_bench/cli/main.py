@@ -28,7 +28,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _module(name: str) -> ModuleType:
-    """The module of a command."""
     return importlib.import_module(f"{__package__}.commands.{name.replace('-', '_')}")
 
 
@@ -72,7 +71,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of the command that was given, or of its action."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return _chosen(action.choices[getattr(args, action.dest)], args)
@@ -93,7 +91,6 @@ def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> User
 
 
 def _settings() -> set[str]:
-    """Names of the settings that all runs have."""
     from ..runs.config import CORE_SETTINGS
 
     return {field.name for cls in CORE_SETTINGS for field in dataclasses.fields(cls)}
@@ -152,7 +149,6 @@ def _status(arguments: list[str]) -> int:
 
 
 def _execute(args: argparse.Namespace) -> int:
-    """Do a command whose options are in order."""
     from ..kernels.memory import importing
 
     if args.command in _READERS:

@@ -42,7 +42,6 @@ OWN = {"upload_noise": "--noise", "rounds": "--rounds", "patience": "--rounds"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--method", metavar="NAME", help="ft, f3crec, ...")
     parser.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
     parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
@@ -169,7 +168,6 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
 
 
 def _write(results: dict[str, Any], out: Path) -> list[Path]:
-    """The files of an audit."""
     from ...audit import audit_report as report
     from ...core.files import write_atomically
     from ...reports.draw import audit_curves, save

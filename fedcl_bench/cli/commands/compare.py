@@ -28,7 +28,6 @@ docs/tables.md explains every column.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("methods", nargs="+", metavar="METHOD",
                         help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
     parser.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")

@@ -51,7 +51,6 @@ def with_action(arguments: list[str]) -> list[str]:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
     show = actions.add_parser("show",
                               help="show a dataset's blocks or sessions and compare them with the expected counts",

@@ -23,7 +23,6 @@ ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--quick", action="store_true",
                         help="without what takes seconds: loading plugins, PyTorch, data and compiled kernels")
     add_options(parser, "results", "plugins")

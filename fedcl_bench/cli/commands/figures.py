@@ -47,7 +47,6 @@ What has no record is named, with the command that makes it, and left empty. doc
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--paper", default="f3crec", metavar="NAME",
                         help="whose figures, labels and printed numbers: f3crec (default), fcucr or ffmsr")
     parser.add_argument("--figure", type=names, action=Extend, metavar="A,B",

@@ -26,7 +26,6 @@ runs of tables that show it (Table 7 of f3crec).
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR",
                         help="folder of compact records, made or added to")
     add_options(parser, "results")

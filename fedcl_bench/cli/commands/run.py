@@ -39,7 +39,6 @@ Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--method", metavar="NAME", help="what makes it continual: ft, reg, kd, f3crec, ...")
     parser.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
     parser.add_argument("--dataset", metavar="NAME",
@@ -132,7 +131,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
-    """Every seed's result, run or from its record."""
     from ...api.seeds import Execution, SharedStream, run_seeds
     from ...api.stopping import stop_between_rounds
     from ...runs.logs import targets

@@ -30,7 +30,6 @@ Exit status: 0 all tuned, 1 a search failed, 2 something to fix in the command o
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     add_options(parser, *CELLS, paper="the methods and backbones of a paper's table",
                 table=f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
     parser.add_argument("--budget", type=whole(1, 100_000), default=24, metavar="N",
@@ -82,7 +81,6 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
 
 
 def effort_of(args: argparse.Namespace) -> Effort:
-    """How hard the command line asks to search."""
     from ...experiments.search import Effort
 
     return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
