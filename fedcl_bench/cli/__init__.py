@@ -23,7 +23,6 @@ from ..core.text import for_terminal, quoted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..runs.registry import Registry
     from ..runs.specs import RunSpec, Tuned, Where
 
 _SHOWN = 3  # records that are left out and named
@@ -231,28 +230,3 @@ def interrupted(kept: str = "finished runs and rounds are kept, the same command
     """Say that the user stopped the command; returns the exit status."""
     print(f"run_bench.py: interrupted; {kept}", file=sys.stderr)
     return 130
-
-
-def put_names(args: argparse.Namespace, registry: Registry) -> None:
-    """Put the names of ``--method`` and ``--backbone`` into their spelling; ``--method pfedrec`` is FT on that
-    backbone: a federated recommender that is no continual method.
-
-    Raises:
-        UserError: if one of them is missing.
-    """
-    from ..runs.metadata import missing
-
-    for kind in ("method", "backbone"):
-        if name := getattr(args, kind):
-            setattr(args, kind, registry.spelled(kind, name))
-    if args.method and not registry.knows("method", args.method):
-        args.method = registry.spelled("backbone", args.method)
-    name = args.method
-    if registry.is_recommender(name):
-        if args.backbone not in (None, name):
-            raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
-                            f"--backbone {args.backbone} beside it, leave one of the two out.")
-        args.method, args.backbone = "ft", name
-    for kind in ("method", "backbone"):
-        if getattr(args, kind) is None:
-            raise missing(kind, registry.names(kind))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError
 from ...core.settings import LARGEST
-from .. import Extend, add_options, count, counts, interrupted, print_json, put_names, seeds, settings_of, whole
+from .. import Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of, whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from ...stats.accounting import DELTA
 
     registry = discover(args.plugins)
-    put_names(args, registry)
+    args.method, args.backbone = registry.pair(args.method, args.backbone)
     stream, planned = _planned(args, registry)
     first = planned[0]
     dataset = first.config.source.name

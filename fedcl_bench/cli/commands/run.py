@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from .. import add_options, cores, print_json, put_names, say_tuned, seed, seeds, settings_of, tuned_of, workers
+from .. import add_options, cores, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
     from ...federation.parts import Federation
@@ -173,7 +173,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     from ...runs.specs import RunSpec, spelled_spec
 
     registry = discover(args.plugins)
-    put_names(args, registry)
+    args.method, args.backbone = registry.pair(args.method, args.backbone)
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     if args.threads and not args.ray:
