@@ -50,7 +50,7 @@ def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentP
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; ``run`` may be left out, as may the action of ``data``.
+    """The options of a command line, and its ``words``; ``run`` may be left out, as may the action of ``data``.
 
     Raises:
         UserError: for an unknown command or option.
@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if name == "data":
         arguments[1:] = _module(name).with_action(arguments[1:])
     parser = build_parser([name])
-    args, others = parser.parse_known_args(arguments)
+    args, others = parser.parse_known_args(arguments, argparse.Namespace(words=arguments))
     if others:
         raise _unrecognized(_chosen(parser, args), others)
     return args
