@@ -24,7 +24,6 @@ from ..core.errors import UserError
 
 # Of which rows each shipped order is.
 SHIPPED = {"numpy_quicksort": "ml-100k with k_core=10", "numpy_avx512": "lastfm-2k with k_core=5"}
-TIE_ORDERS = ("file", *SHIPPED, "random")
 _FOLDER = Path(__file__).parent / "tie_orders"
 _DIGEST_BYTES = 16
 
