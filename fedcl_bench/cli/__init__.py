@@ -14,7 +14,7 @@ import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 from ..core.errors import Corrupt, UserError, unknown
 from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments
@@ -23,6 +23,8 @@ from ..core.text import for_terminal, quoted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..data.source import DatasetSource
+    from ..data.stream import StreamSettings
     from ..runs.specs import RunSpec, Tuned, Where
 
 _SHOWN = 3  # records that are left out and named
@@ -155,6 +157,18 @@ def tuned_of(args: argparse.Namespace) -> Tuned | None:
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
     return parse_assignments(args.assignments, "--set")
+
+
+def located(name: str, data_dir: Path | None, changes: Mapping[str, Any]) -> tuple[DatasetSource, StreamSettings]:
+    """A dataset's file and the settings of its stream, with the changes of ``--set``."""
+    from ..core.settings import assemble
+    from ..data.source import locate, spelled
+    from ..runs.config import CORE_SETTINGS, layers, refuse_inactive
+
+    dataset, overrides = spelled(name, data_dir), [("--set", changes)]
+    parts = assemble(CORE_SETTINGS, layers(dataset, overrides), "data")
+    refuse_inactive(parts, overrides)
+    return locate(dataset, data_dir, parts[0]), parts[0]
 
 
 class LeftOut:

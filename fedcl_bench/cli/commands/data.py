@@ -11,7 +11,7 @@ from typing import Any, Mapping
 
 from ...core.errors import UserError, unknown
 from ...core.text import safe_name
-from .. import add_options, count, interrupted, seed, settings_of
+from .. import add_options, count, interrupted, located, seed, settings_of
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
 
@@ -125,26 +125,13 @@ def run(args: argparse.Namespace) -> int:
         return interrupted("no file is half written, the same command starts again.")
 
 
-def _located(args: argparse.Namespace):
-    """The dataset's file and the stream's settings that the command line asks for."""
-    from ...data.source import locate, spelled
-    from ...runs.config import CORE_SETTINGS, layers, refuse_inactive
-    from ...core.settings import assemble
-
-    changes = [("--set", settings_of(args))]
-    dataset = spelled(args.name, args.data_dir)
-    parts = assemble(CORE_SETTINGS, layers(dataset, changes), "data")
-    refuse_inactive(parts, changes)
-    return locate(dataset, args.data_dir, parts[0]), parts[0]
-
-
 def _show(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream, statistics, thin_note
     from ...data.features import texts_of
     from ...data.overlap import shared_users
     from ..show import show_statistics
 
-    source, settings = _located(args)
+    source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = load_stream(source, settings)
     status = show_statistics(source, settings, statistics(stream), {} if args.assignments else source.config.expected)
     for name, texts in texts_of(source, stream).items():
@@ -162,7 +149,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from ...data import prepared
     from ...data.datasets import build_stream
 
-    source, settings = _located(args)
+    source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = build_stream(source, settings)
     folder = prepared.folder_of(source, settings)
     size = prepared.save(stream, folder)
