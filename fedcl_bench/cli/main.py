@@ -45,7 +45,7 @@ def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentP
                                         epilog=getattr(module, "EXAMPLES", None), **looks)
         if module:
             module.add(command)
-            command.set_defaults(execute=module.run)
+            command.set_defaults(execute=module.run, parser=command)
     return parser
 
 
@@ -66,15 +66,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = build_parser([name])
     args, others = parser.parse_known_args(arguments, argparse.Namespace(words=arguments))
     if others:
-        raise _unrecognized(_chosen(parser, args), others)
+        raise _unrecognized(getattr(args, "parser", parser), others)
     return args
-
-
-def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return _chosen(action.choices[getattr(args, action.dest)], args)
-    return parser
 
 
 def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> UserError:

@@ -90,6 +90,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                                              "at, and share it. Numbers are the same. Delete the folder to undo it.")
     prepare.add_argument("name", help="dataset, or the path of an atomic file or its folder")
     add_options(prepare, "data-dir", "set")
+    for action in actions.choices.values():
+        action.set_defaults(parser=action)
 
 
 def _add_synth(actions) -> None:
