@@ -17,7 +17,9 @@ from ..core.text import for_terminal
 from ..core.version import __version__
 from .commands import COMMANDS
 
-_READERS = ("tables", "compare", "figures")  # of records; nearly half their time goes into imports
+# What takes half the time of a command: it is imported without Python's search for unreachable objects.
+_IMPORTS = {**dict.fromkeys(("tables", "compare", "figures", "report", "pack"), "fedcl_bench.reports.tables"),
+            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check"), "fedcl_bench.runs.config")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -144,9 +146,9 @@ def _status(arguments: list[str]) -> int:
 def _execute(args: argparse.Namespace) -> int:
     from ..kernels.memory import importing
 
-    if args.command in _READERS:
+    if args.command in _IMPORTS:
         with importing():
-            importlib.import_module("fedcl_bench.reports.tables")
+            importlib.import_module(_IMPORTS[args.command])
     try:
         return args.execute(args)
     except (UserError, RunFailed):
