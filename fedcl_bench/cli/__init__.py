@@ -161,12 +161,9 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
 
 def located(name: str, data_dir: Path | None, changes: Mapping[str, Any]) -> tuple[DatasetSource, StreamSettings]:
     """A dataset's file and the settings of its stream, with the changes of ``--set``."""
-    from ..kernels.memory import importing
-
-    with importing():
-        from ..core.settings import assemble
-        from ..data.source import locate, spelled
-        from ..runs.config import CORE_SETTINGS, layers, refuse_inactive
+    from ..core.settings import assemble
+    from ..data.source import locate, spelled
+    from ..runs.config import CORE_SETTINGS, layers, refuse_inactive
 
     dataset, overrides = spelled(name, data_dir), [("--set", changes)]
     parts = assemble(CORE_SETTINGS, layers(dataset, overrides), "data")

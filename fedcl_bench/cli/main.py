@@ -17,9 +17,9 @@ from ..core.text import for_terminal
 from ..core.version import __version__
 from .commands import COMMANDS
 
-# What takes half the time of a command: it is imported without Python's search for unreachable objects.
+# What takes half the time of a command, or of an action of `data`: it is imported without Python's search for unreachable objects.
 _IMPORTS = {**dict.fromkeys(("tables", "compare", "figures", "report", "pack"), "fedcl_bench.reports.tables"),
-            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check"), "fedcl_bench.runs.config")}
+            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"), "fedcl_bench.runs.config")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -146,9 +146,9 @@ def _status(arguments: list[str]) -> int:
 def _execute(args: argparse.Namespace) -> int:
     from ..kernels.memory import importing
 
-    if args.command in _IMPORTS:
+    if module := _IMPORTS.get(getattr(args, "action", args.command)):
         with importing():
-            importlib.import_module(_IMPORTS[args.command])
+            importlib.import_module(module)
     try:
         return args.execute(args)
     except (UserError, RunFailed):
