@@ -17,9 +17,11 @@ from ..core.text import for_terminal
 from ..core.version import __version__
 from .commands import COMMANDS
 
-# What takes half the time of a command, or of an action of `data`: it is imported without Python's search for unreachable objects.
+# What takes half the time of a command, or of an action of `data`: it is imported without Python's search for
+# unreachable objects.
 _IMPORTS = {**dict.fromkeys(("tables", "compare", "figures", "report", "pack"), "fedcl_bench.reports.tables"),
-            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"), "fedcl_bench.runs.config")}
+            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"),
+                            "fedcl_bench.runs.config")}
 
 
 class _Parser(argparse.ArgumentParser):
