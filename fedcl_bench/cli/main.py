@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     name = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else "run"
     if name == "data":
         arguments[1:] = _module(name).with_action(arguments[1:])
-    parser = build_parser([name])
+    parser = build_parser((name,))
     args, others = parser.parse_known_args(arguments, argparse.Namespace(words=arguments))
     if others:
         raise _unrecognized(getattr(args, "parser", parser), others)
@@ -119,7 +119,7 @@ def _status(arguments: list[str]) -> int:
     """Run the command line; its errors become messages and exit statuses."""
     try:
         if not arguments:
-            build_parser(["run"]).print_help()
+            build_parser(("run",)).print_help()
             return 0
         return _execute(parse(arguments))
     except UserError as error:
