@@ -133,26 +133,19 @@ def add_options(parser: argparse._ActionsContainer, *shared: str, **helps: str) 
         parser.add_argument(f"--{name}", *one, **{**option, **({"help": text} if text else {})})
 
 
-def results_where(args: argparse.Namespace) -> Where:
-    """The folders that the options of a command that makes runs named."""
+def where_of(args: argparse.Namespace) -> Where:
+    """The folders that the options named, of a command that reads records or makes runs."""
     from ..runs.specs import Where
 
+    if hasattr(args, "records"):
+        return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
     return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
-
-
-def records_where(args: argparse.Namespace) -> Where:
-    """The folders that the options of a command that reads records named."""
-    from ..runs.specs import Where
-
-    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
 
 
 def tuned_of(args: argparse.Namespace) -> Tuned | None:
     from ..runs.specs import Tuned
 
-    if hasattr(args, "records"):
-        return Tuned.of(args.tuned, args.records, records_where(args))
-    return Tuned.of(args.tuned, args.results, results_where(args))
+    return Tuned.of(args.tuned, args.records if hasattr(args, "records") else args.results, where_of(args))
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .. import CELLS, POOL, add_options, interrupted, print_json, results_where, seed, seeds, settings_of, whole
+from .. import CELLS, POOL, add_options, interrupted, print_json, where_of, seed, seeds, settings_of, whole
 
 if TYPE_CHECKING:
     from ...experiments.search import Effort
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     combinations = [Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
     folder, below = _folders(args)
     tuning = tune.Tuning(registry, effort_of(args), folder, args.results, args.data_dir, args.again, below,
-                         results_where(args))
+                         where_of(args))
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
