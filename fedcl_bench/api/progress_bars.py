@@ -44,11 +44,9 @@ class Display:
         self._bar.stop()
 
     def warn(self, message: str) -> None:
-        """Show a line even when quiet."""
         self._console.print(f"  {for_terminal(message)}")
 
     def note(self, message: str) -> None:
-        """Show a line unless quiet."""
         if not self._quiet:
             self._console.print(f"  {for_terminal(message)}")
 

@@ -80,7 +80,7 @@ class Results:
     def metrics(self) -> pd.DataFrame:
         """Test metrics, one row per test. Columns: seed; trained_block, the block trained last; tested_block; metric,
         as ``ndcg@20``; mean, over users, from 0 to 1; users, how many the mean is over."""
-        return run_frames.metrics(self.runs)
+        return run_frames.seeded(self.runs, run_frames.metrics)
 
     @property
     def users(self) -> pd.DataFrame:
@@ -90,7 +90,8 @@ class Results:
         Raises:
             UserError: if neither a model nor the data is there to tell the original ids.
         """
-        return run_frames.users(self.runs, self._user_ids)
+        return run_frames.seeded(self.runs, lambda run: run.users.assign(
+            user=self._user_ids[run.users["user"].to_numpy()], metric=run.users["metric"].astype(str)))
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -103,20 +104,20 @@ class Results:
         for run in self.runs:
             if "groups" not in run.meta:
                 raise UserError(f"groups: the record {run.path} has none, as it is of an older version; run it again.")
-        return run_frames.groups(self.runs)
+        return run_frames.seeded(self.runs, run_frames.groups)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """What happened in each round. Columns: seed; step, the block; round, from 0; participants; loss; valid, the
         validation metric (nan: not validated); bytes_up and bytes_down per participant; train_seconds and
         evaluate_seconds; and what the backbone or method measures besides."""
-        return run_frames.rounds(self.runs)
+        return run_frames.seeded(self.runs, lambda run: run.rounds.copy())
 
     @property
     def matrix(self) -> pd.DataFrame:
         """R[t, s], the mean of a metric on block s after training up to block t. Columns: seed; metric; trained_block
         (t); then 0, 1, ..., one per tested block (s), nan where s > t."""
-        return run_frames.matrix(self.runs)
+        return run_frames.seeded(self.runs, run_frames.matrix)
 
     def table(self) -> pd.DataFrame:
         """What the command ``run`` shows, as text: a row per metric, a column per block and their average but for

@@ -1,4 +1,4 @@
-"""Finished runs of one combination as pandas frames, the seed in the first column."""
+"""Runs as pandas frames; ``Results`` says what their columns are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..records.store import domains_of
 _TEST = ["trained_block", "tested_block"]
 
 
-def _seeded(runs: Sequence[Run], frame_of: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
+def seeded(runs: Sequence[Run], frame_of: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
     """The frames of all seeds under each other."""
     parts = [frame_of(run) for run in runs]
     for run, part in zip(runs, parts):
@@ -21,49 +21,25 @@ def _seeded(runs: Sequence[Run], frame_of: Callable[[Run], pd.DataFrame]) -> pd.
     return pd.concat(parts, ignore_index=True)
 
 
-def metrics(runs: Sequence[Run]) -> pd.DataFrame:
-    """The columns seed, trained_block, tested_block, metric, mean, users: one row per test and metric."""
-    def of(run: Run) -> pd.DataFrame:
-        users = run.users.groupby(_TEST, observed=True)["user"].nunique()
-        rows = [(t, s, metric, mean, int(users.get((t, s), 0))) for metric, matrix in run.meta["matrix"].items()
-                for t, row in enumerate(matrix) for s, mean in enumerate(row)]
-        return pd.DataFrame(rows, columns=[*_TEST, "metric", "mean", "users"])
-    return _seeded(runs, of)
+def metrics(run: Run) -> pd.DataFrame:
+    users = run.users.groupby(_TEST, observed=True)["user"].nunique()
+    rows = [(t, s, metric, mean, int(users.get((t, s), 0))) for metric, matrix in run.meta["matrix"].items()
+            for t, row in enumerate(matrix) for s, mean in enumerate(row)]
+    return pd.DataFrame(rows, columns=[*_TEST, "metric", "mean", "users"])
 
 
-def groups(runs: Sequence[Run]) -> pd.DataFrame:
-    """The columns seed, block, group, metric, mean, users: one row per block, group of users or items, and metric."""
-    def of(run: Run) -> pd.DataFrame:
-        rows = [(t, group, metric, np.nan if mean is None else mean, int(values["users"][t]))
-                for group, values in run.meta["groups"].items() for metric in values if metric != "users"
-                for t, mean in enumerate(values[metric])]
-        return pd.DataFrame(rows, columns=["block", "group", "metric", "mean", "users"])
-    return _seeded(runs, of)
+def groups(run: Run) -> pd.DataFrame:
+    rows = [(t, group, metric, np.nan if mean is None else mean, int(values["users"][t]))
+            for group, values in run.meta["groups"].items() for metric in values if metric != "users"
+            for t, mean in enumerate(values[metric])]
+    return pd.DataFrame(rows, columns=["block", "group", "metric", "mean", "users"])
 
 
-def users(runs: Sequence[Run], user_ids: np.ndarray) -> pd.DataFrame:
-    """The columns seed, trained_block, tested_block, user, metric, value: one row per test, user and metric.
-
-    Args:
-        user_ids: original ids in the order of the model's rows.
-    """
-    return _seeded(runs, lambda run: run.users.assign(user=user_ids[run.users["user"].to_numpy()],
-                                                      metric=run.users["metric"].astype(str)))
-
-
-def rounds(runs: Sequence[Run]) -> pd.DataFrame:
-    """The column seed, then those of ``rounds.parquet``: one row per round."""
-    return _seeded(runs, lambda run: run.rounds.copy())
-
-
-def matrix(runs: Sequence[Run]) -> pd.DataFrame:
-    """R[t, s]: the columns seed, metric, trained_block (t), then 0, 1, ..., per tested block (s); nan where s > t."""
-    def of(run: Run) -> pd.DataFrame:
-        every = [(metric, r) for metric, r in run.meta["matrix"].items()]
-        size = len(every[0][1])
-        rows = [(metric, t, *row, *[np.nan] * (size - len(row))) for metric, r in every for t, row in enumerate(r)]
-        return pd.DataFrame(rows, columns=["metric", "trained_block", *range(size)])
-    return _seeded(runs, of)
+def matrix(run: Run) -> pd.DataFrame:
+    every = [(metric, r) for metric, r in run.meta["matrix"].items()]
+    size = len(every[0][1])
+    rows = [(metric, t, *row, *[np.nan] * (size - len(row))) for metric, r in every for t, row in enumerate(r)]
+    return pd.DataFrame(rows, columns=["metric", "trained_block", *range(size)])
 
 
 def table(result: Mapping[str, Any]) -> pd.DataFrame:

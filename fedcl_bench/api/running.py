@@ -14,7 +14,7 @@ from ..core.settings import LARGEST_SEED, MOST_SEEDS
 with importing():
     from ..runs.config import make_config, resolve_device
     from ..runs.plugin_errors import named
-    from ..runs.registry import Registry, discover
+    from ..runs.registry import discover
     from ..runs.runner import Interrupted
     from ..records.store import load_record
     from .origin import Origin, located
@@ -54,7 +54,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     """
     first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1, MOST_SEEDS)
     registry = discover(folders(plugins))
-    names = *_names(registry, method, backbone), dataset
+    names = *registry.pair(method, backbone), dataset
     overrides = [("fb.run", settings)]
     data_dir = None if data_dir is None else Path(data_dir)
     device = resolve_device(device)
@@ -70,25 +70,10 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
 
 
 def folders(plugins: str | Path | Iterable[str | Path]) -> list[Path]:
-    """One folder or several, as paths."""
     return [Path(plugins)] if isinstance(plugins, (str, Path)) else [Path(folder) for folder in plugins]
 
 
-def _names(registry: Registry, method: str, backbone: str | None) -> tuple[str, str]:
-    """The names of method and backbone; raises UserError if the backbone is missing."""
-    if registry.is_recommender(method):
-        if backbone not in (None, method):
-            raise UserError(f"run: found method '{method}', a backbone, beside backbone '{backbone}'; it stands for "
-                            f"run('ft', '{method}'). Leave one of the two out.")
-        return "ft", method
-    if backbone is None:
-        raise UserError(f"run: the backbone is missing. Known: {', '.join(registry.names('backbone'))}.\n"
-                        f"The main job is: run('f3crec', 'fedmf')")
-    return method, backbone
-
-
 def _whole(name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:
-    """A whole number of an argument, checked."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UserError(f"run: found {name}={quoted(value)}, accepted: a whole number from {low} to {high}.")
     return value

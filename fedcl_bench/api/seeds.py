@@ -52,10 +52,6 @@ class SharedStream:
         return self.stream
 
 
-def _here(config: RunConfig, warn: Callable[[str], None]) -> Engine:
-    return Here()
-
-
 @dataclass(frozen=True)
 class Execution:
     """How seeds are run; no number depends on it.
@@ -72,7 +68,7 @@ class Execution:
     quiet: bool = False
     verbose: bool = False
     logs: Sequence[Target] = ()
-    engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = _here
+    engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Here()
 
 
 def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStream,

@@ -14,7 +14,7 @@ import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 from ..core.errors import Corrupt, UserError, unknown
 from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments
@@ -23,7 +23,8 @@ from ..core.text import for_terminal, quoted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..runs.registry import Registry
+    from ..data.source import DatasetSource
+    from ..data.stream import StreamSettings
     from ..runs.specs import RunSpec, Tuned, Where
 
 _SHOWN = 3  # records that are left out and named
@@ -132,32 +133,35 @@ def add_options(parser: argparse._ActionsContainer, *shared: str, **helps: str) 
         parser.add_argument(f"--{name}", *one, **{**option, **({"help": text} if text else {})})
 
 
-def results_where(args: argparse.Namespace) -> Where:
-    """The folders that the options of a command that makes runs named."""
+def where_of(args: argparse.Namespace) -> Where:
+    """The folders that the options named, of a command that reads records or makes runs."""
     from ..runs.specs import Where
 
+    if hasattr(args, "records"):
+        return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
     return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
 
 
-def records_where(args: argparse.Namespace) -> Where:
-    """The folders that the options of a command that reads records named."""
-    from ..runs.specs import Where
-
-    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
-
-
 def tuned_of(args: argparse.Namespace) -> Tuned | None:
-    """What ``--tuned`` asks for."""
     from ..runs.specs import Tuned
 
-    if hasattr(args, "records"):
-        return Tuned.of(args.tuned, args.records, records_where(args))
-    return Tuned.of(args.tuned, args.results, results_where(args))
+    return Tuned.of(args.tuned, args.records if hasattr(args, "records") else args.results, where_of(args))
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
-    """The settings of ``--set``."""
     return parse_assignments(args.assignments, "--set")
+
+
+def located(name: str, data_dir: Path | None, changes: Mapping[str, Any]) -> tuple[DatasetSource, StreamSettings]:
+    """A dataset's file and the settings of its stream, with the changes of ``--set``."""
+    from ..core.settings import assemble
+    from ..data.source import locate, spelled
+    from ..runs.config import CORE_SETTINGS, layers, refuse_inactive
+
+    dataset, overrides = spelled(name, data_dir), [("--set", changes)]
+    parts = assemble(CORE_SETTINGS, layers(dataset, overrides), "data")
+    refuse_inactive(parts, overrides)
+    return locate(dataset, data_dir, parts[0]), parts[0]
 
 
 class LeftOut:
@@ -233,22 +237,3 @@ def interrupted(kept: str = "finished runs and rounds are kept, the same command
     """Say that the user stopped the command; returns the exit status."""
     print(f"run_bench.py: interrupted; {kept}", file=sys.stderr)
     return 130
-
-
-def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
-    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method.
-
-    Names of ``--method`` and ``--backbone`` are put into their spelling.
-    """
-    for kind in ("method", "backbone"):
-        if name := getattr(args, kind):
-            setattr(args, kind, registry.spelled(kind, name))
-    if args.method and not registry.knows("method", args.method):
-        args.method = registry.spelled("backbone", args.method)
-    name = args.method
-    if not registry.is_recommender(name):
-        return
-    if args.backbone not in (None, name):
-        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
-                        f"--backbone {args.backbone} beside it, leave one of the two out.")
-    args.method, args.backbone = "ft", name

@@ -59,12 +59,10 @@ class View:
             self._live.stop()
 
     def note(self, message: str) -> None:
-        """A line of text unless quiet."""
         if not self._quiet:
             self._console.print(for_terminal(message))
 
     def warn(self, message: str) -> None:
-        """A line of text even when quiet."""
         self._console.print(for_terminal(message))
 
     def ended(self, outcome: Outcome, board: Board) -> None:
@@ -164,7 +162,6 @@ def show_outcomes(outcomes: Sequence[Outcome], args: argparse.Namespace, seconds
 
 
 def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[str, Any]:
-    """Every run and what became of it, JSON-ready."""
     runs = []
     for outcome in outcomes:
         spec, config = outcome.task.spec, outcome.task.config
@@ -197,7 +194,6 @@ def show_outlook(rows: Sequence[Result]) -> None:
 
 
 def seed_words(count: int) -> str:
-    """A number of seeds, for people."""
     return "1 seed" if count == 1 else f"{count} seeds"
 
 

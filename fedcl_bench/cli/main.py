@@ -17,7 +17,11 @@ from ..core.text import for_terminal
 from ..core.version import __version__
 from .commands import COMMANDS
 
-_READERS = ("tables", "compare", "figures")  # of records; nearly half their time goes into imports
+# What takes half the time of a command, or of an action of `data`: it is imported without Python's search for
+# unreachable objects.
+_IMPORTS = {**dict.fromkeys(("tables", "compare", "figures", "report", "pack"), "fedcl_bench.reports.tables"),
+            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"),
+                            "fedcl_bench.runs.config")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,7 +32,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _module(name: str) -> ModuleType:
-    """The module of a command."""
     return importlib.import_module(f"{__package__}.commands.{name.replace('-', '_')}")
 
 
@@ -46,12 +49,12 @@ def build_parser(names: tuple[str, ...] = tuple(COMMANDS)) -> argparse.ArgumentP
                                         epilog=getattr(module, "EXAMPLES", None), **looks)
         if module:
             module.add(command)
-            command.set_defaults(execute=module.run)
+            command.set_defaults(execute=module.run, parser=command)
     return parser
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; ``run`` may be left out, as may the action of ``data``.
+    """The options of a command line, and its ``words``; ``run`` may be left out, as may the action of ``data``.
 
     Raises:
         UserError: for an unknown command or option.
@@ -65,18 +68,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if name == "data":
         arguments[1:] = _module(name).with_action(arguments[1:])
     parser = build_parser((name,))
-    args, others = parser.parse_known_args(arguments)
+    args, others = parser.parse_known_args(arguments, argparse.Namespace(words=arguments))
     if others:
-        raise _unrecognized(_chosen(parser, args), others)
+        raise _unrecognized(getattr(args, "parser", parser), others)
     return args
-
-
-def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of the command that was given, or of its action."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return _chosen(action.choices[getattr(args, action.dest)], args)
-    return parser
 
 
 def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> UserError:
@@ -93,7 +88,6 @@ def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> User
 
 
 def _settings() -> set[str]:
-    """Names of the settings that all runs have."""
     from ..runs.config import CORE_SETTINGS
 
     return {field.name for cls in CORE_SETTINGS for field in dataclasses.fields(cls)}
@@ -152,12 +146,11 @@ def _status(arguments: list[str]) -> int:
 
 
 def _execute(args: argparse.Namespace) -> int:
-    """Do a command whose options are in order."""
     from ..kernels.memory import importing
 
-    if args.command in _READERS:
+    if module := _IMPORTS.get(getattr(args, "action", args.command)):
         with importing():
-            importlib.import_module("fedcl_bench.reports.tables")
+            importlib.import_module(module)
     try:
         return args.execute(args)
     except (UserError, RunFailed):

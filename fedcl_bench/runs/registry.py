@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Iterable
 
+from . import metadata
 from ..plugin.backbone import Backbone
 from ..core.errors import Incompatible, UserError
 from ..evaluation import metrics
@@ -171,9 +172,22 @@ class Registry:
         plugin = self._find("method", method)
         return plugin is not None and plugin.cls.reimplementation
 
-    def is_recommender(self, name: str) -> bool:
-        """Whether what stands in the place of a method is a backbone: a federated recommender, alone."""
-        return not self._find("method", name) and self._find("backbone", name) is not None
+    def pair(self, method: str | None, backbone: str | None) -> tuple[str, str]:
+        """A run's method and backbone in their spelling; a federated recommender as the method is FT on it.
+
+        Raises:
+            UserError: if one of the two is missing, or another backbone stands beside a federated recommender.
+        """
+        if method and not self.knows("method", method) and self._find("backbone", self.spelled("backbone", method)):
+            method = self.spelled("backbone", method)
+            if backbone and self.spelled("backbone", backbone) != method:
+                raise UserError(f"method '{method}' is a backbone and stands for method ft on it; found backbone "
+                                f"'{backbone}' beside it, leave one of the two out.")
+            return "ft", method
+        for kind, name in (("method", method), ("backbone", backbone)):
+            if not name:
+                raise metadata.missing(kind, self.names(kind))
+        return self.spelled("method", method), self.spelled("backbone", backbone)
 
     def naming(self, error: Incompatible) -> UserError:
         """The error with the names of the plugins that would do instead."""

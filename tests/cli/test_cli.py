@@ -271,7 +271,7 @@ def test_a_federated_recommender_as_method_is_ft_on_it(run_json, refused):
     again, _ = run_json("--method", "ft", "--backbone", "pfedrec", *SMALL)
     assert again["reused"] and again["hash"] == alone["hash"]
     message = refused("--method", "pfedrec", "--backbone", "fedmf", *QUICK)
-    assert "--method pfedrec names a backbone" in message and "leave one of the two out" in message
+    assert "method 'pfedrec' is a backbone" in message and "leave one of the two out" in message
 
 
 def test_reimplementations_say_so(output):

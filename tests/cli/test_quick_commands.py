@@ -57,9 +57,12 @@ def test_quick_doctor_says_what_is_wrong(tmp_path, capsys, output):
 
 
 def test_readers_of_records_import_what_they_need():
-    """PyTorch and pandas, half of their time; half a second of scipy.stats, and RecBole, would come on top."""
+    """PyTorch and pandas, half of their time; half a second of scipy.stats, and RecBole, would come on top. No engine,
+    no other command and no other plugin."""
     published = ["--tuned", "--records", "results/published/f3crec"]
     commands = [["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *published],
                 ["compare", "f3crec", "ft", "--backbone", "fedmf", *published]]
-    needless = ("scipy.stats", "recbole", "matplotlib", "sklearn", "tensorboard", "ray")
+    needless = ("scipy.stats", "recbole", "matplotlib", "sklearn", "tensorboard", "ray",
+                "fedcl_bench.federation.parts", "fedcl_bench.experiments.grid", "fedcl_bench.cli.commands.run",
+                "fedcl_bench.toolbox.transformer")
     assert imported(commands, needless, OMP_NUM_THREADS="1") == [[0], [0]]

@@ -10,6 +10,7 @@ from fedcl_bench.cli.main import main
 
 SESSIONS = ["--set", "stream=sessions", "--set", "min_session_length=5", "--set", "min_sessions=4"]
 QUICK = ["--set", "rounds=1"]
+SMALL = ["--set", "dim=8", "--set", "max_length=5"]
 
 
 def job(method, backbone, *assignments):
@@ -60,7 +61,7 @@ def test_bad_commands(refused, arguments, words):
 
 def test_fewer_prototypes_than_neighbours(run_json):
     """108 clients: at most 107 are of others after the first round."""
-    many = [*job("fcucr", "sasrec", "neighbours=108"), *SESSIONS, *QUICK]
+    many = [*job("fcucr", "sasrec", "neighbours=108"), *SESSIONS, *QUICK, *SMALL]
     found, err = run_json(*many, "--seeds", "2")
     assert len(found["runs"]) == 2
     note = ("neighbours=108: after the first round other clients have uploaded 107 prototypes; as long as there are "
@@ -70,14 +71,14 @@ def test_fewer_prototypes_than_neighbours(run_json):
     _, err = run_json(*many, "--seeds", "2")
     assert "neighbours" not in err  # nothing was trained
     for assignments in (["neighbours=107"], ["neighbours=108", "without=iupr"]):
-        _, err = run_json(*job("fcucr", "sasrec", *assignments), *SESSIONS, *QUICK)
+        _, err = run_json(*job("fcucr", "sasrec", *assignments), *SESSIONS, *QUICK, *SMALL)
         assert "after the first round" not in err
 
 
 def test_all_prototypes_are_used_if_there_are_fewer(run_json):
     """So that any k above their number gives the same."""
-    results = [run_json(*job("fcucr", "sasrec", f"neighbours={k}", "window=1"), *SESSIONS, "--set", "rounds=2",
-                        "--quiet")[0]["metrics"] for k in (108, 1000)]
+    results = [run_json(*job("fcucr", "sasrec", f"neighbours={k}", "window=1"), *SESSIONS, *SMALL, "--set",
+                        "rounds=2", "--quiet")[0]["metrics"] for k in (108, 1000)]
     assert results[0] == results[1]
 
 

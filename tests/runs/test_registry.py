@@ -190,6 +190,18 @@ def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
     assert "FIX" in capsys.readouterr().out
 
 
+def test_a_file_is_imported_when_one_of_its_names_is_asked_for(tmp_path):
+    """Whatever the name's case, and however the file writes it; all files are for a list."""
+    (tmp_path / "shrink.py").write_text(SHRINK)
+    (tmp_path / "other.py").write_text("raise ValueError('imported')\n")
+    registry = discover([tmp_path])
+    assert registry.pair("SHRINK", "fedmf") == ("shrink", "fedmf")
+    assert {path.stem for path in registry.waiting} >= {"other", "f3crec", "sasrec"} and not registry.failed
+    assert "imported" in registry.broken["other"] and not registry.waiting
+    (tmp_path / "shrink.py").write_text(SHRINK.replace('name = "shrink"', 'name = "".join(("shr", "unk"))'))
+    assert discover([tmp_path]).get("method", "shrunk").cls.__name__ == "Shrink"
+
+
 def test_two_plugins_of_one_name(tmp_path):
     (tmp_path / "mine.py").write_text(SHRINK.replace('"shrink"\n', '"ft"\n'))
     with pytest.raises(UserError, match=r"two method plugins are named 'ft': .*ft.py and .*mine.py"):

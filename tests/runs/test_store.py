@@ -300,7 +300,8 @@ def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
     assert main(["pack", *options, "c/two", "--paper", "f3crec", "--table", "2", "--datasets", "ml-100k"]) == 0
     assert "2 of the 18 combinations" in capsys.readouterr().out
     index = json.loads(Path("c/two/index.json").read_text())
-    assert index["commands"] == ["run_bench.py pack --out c/two --paper f3crec --table 2 --datasets ml-100k"]
+    assert index["commands"] == [f"run_bench.py pack --results {three.name} --out c/two --paper f3crec --table 2 "
+                                 f"--datasets ml-100k"]
     assert {run.meta["method"] for run in load_runs(Path("c/two"))} == {"ft", "f3crec"}
     for bad, expected in ((["--table", "2"], "--table has no effect without --paper"),
                           (["--paper", "f3crec", "--table", "5", "--datasets", "lastfm-2k"], "nothing to pack"),

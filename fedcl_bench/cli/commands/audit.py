@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError
 from ...core.settings import LARGEST
-from .. import (Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of,
-                     split_federated_recommender, whole)
+from .. import Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of, whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,7 +42,6 @@ OWN = {"upload_noise": "--noise", "rounds": "--rounds", "patience": "--rounds"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--method", metavar="NAME", help="ft, f3crec, ...")
     parser.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
     parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
@@ -87,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from ...stats.accounting import DELTA
 
     registry = discover(args.plugins)
-    split_federated_recommender(args, registry)
+    args.method, args.backbone = registry.pair(args.method, args.backbone)
     stream, planned = _planned(args, registry)
     first = planned[0]
     dataset = first.config.source.name
@@ -121,10 +119,6 @@ def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list
     from ...data.datasets import load_stream
     from ...runs.config import make_config
 
-    for kind in ("method", "backbone"):
-        if getattr(args, kind) is None:
-            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
-                            f"For example: run_bench.py audit --method ft --backbone fedmf")
     settings, rounds = settings_of(args), tuple(sorted(set(args.rounds)))
     if name := next((name for name in settings if name in OWN), ""):
         raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
@@ -174,7 +168,6 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
 
 
 def _write(results: dict[str, Any], out: Path) -> list[Path]:
-    """The files of an audit."""
     from ...audit import audit_report as report
     from ...core.files import write_atomically
     from ...reports.draw import audit_curves, save

@@ -33,7 +33,6 @@ what is tried, on small streams in which users and items are new in later steps:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("name", nargs="?", help="a method, backbone or metric")
     parser.add_argument("--all", action="store_true", help="every plugin found")
     parser.add_argument("--with", dest="partners", type=names, action=Extend, default=(), metavar="A,B",

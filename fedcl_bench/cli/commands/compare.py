@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, unknown
-from .. import OF_RECORDS, LeftOut, add_options, print_json, records_where, say_tuned, settings_of, tuned_of
+from .. import OF_RECORDS, LeftOut, add_options, print_json, where_of, say_tuned, settings_of, tuned_of
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -28,7 +28,6 @@ docs/tables.md explains every column.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("methods", nargs="+", metavar="METHOD",
                         help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
     parser.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     proposed = args.proposed or args.methods[0]
     if proposed not in args.methods:
         raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
-    changes, tuned, where = settings_of(args), tuned_of(args), records_where(args)
+    changes, tuned, where = settings_of(args), tuned_of(args), where_of(args)
     methods = {text: parse_method(text) for text in args.methods}
     cells = {(backbone, dataset): {
         text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, tuned)

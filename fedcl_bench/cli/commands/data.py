@@ -7,10 +7,11 @@ import difflib
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, Mapping
 
 from ...core.errors import UserError, unknown
 from ...core.text import safe_name
-from .. import add_options, count, interrupted, seed, settings_of
+from .. import add_options, count, interrupted, located, seed, settings_of
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
 
@@ -50,7 +51,6 @@ def with_action(arguments: list[str]) -> list[str]:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
     show = actions.add_parser("show",
                               help="show a dataset's blocks or sessions and compare them with the expected counts",
@@ -90,6 +90,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                                              "at, and share it. Numbers are the same. Delete the folder to undo it.")
     prepare.add_argument("name", help="dataset, or the path of an atomic file or its folder")
     add_options(prepare, "data-dir", "set")
+    for action in actions.choices.values():
+        action.set_defaults(parser=action)
 
 
 def _add_synth(actions) -> None:
@@ -125,26 +127,13 @@ def run(args: argparse.Namespace) -> int:
         return interrupted("no file is half written, the same command starts again.")
 
 
-def _located(args: argparse.Namespace):
-    """The dataset's file and the stream's settings that the command line asks for."""
-    from ...data.source import locate, spelled
-    from ...runs.config import CORE_SETTINGS, layers, refuse_inactive
-    from ...core.settings import assemble
-
-    changes = [("--set", settings_of(args))]
-    dataset = spelled(args.name, args.data_dir)
-    parts = assemble(CORE_SETTINGS, layers(dataset, changes), "data")
-    refuse_inactive(parts, changes)
-    return locate(dataset, args.data_dir, parts[0]), parts[0]
-
-
 def _show(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream, statistics, thin_note
     from ...data.features import texts_of
     from ...data.overlap import shared_users
     from ..show import show_statistics
 
-    source, settings = _located(args)
+    source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = load_stream(source, settings)
     status = show_statistics(source, settings, statistics(stream), {} if args.assignments else source.config.expected)
     for name, texts in texts_of(source, stream).items():
@@ -162,7 +151,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from ...data import prepared
     from ...data.datasets import build_stream
 
-    source, settings = _located(args)
+    source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = build_stream(source, settings)
     folder = prepared.folder_of(source, settings)
     size = prepared.save(stream, folder)
@@ -201,10 +190,8 @@ def _import(args: argparse.Namespace) -> int:
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:
         print(f"wrote: {path}")
-    needed = " --set stream=sessions --set session_from=column" if args.session else ""
-    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
-    run_as = "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf"
-    print(f"then: run_bench.py {run_as} --dataset {args.name}{_out(args, '--data-dir')}{needed}")
+    _say_next(args, {"stream": "sessions", "session_from": "column"} if args.session else {},
+              "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
     return 0
 
 
@@ -255,15 +242,21 @@ def _synth(args: argparse.Namespace) -> int:
           + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
     print(f"wrote: {path}")
     settings = {"blocks": world.blocks, "base_share": world.base_share}
-    needed = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items()
-                                                if value != getattr(StreamSettings, name))
-    print(f"next: run_bench.py data {args.name}{needed}")
-    print(f"then: run_bench.py --method f3crec --backbone fedmf --dataset {args.name}{needed}")
+    _say_next(args, {name: value for name, value in settings.items() if value != getattr(StreamSettings, name)},
+              "--method f3crec --backbone fedmf")
     return 0
 
 
 def _out(args: argparse.Namespace, option: str) -> str:
     return "" if args.out == Path("data") else f" {option} {args.out}"
+
+
+def _say_next(args: argparse.Namespace, settings: Mapping[str, Any], run_as: str = "") -> None:
+    """The commands that go on with a dataset that was written."""
+    options = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items())
+    print(f"next: run_bench.py data {args.name}{options}")
+    if run_as:
+        print(f"then: run_bench.py {run_as} --dataset {args.name}{options}")
 
 
 def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
@@ -284,6 +277,5 @@ def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
         print(check)
     for path in done.files:
         print(f"{'wrote' if done.changed else 'already there'}: {path}")
-    needed = "".join(f" --set {name}={value}" for name, value in done.settings.items())
-    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
+    _say_next(args, done.settings)
     return 0

@@ -16,14 +16,13 @@ from packaging.requirements import Requirement
 
 from ...core.errors import UserError
 from ...core.files import shipped
-from .. import add_options
+from .. import add_options, located
 
 # Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
 ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--quick", action="store_true",
                         help="without what takes seconds: loading plugins, PyTorch, data and compiled kernels")
     add_options(parser, "results", "plugins")
@@ -37,12 +36,6 @@ def _requirements() -> list[Requirement]:
         setup.read(shipped("setup.cfg"), encoding="utf-8")
         names = setup.get("options", "install_requires", fallback="").splitlines()
     return [Requirement(name) for name in names if name and not name.startswith("#")]
-
-
-def _python() -> str:
-    if not (3, 10) <= tuple(map(int, platform.python_version_tuple()[:2])) <= (3, 14):
-        raise UserError(f"Python {platform.python_version()}: use 3.10 to 3.14")
-    return f"Python {platform.python_version()}"
 
 
 def _package(requirement: Requirement) -> str:
@@ -64,18 +57,11 @@ def _optional(requirement: str, without: str) -> str:
 
 
 def _data() -> str:
-    from ...data.datasets import load_stream
-    from ...data.source import load_config, locate
-    from ...data.stream import statistics
-    from ...runs.config import CORE_SETTINGS
-    from ...core.settings import assemble
+    from ...data.datasets import load_stream, statistics
 
-    config = load_config("ml-100k")
-    settings = assemble(CORE_SETTINGS, [("dataset_configs/ml-100k.yaml", config.settings)], "doctor")[0]
-    source = locate("ml-100k", None, settings)
+    source, settings = located("ml-100k", None, {})
     counts = statistics(load_stream(source, settings))
-    wrong = [name for name, values in config.expected.items() if list(values) != counts[name]]
-    if wrong:
+    if wrong := [name for name, values in source.config.expected.items() if list(values) != counts[name]]:
         raise UserError(f"ml-100k: {', '.join(wrong)} differ from the expected counts; {source.path} is not the "
                         f"published file, reinstall recbole==1.2.0 or remove ./data/ml-100k")
     return f"ml-100k: {sum(counts['interactions']):,} interactions, all block counts as published"
@@ -141,7 +127,8 @@ def _configurations() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Print every check; return 0 if all pass, else 1."""
-    checks: list[Callable[[], str]] = [_python, *(lambda r=r: _package(r) for r in _requirements()),
+    python = f"Python {platform.python_version()}"
+    checks: list[Callable[[], str]] = [lambda: python, *(lambda r=r: _package(r) for r in _requirements()),
                                        lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
                                        lambda: _optional(RAY, "--ray cannot be used")]
     checks += [lambda: _plugin_texts(args.plugins), _configurations] if args.quick else [

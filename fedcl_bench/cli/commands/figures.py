@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError, unknown
-from .. import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_formats, names, records_where,
+from .. import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_formats, names, where_of,
                      save_figure, say_tuned, settings_of, tuned_of)
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ What has no record is named, with the command that makes it, and left empty. doc
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--paper", default="f3crec", metavar="NAME",
                         help="whose figures, labels and printed numbers: f3crec (default), fcucr or ffmsr")
     parser.add_argument("--figure", type=names, action=Extend, metavar="A,B",
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     tuned = tuned_of(args)
     job = Job(paper, args.paper, registry, runs, args.records, tuned,
               settings_of(args), methods, _present("backbone", args.backbones, paper, runs),
-              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, records_where(args), failed)
+              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where_of(args), failed)
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:

@@ -33,7 +33,6 @@ Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     add_options(parser, *CELLS, seeds="run K seeds (default: 1)")
     parser.add_argument("--first-seed", type=seed, metavar="N", help="the first of them (default: 0)")
     add_options(parser, set="change a setting of all runs; repeatable. `list METHOD` shows the names")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
                         "models, and whether they can be backbones; recbole:NAME: one of them")
     add_options(parser, "plugins")
@@ -159,7 +158,6 @@ def _dataset(dataset: str, path: Path) -> None:
 
 
 def _recbole_models() -> int:
-    """Which RecBole models can be backbones."""
     from ...recbole import client_facts, domain_facts
     from ...recbole.models import names
 

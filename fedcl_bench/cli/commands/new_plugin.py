@@ -24,7 +24,6 @@ writes a published method in 20 lines from it.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("kind", metavar="KIND", help="method, backbone or metric")
     parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
     parser.add_argument("--plugins", type=Path, metavar="DIR",

@@ -19,7 +19,6 @@ docs/tables.md says how to read it.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("records", nargs="?", type=Path, default=Path("results"), metavar="FOLDER",
                         help="a results folder or a folder of compact records (default: ./results)")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE",

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from .. import (add_options, cores, print_json, say_tuned, seed, seeds, settings_of, split_federated_recommender,
-                     tuned_of, workers)
+from .. import add_options, cores, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
     from ...federation.parts import Federation
@@ -40,7 +39,6 @@ Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--method", metavar="NAME", help="what makes it continual: ft, reg, kd, f3crec, ...")
     parser.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
     parser.add_argument("--dataset", metavar="NAME",
@@ -133,7 +131,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
-    """Every seed's result, run or from its record."""
     from ...api.seeds import Execution, SharedStream, run_seeds
     from ...api.stopping import stop_between_rounds
     from ...runs.logs import targets
@@ -172,15 +169,11 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
     from ...runs.config import make_config, resolve_device
-    from ...runs.metadata import missing
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, spelled_spec
 
     registry = discover(args.plugins)
-    split_federated_recommender(args, registry)
-    for kind in ("method", "backbone"):
-        if getattr(args, kind) is None:
-            raise missing(kind, registry.names(kind))
+    args.method, args.backbone = registry.pair(args.method, args.backbone)
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     if args.threads and not args.ray:

@@ -33,7 +33,6 @@ Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("method", metavar="METHOD", help="with settings of its own as f3crec:eps=0.01")
     parser.add_argument("--backbone", metavar="NAME", required=True, help="as fedmf")
     parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
@@ -131,7 +130,6 @@ def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results
 
 
 def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, left_out: Sequence[str]) -> None:
-    """Write figure and tables, and print the table with the files' paths."""
     from ...data.source import dataset_name
     from ...experiments.papers import label
     from ...reports import sensitivity_table

@@ -38,7 +38,6 @@ record are named below the table with the command that makes it. docs/tables.md 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     add_tables(parser, "all")
     add_options(parser, "records", "data-dir")
     add_settings(parser)
@@ -180,7 +179,6 @@ def _drawn(table: Table) -> str:
 
 
 def _own_table(args: argparse.Namespace) -> Table:
-    """The table that the options lay out."""
     from ...reports.any_table import Layout, build_any, split_methods
 
     if args.table or args.add:
@@ -196,7 +194,6 @@ def _own_table(args: argparse.Namespace) -> Table:
 
 
 def _paper_tables(args: argparse.Namespace) -> list[Table]:
-    """The tables of a paper that are asked for."""
     from ...reports.tables import build
 
     paper, chosen = chosen_tables(args)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .. import CELLS, POOL, add_options, interrupted, print_json, results_where, seed, seeds, settings_of, whole
+from .. import CELLS, POOL, add_options, interrupted, print_json, where_of, seed, seeds, settings_of, whole
 
 if TYPE_CHECKING:
     from ...experiments.search import Effort
@@ -30,7 +30,6 @@ Exit status: 0 all tuned, 1 a search failed, 2 something to fix in the command o
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     add_options(parser, *CELLS, paper="the methods and backbones of a paper's table",
                 table=f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
     parser.add_argument("--budget", type=whole(1, 100_000), default=24, metavar="N",
@@ -82,7 +81,6 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
 
 
 def effort_of(args: argparse.Namespace) -> Effort:
-    """How hard the command line asks to search."""
     from ...experiments.search import Effort
 
     return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
@@ -105,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     combinations = [Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
     folder, below = _folders(args)
     tuning = tune.Tuning(registry, effort_of(args), folder, args.results, args.data_dir, args.again, below,
-                         results_where(args))
+                         where_of(args))
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
