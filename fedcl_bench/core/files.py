@@ -47,6 +47,14 @@ def read_bytes(path: Path, cure: str) -> bytes:
         raise Corrupt(f"{path}: cannot be read ({error.strerror})", cure) from None
 
 
+def read_required(path: Path, cure: str) -> bytes:
+    """A file's content; raises Corrupt also if nothing is there."""
+    try:
+        return read_bytes(path, cure)
+    except FileNotFoundError:
+        raise Corrupt(f"{path}: is missing", cure) from None
+
+
 def read_json(path: Path, form: Any, cure: str) -> Any:
     """The content of a JSON file of the form of a msgspec type; raises as ``read_bytes``."""
     return require_form(loaded_json(read_bytes(path, cure), str(path), cure), form, str(path), cure)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import Corrupt
-from ..core.files import read_bytes
+from ..core.files import read_required
 from .schema import CURE
 
 
@@ -23,10 +23,7 @@ def digest(content: bytes) -> str:
 
 def read_content(path: Path, expected: str | None) -> bytes:
     """A Parquet file of a record whose checksum fits; raises Corrupt."""
-    try:
-        content = read_bytes(path, CURE)
-    except FileNotFoundError:
-        raise Corrupt(f"{path}: is missing", CURE) from None
+    content = read_required(path, CURE)
     if digest(content) != expected:
         raise Corrupt(f"{path}: has changed since it was recorded", CURE)
     return content

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Literal, Mapping
@@ -25,7 +24,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..core.errors import Corrupt, UserError
-from ..core.files import read_bytes, read_json, sweep, write_atomically
+from ..core.files import read_json, read_required, sweep, write_atomically
 from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, quoted
 from .schema import CURE, SCHEMA, parse_meta
 
@@ -141,34 +140,21 @@ class _File:
         metas: the content of each run's ``run.json``.
 
     Raises:
-        Corrupt: if it is no such file, or holds a ``run.json`` of another version.
+        Corrupt: if it holds a ``run.json`` of another version.
     """
 
     def __init__(self, content: bytes, path: Path):
-        self.path = path
-        self._read: dict[str, pa.Table] = {}
-        with self._refusing():
-            self._parquet = pq.ParquetFile(io.BytesIO(content))
-            self.columns = self._parquet.schema_arrow.names
+        self._read: dict[str, pa.ChunkedArray] = {}
+        self._parquet = pq.ParquetFile(io.BytesIO(content))
+        self.columns = self._parquet.schema_arrow.names
         lines = self.column("meta").to_pylist()
         self.metas = [parse_meta(line, f"{path}, run {i}", _CURE) for i, line in enumerate(lines)]
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """What PyArrow cannot read is no file of ours."""
-        try:
-            yield
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{self.path}: is no Parquet file of runs ({' '.join(str(error).split())[:80]})",
-                          _CURE) from None
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of the file, a value per run."""
         if name not in self._read:
-            with self._refusing():
-                self._read[name] = self._parquet.read(columns=[name])
-                self._read[name][name]
-        return self._read[name][name]
+            self._read[name] = self._parquet.read(columns=[name])[name]
+        return self._read[name]
 
     def values(self, row: int, column: str) -> NDArray[Any] | None:
         """A run's values of a column; None if it has none."""
@@ -227,23 +213,16 @@ def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
 
 def _read_index(folder: Path) -> dict[str, Any]:
     """The index; raises Corrupt."""
-    path = folder / INDEX
-    try:
-        index: dict[str, Any] = read_json(path, _Index, _CURE)
-    except FileNotFoundError:
-        raise Corrupt(f"{path}: is missing", _CURE) from None
+    index: dict[str, Any] = read_json(folder / INDEX, _Index, _CURE)
     for name in index["files"]:
-        _check_name(name, str(path))
+        _check_name(name, str(folder / INDEX))
     return index
 
 
 def _read_file(path: Path, expected: Mapping[str, Any]) -> _File:
     """A file of the index; raises Corrupt unless it is what was packed."""
     refuse_link(path)
-    try:
-        content = read_bytes(path, _CURE)
-    except FileNotFoundError:
-        raise Corrupt(f"{path}: is missing", _CURE) from None
+    content = read_required(path, _CURE)
     if _hash(content) != expected["hash"]:
         raise Corrupt(f"{path}: has changed since it was packed", _CURE)
     return _File(content, path)

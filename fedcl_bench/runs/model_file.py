@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core.errors import Corrupt
-from ..core.files import read_bytes, replacing, write_atomically
+from ..core.files import read_required, replacing, write_atomically
 from ..federation.parts import Federation, Progress
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
@@ -68,16 +68,14 @@ def read_model(folder: Path, device: str = "cpu") -> SavedModel:
 def _content(folder: Path, device: str) -> Any:
     """What ``model.pt`` holds, if its checksum fits; raises Corrupt."""
     path = folder / MODEL
+    if not path.is_file():
+        raise Corrupt(f"{path}: is {'no file' if path.exists() else 'missing'}", _CURE)
+    recorded = read_required(folder / MODEL_SUM, _CURE).split()
     try:
-        if not path.is_file():
-            raise Corrupt(f"{path}: is missing" if not path.exists() else f"{path}: is no file", _CURE)
-        recorded = read_bytes(folder / MODEL_SUM, _CURE).split()
         with open(path, "rb") as file:
             if recorded[:1] != [digest_from(file, 0).hex().encode()]:
                 raise Corrupt(f"{path}: its hash does not match its content", _CURE)
             file.seek(0)
             return read_tensors(file, path, device)
-    except FileNotFoundError:
-        raise Corrupt(f"{path}: its checksum {MODEL_SUM} is missing", _CURE) from None
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read ({error.strerror})", _CURE) from None

@@ -59,7 +59,7 @@ def test_its_checksum_is_that_of_b2sum(folder):
 
 @pytest.mark.parametrize("spoil, says", [
     (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not match"), (Path.unlink, "model.pt: is missing"),
-    (lambda path: path.with_name("model.pt.b2sum").unlink(), "b2sum is missing")])
+    (lambda path: path.with_name("model.pt.b2sum").unlink(), "b2sum: is missing")])
 def test_one_that_cannot_be_trusted_is_refused_and_the_record_stays(folder, spoil, says):
     spoil(folder / "model.pt")
     with pytest.raises(Corrupt, match=says):

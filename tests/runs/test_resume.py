@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,17 +174,20 @@ def test_asked_to_stop_on_the_command_line(tmp_path, capsys):
     same_numbers(*results)
 
 
-def test_finished_runs_are_not_run_again(tmp_path, config, stream):
-    first = execute(config(), lambda: stream, tmp_path)
-    assert not first["reused"]
+@pytest.fixture
+def finished(uninterrupted, tmp_path):
+    """A results folder that has the run."""
+    return Path(shutil.copytree(Path(uninterrupted["record"]).parents[1], tmp_path / "results"))
 
+
+def test_finished_runs_are_not_run_again(uninterrupted, finished, config, stream):
     def never():
         raise AssertionError("a finished run must not even load its data")
-    again = execute(config(), never, tmp_path)
-    assert again["reused"] and again["seconds"] == first["seconds"]
-    rerun = execute(config(), lambda: stream, tmp_path, rerun=True)
+    again = execute(config(), never, finished)
+    assert again["reused"] and again["seconds"] == uninterrupted["seconds"]
+    rerun = execute(config(), lambda: stream, finished, rerun=True)
     assert not rerun["reused"] and not rerun["block0_shared"]
-    same_numbers(rerun, first)
+    same_numbers(rerun, uninterrupted)
 
 
 def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, stream):
@@ -195,25 +199,18 @@ def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, stre
     same_numbers(found, uninterrupted)
 
 
-def test_damaged_files_are_set_aside(uninterrupted, tmp_path, config, stream):
+@pytest.mark.parametrize("name, change, says", [
+    ("run.json", lambda path: path.write_bytes(path.read_bytes()[:500]), "run.json: is no JSON text"),
+    ("users.parquet", lambda path: path.write_bytes(path.read_bytes()[:-100]), "users.parquet: has changed"),
+    ("rounds.parquet", Path.unlink, "rounds.parquet: is missing")])
+def test_damaged_files_are_set_aside(uninterrupted, finished, config, stream, name, change, says):
     """Half-written, changed or missing files are noticed, kept beside, and the run repeated."""
-    folder = Path(execute(config(), lambda: stream, tmp_path)["record"])
-
-    def repeated():
-        warnings = []
-        found = execute(config(), lambda: stream, tmp_path, Watch(warn=warnings.append))
-        assert len(warnings) == 1 and "set aside" in warnings[0] and not found["reused"]
-        same_numbers(found, uninterrupted)
-        return warnings[0]
-
-    (folder / "run.json").write_text((folder / "run.json").read_text()[:500])
-    assert "run.json" in repeated()
-    users = folder / "users.parquet"
-    users.write_bytes(users.read_bytes()[:-100])
-    assert "users.parquet: has changed" in repeated()
-    (folder / "rounds.parquet").unlink()
-    assert "rounds.parquet: is missing" in repeated()
-    assert len(list(folder.parent.glob("*.corrupt*"))) == 3
+    folder, warnings = finished / "runs" / config().name, []
+    change(folder / name)
+    found = execute(config(), lambda: stream, finished, Watch(warn=warnings.append))
+    assert len(warnings) == 1 and says in warnings[0] and "set aside" in warnings[0] and not found["reused"]
+    assert len(list(folder.parent.glob("*.corrupt*"))) == 1
+    same_numbers(found, uninterrupted)
 
 
 def test_two_processes_at_one_run(tmp_path, config, stream):
