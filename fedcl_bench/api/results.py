@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError, unknown
-from ..reports import draw, scores
+from ..reports import draw, frame
 from ..records.run import Run
 from ..runs.specs import seed_text
 from ..records.store import tested
@@ -201,10 +201,10 @@ class Results:
         look = draw.looks({self.method: self.method})
         title = self._title()
         if kind == "rounds":
-            return draw.validation_curves({self.method: scores.validation_curves(self.runs)}, look, self.metric, title)
+            return draw.validation_curves({self.method: frame.validation_curves(self.runs)}, look, self.metric, title)
         metric = metric or self.metric
-        scores.check_metric(self.runs, metric)
-        return draw.forgetting_maps({self.method: scores.mean_matrix(self.runs, metric)}, look, metric, title)
+        frame.check_metric(self.runs, metric)
+        return draw.forgetting_maps({self.method: frame.mean_matrix(self.runs, metric)}, look, metric, title)
 
     def model(self, seed: int | None = None) -> Model:
         """The trained model of a seed, as it was tested after the last block.

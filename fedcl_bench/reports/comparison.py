@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 from ..records.run import Run
 from ..records.store import incremental, one_protocol, user_scores
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
-from .scores import check_blocks, check_metric, same_tests, seed_averages
+from .frame import check_blocks, check_metric, same_tests, seed_averages
 
 
 @dataclass(frozen=True)

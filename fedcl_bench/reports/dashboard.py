@@ -21,8 +21,9 @@ from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..records.store import comparable, incremental, protocol
 from ..stats.significance import holm
 from .comparison import Comparison, against_each
-from .scores import OverSeeds, group_average, over_seeds, seed_averages, tested_settings, tested_users
-from .tables import DASH, p_text
+from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
+from .notes import p_text
+from .tables import DASH
 
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
 
@@ -239,8 +240,8 @@ def groups(cell: Cell) -> list[TableRow]:
         for group, values in variant.meta.get("groups", {}).items():
             metric = cell.metric if cell.metric in values else next(name for name in values if name != "users")
             blocks = incremental(variant.runs[0])
-            averages = [group_average(run, metric, group, blocks) for run in variant.runs]
-            if None not in averages:
+            averages = seed_averages(variant.runs, f"{metric} {group}", blocks)
+            if averages.notna().all():
                 users = int(sum(values["users"][t] for t in blocks))
                 row[f"{group}: {metric} ({users:,} users)"] = Number.of(over_seeds(averages))
         rows += [{"method": variant.title, **row}] if row else []

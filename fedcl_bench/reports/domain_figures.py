@@ -11,7 +11,8 @@ from ..core.text import JOIN
 from ..runs.specs import seed_text
 from .draw import GREY, PAGE, missing_key, styled
 from .paper_figures import Drawn, Job, Skip
-from .tables import Cell, Source, Table, build, pilot_users
+from .selection import Source
+from .tables import Cell, Table, build
 
 
 @styled
@@ -49,7 +50,7 @@ def dots(domains: Mapping[str, Sequence[Cell]], labels: Sequence[str], strong: s
 
 def _title(job: Job, built: Table, dataset: str, source: Source) -> str:
     seeds = {cell.seeds for cell in built.cells() if cell.seeds}
-    users = pilot_users(source)
+    users = source.pilot_users
     return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset),
                       *([f"pilot of {users:,} users of each domain"] if users else []),
                       f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])

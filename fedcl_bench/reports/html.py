@@ -21,7 +21,7 @@ from ..records.store import user_scores
 from . import dashboard
 from .comparison import Comparison
 from .dashboard import Cell, Number, TableRow, Variant
-from .scores import mean_matrix, validation_curves
+from .frame import mean_matrix, validation_curves
 from .tables import DASH
 
 # The page may run its own scripts and styles, and load nothing from anywhere.

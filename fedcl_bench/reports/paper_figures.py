@@ -20,11 +20,10 @@ from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_sett
 from ..runs.matching import failure, matching
 from ..records.store import one_protocol
 from ..stats.significance import TooFew
-from . import draw, scores
+from . import draw, frame
 from .comparison import over_grid
 from .draw import BarPanel, Look, SettingPanel
-from .selection import checked_spec, command_for, grid_command
-from .tables import DAGGER
+from .selection import DAGGER, checked_spec, command_for, grid_command
 
 Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to method to its runs
 
@@ -76,8 +75,8 @@ class Job:
         cells = {(dataset, backbone): {method: self.find(method, backbone, dataset) for method in self.methods}
                  for dataset, backbone in product(self.datasets, self.backbones)}
         for cell in cells.values():
-            scores.same_tests(_all(cell), "figures")
-            scores.check_metric(_all(cell), self.metric)
+            frame.same_tests(_all(cell), "figures")
+            frame.check_metric(_all(cell), self.metric)
         one_protocol([run for cell in cells.values() for run in _all(cell)], "figures")
         if not any(run for cell in cells.values() for run in _all(cell)):
             raise UserError(f"figures: no records in {self.records} of {', '.join(self.methods)} on "
@@ -173,7 +172,7 @@ def _improvements(job: Job) -> Drawn:
             cell = job.cells[dataset, backbone]
             if not any(cell.values()):
                 continue
-            ours = {m: scores.improvement(cell[m], cell[base], job.metric) for m in methods}
+            ours = {m: frame.improvement(cell[m], cell[base], job.metric) for m in methods}
             for method, value in ours.items():
                 if value is None and cell[method] and cell[base]:
                     yield (f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} above 0: "
@@ -188,15 +187,15 @@ def _improvements(job: Job) -> Drawn:
 
 
 def _over_values(job: Job, spec: RunSpec, name: str, values: set[float],
-                 recorded: set[float]) -> tuple[dict[float, scores.OverSeeds | None], list[Run]]:
+                 recorded: set[float]) -> tuple[dict[float, frame.OverSeeds | None], list[Run]]:
     """The metric for each value of a setting, and the runs; ``recorded`` are the values that have records."""
     points, every = {}, []
     for value in sorted(values | recorded):
         runs = []
         if value in recorded:
             runs = job.find(spec.method, spec.backbone, spec.dataset, {name: value})
-        scores.check_metric(runs, job.metric)
-        points[value] = scores.over_seeds(scores.seed_averages(runs, job.metric)) if runs else None
+        frame.check_metric(runs, job.metric)
+        points[value] = frame.over_seeds(frame.seed_averages(runs, job.metric)) if runs else None
         every += runs
     return points, every
 
@@ -220,7 +219,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
             continue
         chosen = expected_settings(job.registry, spec, job.tuned)
         varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-        recorded = scores.variations(job.runs, chosen, spec, varying, expected_inactive(job.registry, spec, job.tuned))
+        recorded = frame.variations(job.runs, chosen, spec, varying, expected_inactive(job.registry, spec, job.tuned))
         varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
         panels, every = [], []
         for name in varying:
@@ -234,7 +233,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
                 notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
                              f"{', '.join(missing)}: left empty")
         if varied:
-            scores.same_tests(every, f"figure {figure}")
+            frame.same_tests(every, f"figure {figure}")
             drawn = True
             title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
             yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
@@ -256,7 +255,7 @@ def _forgetting(job: Job) -> Drawn:
     for (dataset, backbone), cell in job.cells.items():
         every = [run for runs in cell.values() for run in runs]
         if every:
-            matrices = {method: scores.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
+            matrices = {method: frame.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
             title = f"{job.label(backbone)}, {job.label(dataset)}, mean over {seed_words(cell, job.label)}"
             yield (job.file("forgetting", dataset, backbone),
                    draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
@@ -270,7 +269,7 @@ def curves(job: Job) -> Drawn:
         if len(metrics) > 1:
             raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
         if every:
-            by_method = {method: scores.validation_curves(runs) if runs else None for method, runs in cell.items()}
+            by_method = {method: frame.validation_curves(runs) if runs else None for method, runs in cell.items()}
             title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over {seed_words(cell, job.label)}; "
                      f"marker: mean best round")
             yield (f"curves-{dataset}-{backbone}",

@@ -14,7 +14,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..core.text import for_csv, for_latex as tex, for_markdown, for_terminal
-from .tables import DAGGER, DASH, REFERENCE, Cell, Line, Panel, Table
+from .selection import DAGGER
+from .tables import DASH, REFERENCE, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
 WORSE = "°"  # behind a number that is significantly below the baseline's
@@ -52,14 +53,14 @@ def _stars(cell: Cell) -> str:
 
 # Markdown
 
-def _md_cell(cell: Cell | None, marks) -> str:
+def _md_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     mean = ours(cell).partition(" ± ")
     shown = {1: f"**{mean[0]}**", 2: f"<u>{mean[0]}</u>"}.get(cell.rank, mean[0])
     text = shown + _stars(cell).replace("*", "\\*") + "".join(mean[1:])
     if cell.printed is not None:
-        mark = f"<sup>{marks[cell.key]}</sup>" if cell.key in marks else ""
+        mark = f"<sup>{cell.mark}</sup>" if cell.mark else ""
         text += f" ({printed(cell)}" + ("\\*" if cell.printed.star else "") + f"{mark})"
     return text
 
@@ -86,7 +87,7 @@ def markdown(table: Table) -> str:
         out += [f"**{for_markdown(_heading(table, panel))}**", "", f"| {' | '.join(heads)} |",
                 "|" + "---|" * len(table.stub) + "--:|" * len(table.heads)]
         for line in _grouped(panel.lines):
-            cells = [_md_cell(cell, table.marks) for cell in line.cells]
+            cells = [_md_cell(cell) for cell in line.cells]
             out.append(f"| {' | '.join((*map(for_markdown, line.labels), *cells))} |")
         out.append("")
     out += [f"- {for_markdown(note)}" for note in (*table.notes, *table.tested)]
@@ -105,14 +106,14 @@ MOST_LINES = 48  # on a page, with captions and notes
 COLUMN_GAP = 3  # points on either side of a column
 
 
-def _tex_cell(cell: Cell | None, marks) -> str:
+def _tex_cell(cell: Cell | None) -> str:
     if cell is None:
         return "--"
     mean, _, std = ours(cell).partition(" ± ")
     text = {1: rf"\textbf{{{tex(mean)}}}", 2: rf"\underline{{{tex(mean)}}}"}.get(cell.rank, tex(mean))
     text += ("$^{*}$" if cell.star else tex(_stars(cell))) + (rf"{{\tiny$\pm${std}}}" if std else "")
     if cell.printed is not None:
-        mark = (["*"] if cell.printed.star else []) + ([marks[cell.key]] if cell.key in marks else [])
+        mark = (["*"] if cell.printed.star else []) + ([cell.mark] if cell.mark else [])
         text += f" ({tex(printed(cell))}" + (rf"$^{{{','.join(mark)}}}$" if mark else "") + ")"
     return text
 
@@ -157,7 +158,7 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     split into several below each other. What is too high for a page goes to the next.
     """
     stub = [[tex(head), *(tex(line.labels[i]) for line in panel.lines)] for i, head in enumerate(table.stub)]
-    columns = [[tex(head), *(_tex_cell(line.cells[i], table.marks) for line in panel.lines)]
+    columns = [[tex(head), *(_tex_cell(line.cells[i]) for line in panel.lines)]
                for i, head in enumerate(table.heads)]
     widths = list(map(_points, stub)), list(map(_points, columns))
     parts = _parts(*widths, PAGE_POINTS)
@@ -197,7 +198,7 @@ def _tabular(table: Table, lines: Sequence[Line], part: Sequence[int]) -> list[s
     for i, line in enumerate(_grouped(lines)):
         if i and line.labels[0] and len(line.labels) > 1:
             out.append(r"\midrule")
-        cells = (_tex_cell(line.cells[c], table.marks) for c in part)
+        cells = (_tex_cell(line.cells[c]) for c in part)
         out.append(" & ".join([*map(tex, line.labels), *cells]) + r" \\")
     return [*out, r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
 
@@ -273,7 +274,7 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
         console.print(_plain(_heading(table, panel)))
         lines = _grouped(panel.lines)
         stub = [[_plain(head), *(_plain(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
-        columns = [[_plain(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
+        columns = [[_plain(head), *(_drawn_cell(line.cells[i]) for line in lines)]
                    for i, head in enumerate(table.heads)]
         widths = [[max(map(len, column)) + 2 for column in several] for several in (stub, columns)]
         for part in _parts(*widths, width or 10_000):
@@ -300,14 +301,14 @@ def _drawn(lines: Sequence[Line], stub: Sequence[Sequence[Text]], columns: Seque
     return drawn
 
 
-def _drawn_cell(cell: Cell | None, marks) -> Text:
+def _drawn_cell(cell: Cell | None) -> Text:
     if cell is None:
         return Text("")
     mean, sign, std = ours(cell).partition(" ± ")
     text = Text(mean, {1: "bold", 2: "underline"}.get(cell.rank, ""))
     text.append(Text(_stars(cell) + sign + std, ""))
     if cell.printed is not None:
-        text.append(f" ({printed(cell)}{'*' if cell.printed.star else ''}{marks.get(cell.key, '')})", "")
+        text.append(f" ({printed(cell)}{'*' if cell.printed.star else ''}{cell.mark})", "")
     return text
 
 

@@ -16,7 +16,7 @@ from ..core.text import for_csv, for_markdown
 from ..records.run import Run
 from ..runs.specs import seed_text
 from .draw import Swing, SwingPanel, tornado
-from .scores import OverSeeds, over_seeds, seed_averages
+from .frame import OverSeeds, over_seeds, seed_averages
 
 NONE = "–"
 # Settings that say on what users are tested.

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from ..records.run import Run
-from . import draw, scores
+from . import draw, frame
 from .paper_figures import Drawn, Job, Skip, curves, sensitivity
 
 PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test target's logit, per user
@@ -38,7 +38,7 @@ def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
         panels: dict[str, dict[str, Any]] = {}
         for backbone in job.backbones:
             runs = {row: job.find(method, backbone, dataset, settings) for row, (method, settings) in rows.items()}
-            scores.same_tests([run for row_runs in runs.values() for run in row_runs], f"figure {figure}")
+            frame.same_tests([run for row_runs in runs.values() for run in row_runs], f"figure {figure}")
             lacking = [job.label(row) for row, row_runs in runs.items() if not row_runs]
             if len(lacking) < len(rows):
                 panels[backbone] = {row: measure(row_runs) if row_runs else None for row, row_runs in runs.items()}
@@ -61,12 +61,12 @@ def _panels(job: Job, dataset: str, backbones: dict[str, Any]) -> dict[str, Any]
 def _early(job: Job) -> Drawn:
     column = f"early_{job.metric}"
 
-    def curve(runs: list[Run]) -> scores.Curve:
+    def curve(runs: list[Run]) -> frame.Curve:
         for run in runs:
             if column not in run.rounds:
                 raise Skip(f"the record {run.hash[:12]} has no column {column}; "
                            f"other metrics: --metric hit@10, ndcg@10")
-        return scores.validation_curves(runs, column)[0]
+        return frame.validation_curves(runs, column)[0]
     rows = {method: (method, {"early_session": True}) for method in job.methods}
     by_dataset, notes = _gather(job, "early", rows, curve)
     yield from notes
@@ -81,7 +81,7 @@ def _probability(job: Job) -> Drawn:
     other = rows.keys() - {ours}
     look = {ours: replace(job.looks[ours], line="-"),
             **{row: replace(job.looks[ours], label=job.label(row), color="#000000", line="--") for row in other}}
-    by_dataset, notes = _gather(job, "probability", rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    by_dataset, notes = _gather(job, "probability", rows, lambda runs: frame.user_histogram(runs, PROBABILITY, _EDGES))
     yield from notes
     for dataset, backbones in by_dataset.items():
         yield f"probability-{dataset}", draw.user_histograms(_panels(job, dataset, backbones), look,

@@ -116,8 +116,8 @@ def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
 def _table(name: str) -> Table:
     """A table of one cell in which everything is called by one name."""
     cell = Cell(Key("ml-100k", name, name, name, name), 0.5, None, 4, (0,))
-    return Table("", 0, name, (name,), (name,), (Panel(name, (Line((name,), (cell,)),)),), (name,), (name,),
-                 (("a", name),), (name,), {}, frozenset(), name)
+    return Table("", 0, name, name, (name,), (name,), (Panel(name, (Line((name,), (cell,)),)),), (name,), (name,),
+                 (("a", name),), (name,))
 
 
 @pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "-1|2", "[x](javascript:y)", "<img src=x>", "a|b", "\\input{x}",

@@ -16,7 +16,7 @@ from synthetic import flat_runs, make_run
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.comparison import against_each, over_grid
-from fedcl_bench.reports.scores import parse_blocks, seed_averages
+from fedcl_bench.reports.frame import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for, parse_method
 from fedcl_bench.records import published
 from fedcl_bench.runs.specs import RunSpec, Tuned

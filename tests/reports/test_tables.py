@@ -29,7 +29,7 @@ from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.summary import failed
-from fedcl_bench.runs.specs import RunSpec, Tuned
+from fedcl_bench.runs.specs import RunSpec, Tuned, expected_settings
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.stats.significance import interval_of_mean
 
@@ -140,7 +140,7 @@ def test_specs_of_a_paper(registry):
         with pytest.raises(UserError, match=expected):
             papers.specs(*arguments)
     for spec in papers.specs("f3crec", range(1, 9), datasets=["ml-100k"]):  # every setting of a row exists
-        tables.expected_settings(registry, spec)
+        expected_settings(registry, spec)
 
 
 # Table 2

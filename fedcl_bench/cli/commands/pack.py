@@ -37,7 +37,7 @@ def add(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...core.errors import UserError
     from ...experiments import papers
-    from ...reports.tables import find
+    from ...reports.selection import find
     from ...records.published import INDEX, write
 
     if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")

@@ -12,7 +12,7 @@ from .common import Extend, LeftOut, add_data_dir, add_plugins, add_set, add_tun
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
-    from ...reports.tables import Source
+    from ...reports.selection import Source
     from ...runs.specs import RunSpec
 
 
@@ -66,7 +66,7 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
 
 def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True) -> Source:
     """Where the tables' numbers come from, as the options say: the runs are those of the folder ``records``."""
-    from ...reports.tables import Source
+    from ...reports.selection import Source
     from ...runs.registry import discover
     from ...runs.specs import Tuned, Where
     from ...records.store import load_all
