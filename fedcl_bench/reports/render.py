@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import re
 from typing import Callable, Sequence
 
+import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
@@ -243,21 +243,14 @@ CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean",
 
 def csv_text(table: Table) -> str:
     """One line per cell, all numbers in full precision."""
-    def full(value: float | None) -> str:
-        return "" if value is None else repr(value)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
+    lines = []
     for cell in table.cells():
-        key, paper = cell.key, cell.printed
-        names = map(for_csv, (key.dataset, key.backbone, key.row, key.metric, key.column))
-        writer.writerow([table.number or "", *names,
-                         full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
-                         "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
-                         cell.contradiction, cell.missing, " ".join(cell.records),
-                         REFERENCE if cell.is_reference else "",
-                         " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
-    return buffer.getvalue()
+        paper = cell.printed
+        lines.append([table.number or "", *map(for_csv, cell.key), cell.mean, cell.std, " ".join(map(str, cell.seeds)),
+                      paper and paper.text, "*" if paper and paper.star else "", cell.rank or "", _stars(cell), cell.p,
+                      cell.contradiction, cell.missing, " ".join(cell.records), REFERENCE * cell.is_reference,
+                      " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
+    return pd.DataFrame(lines, columns=CSV_FIELDS).to_csv(index=False, lineterminator="\n")
 
 
 # A terminal
