@@ -80,6 +80,12 @@ def seed_averages(runs: Iterable[Run], metric: str, blocks: Iterable[int] | None
     return pd.Series(values, dtype=float).sort_index()
 
 
+def common_seeds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """The runs of the seeds that both have, by seed."""
+    others = {run.seed: run for run in b}
+    return [(run, others[run.seed]) for run in sorted(a, key=lambda run: run.seed) if run.seed in others]
+
+
 @dataclass(frozen=True)
 class OverSeeds:
     """A mean over n seeds and its sample standard deviation (0 for a single seed)."""

@@ -25,7 +25,7 @@ from ..records.store import incremental, one_data, one_protocol, tested, user_sc
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import PairedComparison, compare_paired, holm
 from . import notes
-from .frame import by_block, split_group
+from .frame import by_block, common_seeds, split_group
 from .selection import DAGGER, Source, find
 
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -240,12 +240,6 @@ def measure(run: Run, key: Key) -> float:
 # From runs to cells
 
 
-def _common(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """The runs of the seeds that both have, by seed."""
-    others = {run.seed: run for run in b}
-    return [(run, others[run.seed]) for run in sorted(a, key=lambda run: run.seed) if run.seed in others]
-
-
 def averaged(cell: Cell, runs: Sequence[Run], base: Sequence[Run] = (), base_name: str = "") -> Cell:
     """The cell, with the mean and deviation of runs, or with why there is none.
 
@@ -258,7 +252,7 @@ def averaged(cell: Cell, runs: Sequence[Run], base: Sequence[Run] = (), base_nam
             values = [measure(run, cell.key) for run in runs]
             mean = float(np.mean(values))
         else:
-            if not (pairs := _common(runs, base)):
+            if not (pairs := common_seeds(runs, base)):
                 raise NotMeasured(f"{base_name} has no record with a seed in common")
             key, runs = cell.key._replace(column="avg"), [run for run, _ in pairs]
             ours, theirs = ([measure(run, key) for run in of_row] for of_row in zip(*pairs))
@@ -277,7 +271,7 @@ def averaged(cell: Cell, runs: Sequence[Run], base: Sequence[Run] = (), base_nam
 def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedComparison | None:
     """Paired t-test over users, each averaged over blocks and the seeds that both have; None if they have too little
     in common."""
-    if not (pairs := _common(a, b)):
+    if not (pairs := common_seeds(a, b)):
         return None
     first, second = (user_scores(runs, metric) for runs in zip(*pairs))
     users = first.index.intersection(second.index)
@@ -287,7 +281,7 @@ def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedComparis
 def same_numbers(a: Sequence[Run], b: Sequence[Run], metrics: Iterable[str]) -> bool:
     """Whether none of these metrics that both recorded differs by ``ALIKE`` or more, on any block just trained but
     block 0 (if there are others) of any seed that both have. There must be such a seed and metric."""
-    pairs, metrics = _common(a, b), [*metrics]
+    pairs, metrics = common_seeds(a, b), [*metrics]
     for mine, other in pairs:
         shared = [(x, y) for metric in metrics if (x := mine.meta["metrics"].get(metric))
                   and (y := other.meta["metrics"].get(metric))]
