@@ -7,7 +7,7 @@ data: the rows are methods with settings of their own, and the numbers of a pape
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable, Sequence
+from typing import Callable, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
 from ..evaluation.beyond_accuracy import GROUPS
@@ -17,9 +17,9 @@ from ..records.store import domains_of, incremental
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec
 from .frame import check_metric, same_tests
-from .notes import Label, pilot_note
+from .notes import pilot_note
 from .selection import Source, checked_spec, command_for, find, parse_method
-from .tables import STAR_LEVEL, Names, Table, filled
+from .tables import STAR_LEVEL, Filling, Table, filled
 
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
 DIMENSIONS = tuple(_PARTS)
@@ -193,9 +193,8 @@ def _table(layout: Layout, source: Source) -> PaperTable:
                       baseline=layout.against)
 
 
-def _names(layout: Layout, joined: Sequence[Sequence[str]]) -> Names:
-    """What things are called, by a paper's labels if one is named, and the averages that it prints in any of its
-    tables, the first where several have one."""
+def _names(layout: Layout, joined: Sequence[Sequence[str]]) -> Callable[[str], str]:
+    """What things are called: by a paper's labels if one is named."""
     titles = {text: RunSpec(method, "", "", settings).title for text in layout.methods
               for method, settings in [parse_method(text)]}
     for t in range(max(map(len, joined)) if all(joined) else 0):
@@ -207,15 +206,20 @@ def _names(layout: Layout, joined: Sequence[Sequence[str]]) -> Names:
         if name.startswith("block") and name[5:].isdecimal():
             return f"block {name[5:]}"
         return labels.get(name, name)
+    return label
+
+
+def _printed(paper: str | None) -> dict[Key, Printed]:
+    """The averages that a paper prints in any of its tables, the first where several have one."""
     printed: dict[Key, Printed] = {}
-    for cells in get(layout.paper).printed().values() if layout.paper else ():
+    for cells in get(paper).printed().values() if paper else ():
         for key, number in cells.items():
             if key.column in _AVERAGES:
                 printed.setdefault(key._replace(column="mean"), number)
-    return Names("", label, printed)
+    return printed
 
 
-def _title(layout: Layout, label: Label, panels: bool) -> str:
+def _title(layout: Layout, label: Callable[[str], str], panels: bool) -> str:
     """What the numbers are: the metrics, and the backbone and the dataset that all of them have. A panel names its
     backbone itself."""
     alone = [label(names[0]) for names in (() if panels else layout.backbones, layout.datasets) if len(names) == 1]
@@ -223,7 +227,8 @@ def _title(layout: Layout, label: Label, panels: bool) -> str:
     return f"{title} on {', '.join(alone)}" if alone else title
 
 
-def _about(layout: Layout, label: Label, built: Table, runs: Iterable[Run], domains: bool) -> Iterable[str]:
+def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequence[Run],
+           domains: bool) -> Iterable[str]:
     """What the numbers and the marks mean; which metrics are not kept per user and so cannot be tested."""
     several = {len(incremental(run)) for run in runs} - {1}
     yield ("Mean ± sample standard deviation over seeds of the metric on the block just trained"
@@ -250,14 +255,14 @@ def build_any(layout: Layout, source: Source) -> Table:
         UserError: for an unknown name, metric or dimension; for records that cannot stand in one table.
     """
     layout, domains = _completed(layout, source)
-    names, table = _names(layout, list(domains.values())), _table(layout, source)
+    label, table = _names(layout, list(domains.values())), _table(layout, source)
     source = replace(source, assignments=())  # the specs of the rows have them
     runs = {name: find(source, table.row_spec(*name))[0] for name in table.run_names()}
     for dataset in layout.datasets:
         if of_dataset := [run for name, several in runs.items() if name[2] == dataset for run in several]:
             same_tests(of_dataset, "tables")
-    built = filled("", names, table, source, _title(layout, names.label, table.panels),
-                   lambda specs: command_for(specs, source.tuned, source.where))
-    about = _about(layout, names.label, built, [run for several in runs.values() for run in several],
+    built = filled(Filling(table, source, label, printed=_printed(layout.paper)), _title(layout, label, table.panels),
+                   remake=lambda specs: command_for(specs, source.tuned, source.where))
+    about = _about(layout, label, built, [run for several in runs.values() for run in several],
                    all(domains.values()))
     return replace(built, notes=(*about, *built.notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Sequence
 
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .tables import Cell, Filling
 
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
-Label = Callable[[str], str]
 
 
 def p_text(p: float) -> str:
@@ -32,35 +31,35 @@ def pilot_note(users: Iterable[int]) -> str:
             f"numbers of all users.")
 
 
-def _line(key: Key, label: Label) -> str:
+def _line(filling: Filling, key: Key) -> str:
     """A cell but for its metric and column."""
-    return f"{label(key.row)} on {label(key.backbone)}, {label(key.dataset)}"
+    return f"{filling.label(key.row)} on {filling.label(key.backbone)}, {filling.label(key.dataset)}"
 
 
-def notes(filling: Filling, label: Label) -> Iterator[str]:
+def notes(filling: Filling) -> Iterator[str]:
     """What the numbers mean, which seeds they are of, and how they were tested."""
-    table, cells = filling.table, filling.cells
+    table = filling.table
     yield from table.notes
-    yield from _seeds(cells, label)
+    yield from _seeds(filling)
     if table.added:
-        yield f"Not in the paper: {', '.join(map(label, table.added))}. `compare` tests them."
+        yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."
     if users := filling.source.pilot_users:
         yield f"{pilot_note([users])} So the paper's are not shown."
-    if any(cell.is_reference for cell in cells.values()):
+    if any(cell.is_reference for cell in filling.cells.values()):
         yield (f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with its "
                f"settings the method is FT in effect.")
     if table.lead:
-        yield from _tests(filling, label)
-        yield from _tests_across(filling, label)
+        yield from _tests(filling)
+        yield from _tests_across(filling)
 
 
-def footnotes(cells: Mapping[Key, Cell], label: Label, daggers: bool) -> Iterator[tuple[str, str]]:
+def footnotes(filling: Filling) -> Iterator[tuple[str, str]]:
     """The mark and text of every footnote."""
-    for key, cell in cells.items():
+    for key, cell in filling.cells.items():
         if cell.mark:
-            place = ", ".join(filter(None, map(label, (key.metric, key.column))))
-            yield cell.mark, f"{_line(key, label)}, {place}: {cell.contradiction}."
-    if daggers:
+            place = ", ".join(filter(None, map(filling.label, (key.metric, key.column))))
+            yield cell.mark, f"{_line(filling, key)}, {place}: {cell.contradiction}."
+    if filling.daggers:
         yield DAGGER, "Re-implementation from the description: its code was never released."
 
 
@@ -70,23 +69,23 @@ def _usual_seeds(cells: Iterable[Cell]) -> tuple[int, ...]:
     return max(counts, key=lambda seeds: (counts[seeds], len(seeds), seeds)) if counts else ()
 
 
-def _seeds(cells: Mapping[Key, Cell], label: Label) -> Iterator[str]:
+def _seeds(filling: Filling) -> Iterator[str]:
     """How many seeds there are, and which cells have others."""
-    if not (usual := _usual_seeds(cells.values())):
+    if not (usual := _usual_seeds(filling.cells.values())):
         return
     yield ("1 seed, so no deviation" if len(usual) == 1 else f"{len(usual)} seeds") + f" ({seed_text(usual)})."
     others: dict[tuple[int, ...], dict[str, None]] = {}
-    for key, cell in cells.items():
+    for key, cell in filling.cells.items():
         if cell.seeds and cell.seeds != usual:
-            others.setdefault(cell.seeds, {})[_line(key, label) + " (change)" * (key.column == "change")] = None
+            others.setdefault(cell.seeds, {})[_line(filling, key) + " (change)" * (key.column == "change")] = None
     for seeds, names in others.items():
         yield f"Other seeds ({seed_text(seeds)}): {'; '.join(names)}."
 
 
-def _tests(filling: Filling, label: Label) -> Iterator[str]:
+def _tests(filling: Filling) -> Iterator[str]:
     """The p of tests where the table wants them, and which tests could not be made, or not against every baseline that
     the paper has a number for."""
-    table = filling.table
+    table, label = filling.table, filling.label
     for dataset, backbone in product(table.datasets, table.backbones):
         here = filling.leading(dataset, backbone)
         if filling.ours not in here:
@@ -104,8 +103,9 @@ def _tests(filling: Filling, label: Label) -> Iterator[str]:
             yield f"{where}: tested against the best of the baselines with records (without {', '.join(absent)})."
 
 
-def _tests_across(filling: Filling, label: Label) -> Iterator[str]:
+def _tests_across(filling: Filling) -> Iterator[str]:
     """The p of the paper's best line against those on other backbones."""
+    label = filling.label
     for dataset in () if filling.table.panels else filling.table.datasets:
         best, others = filling.across(dataset)
         lines: dict[str, list[str]] = {}
@@ -126,10 +126,10 @@ def _interval_key(cell: Cell) -> tuple[bool, float]:
     return is_share(metric) and group != "worst-decile", cell.mean
 
 
-def tested(cells: Mapping[Key, Cell], label: Label) -> Iterator[str]:
+def tested(filling: Filling) -> Iterator[str]:
     """How many users the tests have, and how many interactions these are to find; what that means if they are few."""
-    most: dict[tuple[str, str], dict[str, Cell]] = {}  # of the tests of a dataset, or of a group of its users
-    for key, cell in cells.items():
+    label, most = filling.label, {}  # the cell of most users of a test's column, by dataset and group of its users
+    for key, cell in filling.cells.items():
         if cell.users and key.column != "change":
             here = most.setdefault((key.dataset, split_group(key.metric)[1]), {})
             here[key.column] = max(here.get(key.column, cell), cell, key=_interval_key)
@@ -148,7 +148,7 @@ def tested(cells: Mapping[Key, Cell], label: Label) -> Iterator[str]:
             if (users := min(cell.users)) < FEW_USERS and _interval_key(cell)[0]:
                 low, high = interval_of_mean(cell.mean, users)
                 yield (f"Only {users} test user{'s' * (users > 1)}{f' in {where[column]}' * bool(where[column])}: the "
-                       f"95 % interval of {_line(cell.key, label)} ({cell.mean:.4f}) is {low:.4f} to {high:.4f}.")
+                       f"95 % interval of {_line(filling, cell.key)} ({cell.mean:.4f}) is {low:.4f} to {high:.4f}.")
 
 
 def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets: Iterable[str] = (),

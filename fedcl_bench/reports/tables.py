@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Callable, Iterable, Mapping, Sequence
 
@@ -281,11 +282,10 @@ def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedComparis
 def same_numbers(a: Sequence[Run], b: Sequence[Run], metrics: Iterable[str]) -> bool:
     """Whether none of these metrics that both recorded differs by ``ALIKE`` or more, on any block just trained but
     block 0 (if there are others) of any seed that both have. There must be such a seed and metric."""
-    pairs, metrics = common_seeds(a, b), [*metrics]
+    pairs = common_seeds(a, b)
     for mine, other in pairs:
-        shared = [(x, y) for metric in metrics if (x := mine.meta["metrics"].get(metric))
-                  and (y := other.meta["metrics"].get(metric))]
-        for blocks, others in ((x["per_block"], y["per_block"]) for x, y in shared):
+        shared = mine.meta["metrics"].keys() & other.meta["metrics"].keys() & set(metrics)
+        for blocks, others in ((by_block(mine, metric), by_block(other, metric)) for metric in shared):
             if len(blocks) != len(others) or max(abs(blocks[t] - others[t]) for t in incremental(mine)) >= ALIKE:
                 return False
         if not shared:
@@ -293,20 +293,50 @@ def same_numbers(a: Sequence[Run], b: Sequence[Run], metrics: Iterable[str]) -> 
     return bool(pairs)
 
 
+def _decimals(key: Key, printed: Printed | None) -> int:
+    if key.metric in COSTS or (key.column == "change" and (printed is None or printed.value is None)):
+        return 2
+    return printed.decimals if printed is not None and printed.value is not None else 4
+
+
 @dataclass
 class Filling:
     """A table that is being filled.
 
     Attributes:
+        names: a row, backbone, dataset, metric or column to what it is called.
         ours: the paper's own method; empty where there is none.
+        printed: the paper's numbers; contradictions: cell to how its number contradicts another one.
         cells: all, in the order of the table's keys. runs: those of every line.
     """
 
     table: PaperTable
     source: Source
-    ours: str
-    cells: dict[Key, Cell]
+    names: Callable[[str], str]
+    ours: str = ""
+    printed: Mapping[Key, Printed] = field(default_factory=dict)
+    contradictions: Mapping[Key, str] = field(default_factory=dict)
+    cells: dict[Key, Cell] = field(init=False)
     runs: dict[Place, list[Run]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A pilot's numbers do not compare with the paper's.
+        printed, contradictions = ({}, {}) if self.source.pilot_users else (self.printed, self.contradictions)
+        self.cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
+                                contradiction=contradictions.get(key, "")) for key in self.table.keys()}
+        for mark, cell in zip(string.ascii_letters, (cell for cell in self.cells.values() if cell.contradiction)):
+            cell.mark = mark
+
+    @cached_property
+    def daggers(self) -> frozenset[str]:
+        """The rows that are re-implementations."""
+        rows = self.table.run_names() if self.table.row_spec else ()
+        return frozenset(name[0] for name in rows
+                         if self.source.registry.reimplemented(self.table.row_spec(*name).method))
+
+    def label(self, name: str) -> str:
+        """What a row, backbone, dataset, metric or column is called, with a dagger at re-implementations."""
+        return self.names(name) + DAGGER * (name in self.daggers)
 
     def leading(self, dataset: str, backbone: str) -> dict[str, Cell]:
         """Row to the cell by which the paper's methods on a backbone are compared (``PaperTable.lead``)."""
@@ -323,18 +353,6 @@ class Filling:
         taken = {key.backbone for key in self.cells if key.row == self.ours}
         others = [cell for cell in here if cell.key.backbone not in taken and cell.key.metric not in COSTS]
         return max(mine, key=lambda cell: cell.mean).key.backbone if mine else "", others if mine else []
-
-
-def _find_runs(filling: Filling, where: str) -> dict[Place, str]:
-    """Find every line's runs; returns why there are none."""
-    reasons = {}
-    for place in dict.fromkeys(key[:3] for key in filling.cells):
-        dataset, backbone, row = place
-        filling.runs[place], reasons[place] = find(filling.source, filling.table.row_spec(row, backbone, dataset))
-    used = [run for runs in filling.runs.values() for run in runs]
-    one_protocol(used, where)
-    one_data(used)
-    return reasons
 
 
 def _count_users(filling: Filling) -> None:
@@ -442,20 +460,26 @@ def _fill_statistics(filling: Filling) -> None:
                 cell.missing = f"the stream has {len(values)} blocks"
 
 
-def _fill(filling: Filling, where: str, label: Callable[[str], str]) -> None:
-    """Set the numbers of all cells, and their marks."""
-    table = filling.table
+def _fill(filling: Filling, where: str) -> None:
+    """Set the numbers of all cells, and their marks; ``where`` is the table's name in errors."""
+    table, runs, reasons = filling.table, filling.runs, {}
     if table.row_spec is None:
         _fill_statistics(filling)
         return
-    reasons = _find_runs(filling, where)
+    for place in dict.fromkeys(key[:3] for key in filling.cells):
+        dataset, backbone, row = place
+        runs[place], reasons[place] = find(filling.source, table.row_spec(row, backbone, dataset))
+    used = [run for of_line in runs.values() for run in of_line]
+    one_protocol(used, where)
+    one_data(used)
     for key, cell in filling.cells.items():
-        if not (runs := filling.runs[key[:3]]):
+        if not runs[key[:3]]:
             cell.missing = reasons[key[:3]]
         elif key.column == "change":
-            averaged(cell, runs, filling.runs[key.dataset, key.backbone, table.change_of], label(table.change_of))
+            base = runs[key.dataset, key.backbone, table.change_of]
+            averaged(cell, runs[key[:3]], base, filling.label(table.change_of))
         else:
-            averaged(cell, runs)
+            averaged(cell, runs[key[:3]])
     _count_users(filling)
     _mark_reference(filling)
     if table.lead:
@@ -469,15 +493,9 @@ def _fill(filling: Filling, where: str, label: Callable[[str], str]) -> None:
 # From cells to the table
 
 
-def _decimals(key: Key, printed: Printed | None) -> int:
-    if key.metric in COSTS or (key.column == "change" and (printed is None or printed.value is None)):
-        return 2
-    return printed.decimals if printed is not None and printed.value is not None else 4
-
-
-def _panels(table: PaperTable, cells: Mapping[Key, Cell], label: Callable[[str], str]
-            ) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
+def _panels(filling: Filling) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
     """The lines of every panel, and the headings of the number columns."""
+    table, label = filling.table, filling.label
     names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
              "column": table.columns}
     downs, acrosses = ([dict(zip(parts, values)) for values in product(*(names[part] for part in parts))]
@@ -487,27 +505,11 @@ def _panels(table: PaperTable, cells: Mapping[Key, Cell], label: Callable[[str],
         whole = {**{part: values[0] for part, values in names.items()}, "backbone": backbone}
         lines = []
         for down in downs:
-            shown = tuple(cells.get(Key(**{**whole, **down, **across})) for across in acrosses)
+            shown = tuple(filling.cells.get(Key(**{**whole, **down, **across})) for across in acrosses)
             if any(shown):
                 lines.append(Line(tuple(label(name) or DASH for name in down.values()), shown))
         panels.append(Panel(label(backbone), tuple(lines)))
     return tuple(panels), tuple(" ".join(map(label, across.values())) for across in acrosses)
-
-
-@dataclass(frozen=True)
-class Names:
-    """What a table calls things, and what is printed in it.
-
-    Attributes:
-        ours: the paper's own method.
-        label: a row, backbone, dataset, metric or column to what it is called.
-        contradictions: cell to how its printed number contradicts another one.
-    """
-
-    ours: str
-    label: Callable[[str], str]
-    printed: Mapping[Key, Printed]
-    contradictions: Mapping[Key, str] = field(default_factory=dict)
 
 
 def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str] | None = None,
@@ -529,14 +531,14 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     definitions, table = get(paper), replace(table, **kept)
     if add and table.lead:
         table = table.adding(tuple(add), definitions.OURS)
-    names = Names(definitions.OURS, lambda name: definitions.label(table.number, name),
-                  definitions.printed().get(table.number, {}),
-                  {key: text for (number, key), text in definitions.inconsistencies().items()
-                   if number == table.number})
-    return filled(paper, names, table, source, f"{definitions.TITLE}, Table {table.number}: {table.title}")
+    contradictions = {key: text for (number, key), text in definitions.inconsistencies().items()
+                      if number == table.number}
+    filling = Filling(table, source, lambda name: definitions.label(table.number, name), definitions.OURS,
+                      definitions.printed().get(table.number, {}), contradictions)
+    return filled(filling, f"{definitions.TITLE}, Table {table.number}: {table.title}", paper)
 
 
-def filled(paper: str, names: Names, table: PaperTable, source: Source, heading: str,
+def filled(filling: Filling, heading: str, paper: str = "",
            remake: Callable[[Sequence[RunSpec]], str] | None = None) -> Table:
     """A table with its numbers; ``build`` and ``any_table.build_any`` are instances.
 
@@ -547,21 +549,9 @@ def filled(paper: str, names: Names, table: PaperTable, source: Source, heading:
     Raises:
         UserError: as ``build``.
     """
-    # The numbers of a pilot stand beside none of the paper's, as the two do not compare.
-    printed, contradictions = ({}, {}) if source.pilot_users else (names.printed, names.contradictions)
-    cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
-                       contradiction=contradictions.get(key, "")) for key in table.keys()}
-    filling = Filling(table, source, names.ours, cells)
-    _fill(filling, f"Table {table.number} of {paper}" if table.number else "tables", names.label)
-    daggers = frozenset(spec_of[0] for spec_of in table.run_names() if table.row_spec
-                        and source.registry.reimplemented(table.row_spec(*spec_of).method))
-
-    def label(name: str) -> str:
-        return names.label(name) + (DAGGER if name in daggers else "")
-    for mark, cell in zip(string.ascii_letters, (cell for cell in cells.values() if cell.contradiction)):
-        cell.mark = mark
-    panels, heads = _panels(table, cells, label)
+    table = filling.table
+    _fill(filling, f"Table {table.number} of {paper}" if table.number else "tables")
+    panels, heads = _panels(filling)
     return Table(paper, table.number, table.title, heading, tuple(_STUB_HEADS[part] for part in table.stub), heads,
-                 panels, tuple(notes.notes(filling, label)), tuple(notes.tested(cells, label)),
-                 tuple(notes.footnotes(cells, label, bool(daggers))),
-                 tuple(notes.missing(filling, paper, remake)), daggers)
+                 panels, tuple(notes.notes(filling)), tuple(notes.tested(filling)), tuple(notes.footnotes(filling)),
+                 tuple(notes.missing(filling, paper, remake)), filling.daggers)
