@@ -70,26 +70,27 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
     if runs := matching(source.runs, registry, spec, tuned):
         return runs, ""
-    return [], failure(source.failed, registry, spec, tuned) or _nearest(source, spec)
+    failed = failure(source.failed, registry, spec, tuned) if source.failed else ""
+    return [], failed or _nearest(source, spec)
 
 
 def _nearest(source: Source, spec: RunSpec) -> str:
     """That there is no record of a spec, and in what the nearest of other settings differs."""
-    wanted = comparable(expected_settings(source.registry, spec, source.tuned))
-    inactive = expected_inactive(source.registry, spec, source.tuned)
-    others = []
-    for run in source.runs:
-        if all(run.head[kind] == name for kind, name in (("method", spec.method), ("backbone", spec.backbone),
-                                                         ("dataset", dataset_name(spec.dataset)))):
-            there = comparable(run.head["settings"], inactive)
-            differences = [f"{name} {there.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
-                           for name in sorted({*wanted, *there}) if there.get(name) != wanted.get(name)]
-            others.append((len(differences), run.hash, differences))
+    names = spec.method, spec.backbone, dataset_name(spec.dataset)
+    others = [run for run in source.runs
+              if (run.head["method"], run.head["backbone"], run.head["dataset"]) == names]
     if not others:
         return "no record"
-    count, nearest, differences = min(others)
-    more = f" and {count - 4} more" if count > 4 else ""
-    return f"no record with these settings; the nearest, {nearest[:12]}, has {', '.join(differences[:4])}{more}"
+    wanted = comparable(expected_settings(source.registry, spec, source.tuned))
+    inactive = expected_inactive(source.registry, spec, source.tuned)
+    differences = []
+    for run in others:
+        there = comparable(run.head["settings"], inactive)
+        differences.append(([f"{name} {there.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
+                             for name in sorted({*wanted, *there}) if there.get(name) != wanted.get(name)], run.hash))
+    fewest, nearest = min(differences, key=lambda pair: (len(pair[0]), pair[1]))
+    more = f" and {len(fewest) - 4} more" if len(fewest) > 4 else ""
+    return f"no record with these settings; the nearest, {nearest[:12]}, has {', '.join(fewest[:4])}{more}"
 
 
 def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
