@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
 from ..records.run import Run
-from ..records.store import incremental, one_protocol, user_scores
+from ..records.store import incremental, one_protocol
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
-from .frame import check_blocks, check_metric, common_seeds, same_tests, seed_averages
+from .frame import check_blocks, check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
 
 @dataclass(frozen=True)
@@ -80,20 +80,17 @@ def _against(mine: tuple[str, Sequence[Run]], theirs: tuple[str, Sequence[Run]],
         first, second = (", ".join(str(run.seed) for run in runs) for _, runs in (mine, theirs))
         raise TooFew(f"{mine[0]} and {theirs[0]} have no seed in common: {mine[0]} has {first}, {theirs[0]} {second}.\n"
                      f"Run the same seeds of both.")
-    common = tuple(run.seed for run, _ in pairs)
-    of_both = list(zip(*pairs))
-    scores = [user_scores(runs, metric, blocks) for runs in of_both]
-    shared = scores[0].index.intersection(scores[1].index)
-    a, b = (of_method[shared] for of_method in scores)
+    scores = paired_scores(pairs, metric, blocks)
+    both, common = scores.dropna(), tuple(run.seed for run, _ in pairs)
     by_seed, reason = None, ""
     try:
-        by_seed = compare_paired(*(seed_averages(runs, metric, blocks) for runs in of_both), draws=draws, unit="seed")
+        by_seed = compare_paired(*(seed_averages(runs, metric, blocks) for runs in zip(*pairs)), draws=draws,
+                                 unit="seed")
     except TooFew as error:
         reason = str(error)
-    users = compare_paired(a, b, draws, unit="user")
-    return Comparison(theirs[0], common, tuple(sorted(seeds.difference(common))), users,
-                      (float(a.mean()), float(b.mean())), len(scores[0].index.symmetric_difference(scores[1].index)),
-                      users.p, by_seed, reason)
+    users = compare_paired(both["mine"], both["theirs"], draws, unit="user")
+    return Comparison(theirs[0], common, tuple(sorted(seeds.difference(common))), users, tuple(both.mean()),
+                      len(scores) - len(both), users.p, by_seed, reason)
 
 
 @dataclass(frozen=True)

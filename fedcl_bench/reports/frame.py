@@ -19,7 +19,7 @@ from ..core.text import quoted
 from ..data.stream import StreamSettings
 from ..evaluation.metrics import SHIPPED
 from ..records.run import Run
-from ..records.store import comparable, describe, incremental, one_data, one_protocol
+from ..records.store import comparable, describe, incremental, one_data, one_protocol, user_scores
 from ..runs.specs import RunSpec
 
 # Settings that say which items a user is tested on, and among which others.
@@ -84,6 +84,13 @@ def common_seeds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
     """The runs of the seeds that both have, by seed."""
     others = {run.seed: run for run in b}
     return [(run, others[run.seed]) for run in sorted(a, key=lambda run: run.seed) if run.seed in others]
+
+
+def paired_scores(pairs: Iterable[tuple[Run, Run]], metric: str, blocks: Sequence[int] | None = None) -> pd.DataFrame:
+    """The two of every pair against each other, by user: the columns mine and theirs, averaged over blocks (None is
+    ``incremental``) and pairs; nan for a user whom only one of the two has."""
+    both = [user_scores(runs, metric, blocks) for runs in zip(*pairs)]
+    return pd.concat(both, axis=1, keys=["mine", "theirs"]).sort_index()
 
 
 @dataclass(frozen=True)
@@ -275,14 +282,12 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     Returns:
         Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
     """
-    base = comparable(base)
-    values_of: dict[str, set] = defaultdict(set)
+    base, values_of = comparable(base), defaultdict(set)
     for run in runs:
-        if any(run.head[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
-            continue
-        settings = comparable(run.head["settings"], inactive)
-        differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
-        for name in names:
-            if differs in ([], [name]):
-                values_of[name].add(settings[name])
+        if all(run.head[kind] == getattr(spec, kind) for kind in ("method", "backbone", "dataset")):
+            settings = comparable(run.head["settings"], inactive)
+            differs = {name for name in {**base, **settings} if settings.get(name) != base.get(name)}
+            for name in names:
+                if differs <= {name}:
+                    values_of[name].add(settings[name])
     return {name: sorted(values) for name, values in values_of.items()}

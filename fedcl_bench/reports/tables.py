@@ -22,11 +22,11 @@ from ..core.text import JOIN
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..experiments.tune import ALIKE
 from ..records.run import Run
-from ..records.store import incremental, one_data, one_protocol, tested, user_scores
+from ..records.store import incremental, one_data, one_protocol, tested
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import PairedComparison, compare_paired, holm
 from . import notes
-from .frame import by_block, common_seeds, split_group
+from .frame import by_block, common_seeds, paired_scores, split_group
 from .selection import DAGGER, Source, find
 
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -274,9 +274,8 @@ def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedComparis
     in common."""
     if not (pairs := common_seeds(a, b)):
         return None
-    first, second = (user_scores(runs, metric) for runs in zip(*pairs))
-    users = first.index.intersection(second.index)
-    return compare_paired(first[users], second[users], draws=1) if len(users) > 1 else None  # the t-test alone
+    users = paired_scores(pairs, metric).dropna()
+    return compare_paired(users["mine"], users["theirs"], draws=1) if len(users) > 1 else None  # the t-test alone
 
 
 def same_numbers(a: Sequence[Run], b: Sequence[Run], metrics: Iterable[str]) -> bool:
