@@ -1,8 +1,8 @@
 """A paper's table, rebuilt from records alone: where a table's number is computed.
 
-From the bottom up: ``build`` lays a paper's table out, ``filled`` fills it. Every line's runs are found by
-``selection.find``; ``measure`` takes from a run the number that a cell averages over seeds; then what the table
-compares is tested over users, and ranked. ``notes.py`` says below a table what its numbers are, and ``render.py``
+From top to bottom: ``measure`` takes from a run the number that a cell averages over seeds (``averaged``); then what
+the table compares is tested over users, and ranked; ``build`` lays a paper's table out and has it ``filled``.
+``selection.find`` finds every line's runs, ``notes.py`` says below a table what its numbers are, and ``render.py``
 writes it down. Cells without a record stay empty and are named.
 """
 
@@ -50,7 +50,7 @@ class Cell:
         mean, std: over seeds; mean is None without a record, std with fewer than two.
         seeds, records: of the runs behind it, and their hashes.
         printed: the paper's; None where it prints nothing.
-        contradiction: how the printed number contradicts another one of the paper, and the mark of that footnote.
+        contradiction, mark: how the printed number contradicts another one of the paper, and its footnote's mark.
         missing: why there is no number of ours.
         star: significantly better: the paper's own method than the best baseline, or a row than ``baseline``.
         worse: significantly worse than ``baseline``.
