@@ -32,11 +32,12 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically
 from fedcl_bench.core.text import for_csv, for_markdown
 from fedcl_bench.experiments.papers import PAPERS, Key, PaperTable
+from fedcl_bench.reports.cells import DASH, Cell, Table
 from fedcl_bench.reports.draw import GREY, PAGE, save, styled
 from fedcl_bench.reports.render import ours, printed
 from fedcl_bench.reports.notes import command, p_text
 from fedcl_bench.reports.selection import DAGGER, Source, find
-from fedcl_bench.reports.tables import DASH, Cell, Table, averaged, build, measure, user_test
+from fedcl_bench.reports.tables import averaged, build, measure, user_test
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.records.run import Run
 from fedcl_bench.runs.specs import Tuned, seed_text

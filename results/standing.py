@@ -16,8 +16,9 @@ import pandas as pd
 from scipy import stats
 
 from fedcl_bench.experiments.papers import PAPERS, Key, PaperTable, fcucr
+from fedcl_bench.reports.cells import SECONDS, Cell
 from fedcl_bench.reports.selection import Source
-from fedcl_bench.reports.tables import SECONDS, Cell, blocks_behind
+from fedcl_bench.reports.tables import blocks_behind
 from fedcl_bench.records.store import user_scores
 from fedcl_bench.stats.power import detectable
 from fedcl_bench.stats.significance import LEVEL, compare_paired

@@ -16,10 +16,11 @@ from ..records.run import Run
 from ..records.store import domains_of, incremental
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec
+from .cells import Filling, Table
 from .frame import check_metric, same_tests
 from .notes import pilot_note
 from .selection import Source, checked_spec, command_for, find, parse_method
-from .tables import STAR_LEVEL, Filling, Table, filled
+from .tables import STAR_LEVEL, filled
 
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
 DIMENSIONS = tuple(_PARTS)

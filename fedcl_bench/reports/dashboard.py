@@ -20,10 +20,10 @@ from ..records.run import Run
 from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..records.store import comparable, incremental, protocol
 from ..stats.significance import holm
+from .cells import DASH
 from .comparison import Comparison, against_each
 from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
 from .notes import p_text
-from .tables import DASH
 
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
 

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 
 from ..core.text import JOIN
 from ..runs.specs import seed_text
+from .cells import Cell, Table
 from .draw import GREY, PAGE, missing_key, styled
 from .paper_figures import Drawn, Job, Skip
 from .selection import Source
-from .tables import Cell, Table, build
+from .tables import build
 
 
 @styled

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable
 from ..experiments.tune import ALIKE
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import FEW_USERS, interval_of_mean
+from .cells import Cell, Filling
 from .frame import split_group
 from .selection import DAGGER, Source
-
-if TYPE_CHECKING:
-    from .tables import Cell, Filling
 
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
 

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from ..core.text import for_csv, for_latex as tex, for_markdown, for_terminal
 from .selection import DAGGER
-from .tables import DASH, REFERENCE, Cell, Line, Panel, Table
+from .cells import DASH, Cell, Line, Panel, Table
+from .tables import REFERENCE
 
 T = TypeVar("T")
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file

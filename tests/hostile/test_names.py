@@ -20,7 +20,7 @@ from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.text import for_csv, for_markdown, for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
-from fedcl_bench.reports.tables import Cell, Key, Line, Panel, Table
+from fedcl_bench.reports.cells import Cell, Key, Line, Panel, Table
 from fedcl_bench.records import published
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record

@@ -16,7 +16,8 @@ from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers.definitions import Printed
 from fedcl_bench.reports import domain_figures
 from fedcl_bench.reports.paper_figures import Job, Skip
-from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.reports.selection import Source
+from fedcl_bench.reports.tables import build
 from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs

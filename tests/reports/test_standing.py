@@ -13,7 +13,9 @@ from standing import (DIFFERS, DIRECTION, FACTS, IN_EFFECT, NO_DATA, OPEN, REPRO
                       half_width, judge, standing)
 
 from fedcl_bench.experiments.papers import Key, Printed, f3crec, fcucr
-from fedcl_bench.reports.tables import Cell, Source, build
+from fedcl_bench.reports.cells import Cell
+from fedcl_bench.reports.selection import Source
+from fedcl_bench.reports.tables import build
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.power import power_of_paired_t
