@@ -125,7 +125,8 @@ def mean_matrix(runs: Sequence[Run], metric: str) -> np.ndarray:
     """R[t, s], the metric on block s after block t, averaged over seeds; nan above the diagonal."""
     frame = results(runs)
     frame = frame[(frame["metric"] == metric) & (frame["group"] == "")]
-    return frame.pivot_table(index="trained", columns="tested", values="value").to_numpy()
+    by_seed = frame.set_index(["trained", "tested", "seed"])["value"].unstack("seed")
+    return by_seed.mean(axis=1).unstack("tested").to_numpy()
 
 
 def tested_users(runs: Iterable[Run]) -> int:
