@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
+from ..core.errors import UserError
 from ..records.run import Run
-from ..records.store import incremental, one_protocol
+from ..records.store import describe, incremental, one_protocol
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
-from .frame import check_blocks, check_metric, common_seeds, paired_scores, same_tests, seed_averages
+from .frame import check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ class Comparison:
 def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
     """The blocks to average over: those given, or the incremental ones; raises UserError if a run lacks one."""
     chosen = incremental(runs[0]) if blocks is None else tuple(blocks)
-    check_blocks(runs, chosen)
+    for run in runs:
+        if beyond := [block for block in chosen if block >= run.head["blocks"]]:
+            raise UserError(f"--blocks: found {beyond[0]}; {describe(run.meta)}, has blocks "
+                            f"0-{run.head['blocks'] - 1}.")
     return chosen
 
 

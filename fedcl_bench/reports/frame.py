@@ -221,15 +221,6 @@ def parse_blocks(text: str) -> tuple[int, ...]:
     return tuple(sorted(blocks))
 
 
-def check_blocks(runs: Iterable[Run], blocks: Iterable[int]) -> None:
-    """Raise UserError if a run lacks one of the blocks."""
-    for run in runs:
-        count = run.head["blocks"]
-        for block in blocks:
-            if block >= count:
-                raise UserError(f"--blocks: found {block}; {describe(run.meta)}, has blocks 0-{count - 1}.")
-
-
 def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> None:
     """Raise UserError if ``metric`` is unknown (naming the nearest) or a run has not recorded it."""
     runs = list(runs)
