@@ -11,7 +11,6 @@ those of ``standing.csv`` as it was.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import sys
@@ -33,10 +32,12 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically
 from fedcl_bench.core.text import for_csv, for_markdown
 from fedcl_bench.experiments.papers import PAPERS, Key, PaperTable
+from fedcl_bench.reports.cells import DASH, Cell, Table
 from fedcl_bench.reports.draw import GREY, PAGE, save, styled
 from fedcl_bench.reports.render import ours, printed
-from fedcl_bench.reports.tables import (DAGGER, DASH, Cell, Source, Table, averaged, build, command, find, measure,
-                                        p_text, user_test)
+from fedcl_bench.reports.notes import command, p_text
+from fedcl_bench.reports.selection import DAGGER, Source, find
+from fedcl_bench.reports.tables import averaged, build, measure, user_test
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.records.run import Run
 from fedcl_bench.runs.specs import Tuned, seed_text
@@ -146,12 +147,12 @@ def _leads(paper: str, part: Part, source: Source) -> list[str]:
             why = "no seed in common" if len(runs) == 2 else "no record"
             lines.append(f"{line_start} {DASH} | {expected:+.4f} | | | | cannot be checked: {why} | {agreement} |")
             continue
-        per_seed = [[measure(by_seed[seed], lead.metric, lead.column) for seed in common] for by_seed in runs]
+        per_seed = [[measure(by_seed[seed], key) for seed in common] for by_seed, key in zip(runs, pair)]
         difference = (sum(per_seed[0]) - sum(per_seed[1])) / len(common)
-        _, p, users = user_test(list(runs[0].values()), list(runs[1].values()), lead.metric)
+        test = user_test(list(runs[0].values()), list(runs[1].values()), lead.metric)
         wins = sum(a > b for a, b in zip(*per_seed))
         same = "**yes**" if difference * expected > 0 else "**no**"
-        lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {p_text(p)} | {users} | "
+        lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {p_text(test.p)} | {test.n} | "
                      f"{wins} of {len(common)} | {same} | {agreement} |")
     return lines[2:] and lines
 
@@ -244,8 +245,8 @@ def _contrast_line(contrast: Contrast, value: str, name: str, runs: Sequence[Run
     """The numbers of one line, and the test of the contrast's first line against it."""
     cells = [averaged(Cell(Key(runs[0].meta["dataset"], runs[0].meta["backbone"], name, metric, "value"), 4), runs)
              for metric in contrast.metrics]
-    difference, p, _ = user_test(first, runs, contrast.metrics[0]) if first != runs else (math.nan, math.nan, 0)
-    tested = [DASH, DASH] if math.isnan(p) else [f"{difference:+.4f}", p_text(p)]
+    test = user_test(first, runs, contrast.metrics[0]) if first != runs else None
+    tested = [f"{test.difference:+.4f}", p_text(test.p)] if test else [DASH, DASH]
     seeds = seed_text(run.seed for run in runs)
     return f"| {value} | {name} | {' | '.join(map(ours, cells))} | {' | '.join(tested)} | {seeds} |"
 

@@ -16,7 +16,9 @@ import pandas as pd
 from scipy import stats
 
 from fedcl_bench.experiments.papers import PAPERS, Key, PaperTable, fcucr
-from fedcl_bench.reports.tables import SECONDS, Cell, Source, blocks_behind, pilot_users
+from fedcl_bench.reports.cells import SECONDS, Cell
+from fedcl_bench.reports.selection import Source
+from fedcl_bench.reports.tables import blocks_behind
 from fedcl_bench.records.store import user_scores
 from fedcl_bench.stats.power import detectable
 from fedcl_bench.stats.significance import LEVEL, compare_paired
@@ -338,7 +340,7 @@ def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) 
     Args:
         cells: of ``table``, as ``tables.build`` made them of ``source``.
     """
-    if users := pilot_users(source):
+    if users := source.pilot_users:
         return _of_pilot(paper, table, cells, users)
     facts, by_key = FACTS[paper], {cell.key: cell for cell in cells}
     there = {run.head["dataset"] for run in source.runs}

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError, unknown
-from ..reports import draw, scores
+from ..reports import draw, frame
 from ..records.run import Run
 from ..runs.specs import seed_text
 from . import run_frames, versus
@@ -80,7 +80,7 @@ class Results:
     def metrics(self) -> pd.DataFrame:
         """Test metrics, one row per test. Columns: seed; trained_block, the block trained last; tested_block; metric,
         as ``ndcg@20``; mean, over users, from 0 to 1; users, how many the mean is over."""
-        return run_frames.seeded(self.runs, run_frames.metrics)
+        return run_frames.metrics(self.runs)
 
     @property
     def users(self) -> pd.DataFrame:
@@ -90,8 +90,8 @@ class Results:
         Raises:
             UserError: if neither a model nor the data is there to tell the original ids.
         """
-        return run_frames.seeded(self.runs, lambda run: run.users.assign(
-            user=self._user_ids[run.users["user"].to_numpy()], metric=run.users["metric"].astype(str)))
+        frame = run_frames.seeded(self.runs, "users")
+        return frame.assign(user=self._user_ids[frame["user"].to_numpy()], metric=frame["metric"].astype(str))
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -104,20 +104,20 @@ class Results:
         for run in self.runs:
             if "groups" not in run.meta:
                 raise UserError(f"groups: the record {run.path} has none, as it is of an older version; run it again.")
-        return run_frames.seeded(self.runs, run_frames.groups)
+        return run_frames.groups(self.runs)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """What happened in each round. Columns: seed; step, the block; round, from 0; participants; loss; valid, the
         validation metric (nan: not validated); bytes_up and bytes_down per participant; train_seconds and
         evaluate_seconds; and what the backbone or method measures besides."""
-        return run_frames.seeded(self.runs, lambda run: run.rounds.copy())
+        return run_frames.seeded(self.runs, "rounds")
 
     @property
     def matrix(self) -> pd.DataFrame:
         """R[t, s], the mean of a metric on block s after training up to block t. Columns: seed; metric; trained_block
         (t); then 0, 1, ..., one per tested block (s), nan where s > t."""
-        return run_frames.seeded(self.runs, run_frames.matrix)
+        return run_frames.matrix(self.runs)
 
     def table(self) -> pd.DataFrame:
         """What the command ``run`` shows, as text: a row per metric, a column per block and their average but for
@@ -187,11 +187,11 @@ class Results:
             raise unknown("kind of plot", kind, PLOTS)
         look, title, metric = draw.looks({self.method: self.method}), self._title(), metric or self.metric
         if kind == "rounds":
-            curves = scores.validation_curves(self.runs)
+            curves = frame.validation_curves(self.runs)
             figure = draw.validation_curves({self.method: curves}, look, self.metric, title)
         else:
-            scores.check_metric(self.runs, metric)
-            figure = draw.forgetting_maps({self.method: scores.mean_matrix(self.runs, metric)}, look, metric, title)
+            frame.check_metric(self.runs, metric)
+            figure = draw.forgetting_maps({self.method: frame.mean_matrix(self.runs, metric)}, look, metric, title)
 
         def picture() -> bytes:
             buffer = io.BytesIO()

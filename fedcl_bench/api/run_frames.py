@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from ..records.run import Run
 from ..records.store import domains_of
+from ..reports.frame import results
 
-_TEST = ["trained_block", "tested_block"]
-
-
-def seeded(runs: Sequence[Run], frame_of: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
-    """The frames of all seeds under each other."""
-    parts = [frame_of(run) for run in runs]
-    for run, part in zip(runs, parts):
-        part.insert(0, "seed", run.seed)
-    return pd.concat(parts, ignore_index=True)
+_BLOCKS = {"trained": "trained_block", "tested": "tested_block"}
+_TEST = ["seed", *_BLOCKS.values()]
 
 
-def metrics(run: Run) -> pd.DataFrame:
-    users = run.users.groupby(_TEST, observed=True)["user"].nunique()
-    rows = [(t, s, metric, mean, int(users.get((t, s), 0))) for metric, matrix in run.meta["matrix"].items()
-            for t, row in enumerate(matrix) for s, mean in enumerate(row)]
-    return pd.DataFrame(rows, columns=[*_TEST, "metric", "mean", "users"])
+def seeded(runs: Sequence[Run], name: str) -> pd.DataFrame:
+    """One of the frames of all records, under each other."""
+    return pd.concat({run.seed: getattr(run, name) for run in runs}, names=["seed"]).reset_index("seed").reset_index(
+        drop=True)
 
 
-def groups(run: Run) -> pd.DataFrame:
-    rows = [(t, group, metric, np.nan if mean is None else mean, int(values["users"][t]))
-            for group, values in run.meta["groups"].items() for metric in values if metric != "users"
-            for t, mean in enumerate(values[metric])]
-    return pd.DataFrame(rows, columns=["block", "group", "metric", "mean", "users"])
+def metrics(runs: Sequence[Run]) -> pd.DataFrame:
+    """The columns seed, trained_block, tested_block, metric, mean, users: one row per test and metric."""
+    frame = results(runs).query("group == ''").drop(columns="group").rename(columns={**_BLOCKS, "value": "mean"})
+    counts = seeded(runs, "users").groupby(_TEST, observed=True)["user"].nunique().rename("users")
+    return frame.join(counts, on=_TEST).fillna({"users": 0}).astype({"users": int}).reset_index(drop=True)
 
 
-def matrix(run: Run) -> pd.DataFrame:
-    every = [(metric, r) for metric, r in run.meta["matrix"].items()]
-    size = len(every[0][1])
-    rows = [(metric, t, *row, *[np.nan] * (size - len(row))) for metric, r in every for t, row in enumerate(r)]
-    return pd.DataFrame(rows, columns=["metric", "trained_block", *range(size)])
+def groups(runs: Sequence[Run]) -> pd.DataFrame:
+    """The columns seed, block, group, metric, mean, users: one row per block, group of users or items, and metric."""
+    frame = results(runs).query("group != ''").drop(columns="trained").rename(columns={"tested": "block",
+                                                                                       "value": "mean"})
+    place, counted = ["seed", "block", "group"], frame["metric"] == "users"
+    counts = frame[counted].set_index(place)["mean"].astype(int).rename("users")
+    return frame[~counted].join(counts, on=place).reset_index(drop=True)
+
+
+def matrix(runs: Sequence[Run]) -> pd.DataFrame:
+    """R[t, s]: the columns seed, metric, trained_block (t), then 0, 1, ..., per tested block (s); nan where s > t."""
+    frame = results(runs).query("group == ''").rename(columns=_BLOCKS).pivot_table(
+        "value", ["seed", "metric", "trained_block"], "tested_block", sort=False)
+    return frame.rename_axis(columns=None).reset_index()
 
 
 def table(result: Mapping[str, Any]) -> pd.DataFrame:

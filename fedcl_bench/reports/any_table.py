@@ -6,22 +6,24 @@ data: the rows are methods with settings of their own, and the numbers of a pape
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
-from ..runs.registry import spelled
 from ..records.run import Run
-from ..runs.specs import RunSpec
 from ..records.store import domains_of, incremental
-from .scores import check_metric, same_tests
-from .selection import checked_spec, command_for, parse_method
-from .tables import STAR_LEVEL, Cell, Source, Table, filled, find, pilot_note
+from ..runs.registry import spelled
+from ..runs.specs import RunSpec
+from .cells import Filling, Table
+from .frame import check_metric, same_tests
+from .notes import pilot_note
+from .selection import Source, checked_spec, command_for, find, parse_method
+from .tables import STAR_LEVEL, filled
 
-DIMENSIONS = ("method", "backbone", "dataset", "metric", "block")
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
+DIMENSIONS = tuple(_PARTS)
 _AVERAGES = ("avg", "value")  # columns of papers that are the mean over the blocks but block 0
 
 
@@ -36,7 +38,7 @@ class Layout:
         metrics: as ``ndcg@20``; empty: the metric that the records were validated on, at its list length.
         against: the method of ``methods`` that every other one is tested against; None: no tests.
         paper: whose printed numbers stand beside ours; None: nobody's.
-        by: groups of users or items (``evaluation.beyond.GROUPS``) that the metrics are of; empty: all users.
+        by: groups of users or items (``beyond_accuracy.GROUPS``) that the metrics are of; empty: all users.
     """
 
     rows: tuple[str, ...] = ("method",)
@@ -50,35 +52,6 @@ class Layout:
     by: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Called:
-    """What things are called: by a paper's labels if one is named, else by their names."""
-
-    paper: str | None
-    titles: Mapping[str, str]
-    OURS: str = ""
-    LABELS: Mapping[str, str] = field(default_factory=dict)
-
-    def label(self, table: int, name: str) -> str:
-        """A row, backbone, dataset, metric or block."""
-        name = self.titles.get(name, name)
-        if name.startswith("block") and name[5:].isdecimal():
-            return f"block {name[5:]}"
-        return get(self.paper).LABELS.get(name, name) if self.paper else name
-
-    def printed(self) -> dict[int, dict[Key, Printed]]:
-        """The averages that the paper prints in any of its tables, the first where several have one."""
-        every: dict[Key, Printed] = {}
-        for cells in get(self.paper).printed().values() if self.paper else ():
-            for key, printed in cells.items():
-                if key.column in _AVERAGES:
-                    every.setdefault(key._replace(column="mean"), printed)
-        return {0: every}
-
-    def inconsistencies(self) -> dict[tuple[int, Key], str]:
-        return {}
-
-
 def split_methods(text: str) -> tuple[str, ...]:
     """``"ft,f3crec:without=arm,eps=.01"`` as methods: a setting belongs to the method before it.
 
@@ -88,8 +61,7 @@ def split_methods(text: str) -> tuple[str, ...]:
     methods: list[str] = []
     for part in map(str.strip, text.split(",")):
         # A number continues a list, as in ft:topk=5,20.
-        continues = methods and ":" in methods[-1] and (part.isdecimal() or ("=" in part and ":" not in part))
-        if continues:
+        if methods and ":" in methods[-1] and (part.isdecimal() or ("=" in part and ":" not in part)):
             methods[-1] += f",{part}"
         else:
             methods.append(part)
@@ -98,47 +70,24 @@ def split_methods(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(methods))
 
 
-def _checked_dimensions(layout: Layout) -> None:
-    """Raise UserError for an unknown dimension, or one that is named twice."""
+# From what is asked for to what is shown
+
+
+def _check(layout: Layout) -> None:
+    """Raise UserError for an unknown dimension or group, a dimension that is named twice, or tests of groups."""
+    both = [*layout.rows, *layout.columns]
     for option, names in (("--rows", layout.rows), ("--columns", layout.columns)):
         for name in names:
             if name not in DIMENSIONS:
                 raise unknown(f"dimension ({option})", name, DIMENSIONS)
-    both = [*layout.rows, *layout.columns]
     for name in both:
         if both.count(name) > 1:
             raise UserError(f"--rows, --columns: found '{name}' {both.count(name)} times, accepted: each once.")
-
-
-def _checked_groups(layout: Layout) -> None:
-    """Raise UserError for a group that does not exist, or tests of groups."""
     for group in layout.by:
         if group not in GROUPS:
             raise unknown("group in --by", group, GROUPS)
     if layout.by and layout.against:
         raise UserError("--against: tests are over all users, not over the groups of --by; leave one of the two out.")
-
-
-def _metrics_of_groups(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
-    """The metrics of all groups, as ``"ndcg@20 new-users"``. Where none is asked for, a group of items has its recall.
-
-    Raises:
-        UserError: if no run has recorded one of them.
-    """
-    recorded = [run for run in runs if run.whole and "groups" in run.meta]
-    if not recorded:
-        raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
-                        f"again with --rerun.")
-    metrics = []
-    for group in layout.by:
-        known = sorted({name for run in recorded for name in run.meta["groups"].get(group, {})} - {"users"})
-        usual = layout.metrics or [name for name in _default_metrics(runs) if name in known] or known[:1]
-        for name in usual:
-            if name not in known:
-                raise UserError(f"--by {group}: found metric '{name}', accepted: what records have of this group, "
-                                f"{', '.join(known)}.")
-            metrics.append(f"{name} {group}")
-    return tuple(dict.fromkeys(metrics))
 
 
 def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -150,58 +99,85 @@ def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(metrics)
 
 
-def _names(kind: str, asked: Iterable[str], runs: Sequence[Run], known: Iterable[str]) -> tuple[str, ...]:
-    """Those asked for, or all that the runs have; UserError for one that neither runs nor the suite know."""
-    there = sorted({run.head[kind] for run in runs})
-    every = {*there, *known}
-    asked = tuple(asked)
-    for name in asked:
-        if name not in every:
-            raise unknown(kind, name, every)
-    return tuple(dict.fromkeys(asked)) or tuple(there)
+def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
+    """The metrics, or those of all groups as ``"ndcg@20 new-users"``: where none is asked for, the one that the runs
+    were validated on; a group of items has its recall.
+
+    Raises:
+        UserError: if no run has recorded one of them.
+    """
+    if not layout.by:
+        metrics = layout.metrics or _default_metrics(runs)
+        for metric in metrics:
+            if not any(metric in run.head["metrics"] for run in runs):
+                check_metric(runs, metric)
+        return metrics
+    recorded = [run.meta["groups"] for run in runs if run.whole and "groups" in run.meta]
+    if not recorded:
+        raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
+                        f"again with --rerun.")
+    chosen = []
+    for group in layout.by:
+        known = sorted({name for groups in recorded for name in groups.get(group, {})} - {"users"})
+        for name in layout.metrics or [name for name in _default_metrics(runs) if name in known] or known[:1]:
+            if name not in known:
+                raise UserError(f"--by {group}: found metric '{name}', accepted: what records have of this group, "
+                                f"{', '.join(known)}.")
+            chosen.append(f"{name} {group}")
+    return tuple(dict.fromkeys(chosen))
 
 
-def _completed(layout: Layout, source: Source) -> Layout:
-    """The layout with every name, of those in the records where none was asked for."""
-    _checked_dimensions(layout)
-    _checked_groups(layout)
-    installed = [run for run in source.runs if source.registry.knows("method", run.head["method"])]
-    methods = layout.methods or tuple(sorted({run.head["method"] for run in installed}))
+def _methods(layout: Layout, source: Source) -> tuple[str, ...]:
+    """The methods asked for, or all that have records and are installed; UserError for one that is not known."""
+    methods = layout.methods or tuple(sorted({run.head["method"] for run in source.runs
+                                              if source.registry.knows("method", run.head["method"])}))
     if layout.against and layout.against not in methods:
         if layout.methods:
             raise unknown("method in --against (one of the rows)", layout.against, methods)
-        parse_method(layout.against)
         methods = (layout.against, *methods)
-    plain = {method: parse_method(method)[0] for method in methods}
-    for name in plain.values():
+    for name in (parse_method(method)[0] for method in methods):
         if not source.registry.knows("method", name):
             raise unknown("method", name, source.registry.names("method"))
-    of_methods = [run for run in source.runs if run.head["method"] in plain.values()]
-    backbones = _names("backbone", map(spelled, layout.backbones), of_methods, source.registry.names("backbone"))
-    datasets = _names("dataset", layout.datasets, [run for run in of_methods if run.head["backbone"] in backbones],
-                      {run.head["dataset"] for run in source.runs})
-    shown = [run for run in of_methods if run.head["backbone"] in backbones and run.head["dataset"] in datasets]
+    return methods
+
+
+def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[str]]]:
+    """The layout with every name, of those in the records where none was asked for; and of the datasets that are
+    joined, their domains."""
+    _check(layout)
+    methods = _methods(layout, source)
+    shown = [run for run in source.runs if run.head["method"] in {parse_method(method)[0] for method in methods}]
+    chosen = {}
+    for kind, asked, known in (("backbone", map(spelled, layout.backbones), source.registry.names("backbone")),
+                               ("dataset", layout.datasets, {run.head["dataset"] for run in source.runs})):
+        there = sorted({run.head[kind] for run in shown})
+        names = tuple(dict.fromkeys(asked))
+        for name in names:
+            if name not in {*there, *known}:
+                raise unknown(kind, name, {*there, *known})
+        chosen[f"{kind}s"] = names or tuple(there)
+        shown = [run for run in shown if run.head[kind] in chosen[f"{kind}s"]]
     if not shown:
-        raise UserError(f"tables: no records of {', '.join(methods)} on {', '.join(backbones) or 'any backbone'}, "
-                        f"{', '.join(datasets) or 'any dataset'}; name others, or another folder with --records DIR.")
-    if layout.by:
-        metrics = _metrics_of_groups(layout, shown)
-        return replace(layout, methods=methods, backbones=backbones, datasets=datasets, metrics=metrics)
-    metrics = layout.metrics or _default_metrics(shown)
-    for metric in metrics:
-        if not any(metric in run.head["metrics"] for run in shown):
-            check_metric(shown, metric)
-    return replace(layout, methods=methods, backbones=backbones, datasets=datasets, metrics=metrics)
+        raise UserError(f"tables: no records of {', '.join(methods)} on "
+                        f"{', '.join(chosen['backbones']) or 'any backbone'}, "
+                        f"{', '.join(chosen['datasets']) or 'any dataset'}; name others, or another folder with "
+                        f"--records DIR.")
+    domains = {run.head["dataset"]: domains_of(run.head) for run in source.runs}
+    return (replace(layout, methods=methods, metrics=_metrics(layout, shown), **chosen),
+            {dataset: domains.get(dataset, []) for dataset in chosen["datasets"]})
 
 
-def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
+# From what is shown to the table
+
+
+def _table(layout: Layout, source: Source) -> PaperTable:
     """The layout as a table's definition."""
     values = {"method": layout.methods, "backbone": layout.backbones, "dataset": layout.datasets,
               "metric": layout.metrics, "block": ("mean",)}
     down, across = list(layout.rows), list(layout.columns)
     if "block" in (*down, *across):
-        values["block"] = (*(f"block{t}" for t in range(blocks)), "mean")
-    unnamed = [name for name in DIMENSIONS if name not in (*down, *across) and name != "block"]
+        values["block"] = (*(f"block{t}" for t in range(max(run.head["blocks"] for run in source.runs))), "mean")
+    unnamed = [name for name in DIMENSIONS if name not in (*down, *across, "block")]
     if "metric" in unnamed and (not across or len(layout.metrics) > 1):
         across.append("metric")
         unnamed.remove("metric")
@@ -218,26 +194,59 @@ def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
                       baseline=layout.against)
 
 
-def _title(layout: Layout, called: _Called, table: PaperTable) -> str:
+def _names(layout: Layout, joined: Sequence[Sequence[str]]) -> Callable[[str], str]:
+    """What things are called: by a paper's labels if one is named."""
+    titles = {text: RunSpec(method, "", "", settings).title for text in layout.methods
+              for method, settings in [parse_method(text)]}
+    for t in range(max(map(len, joined)) if all(joined) else 0):
+        titles[f"block{t}"] = joined[0][t] if len(joined) == 1 else f"domain {t}"
+    labels = get(layout.paper).LABELS if layout.paper else {}
+
+    def label(name: str) -> str:
+        name = titles.get(name, name)
+        if name.startswith("block") and name[5:].isdecimal():
+            return f"block {name[5:]}"
+        return labels.get(name, name)
+    return label
+
+
+def _printed(paper: str | None) -> dict[Key, Printed]:
+    """The averages that a paper prints in any of its tables, the first where several have one."""
+    printed: dict[Key, Printed] = {}
+    for cells in get(paper).printed().values() if paper else ():
+        for key, number in cells.items():
+            if key.column in _AVERAGES:
+                printed.setdefault(key._replace(column="mean"), number)
+    return printed
+
+
+def _title(layout: Layout, label: Callable[[str], str], panels: bool) -> str:
     """What the numbers are: the metrics, and the backbone and the dataset that all of them have. A panel names its
     backbone itself."""
-    alone = [called.label(0, names[0]) for names in (() if table.panels else layout.backbones, layout.datasets)
-             if len(names) == 1]
-    title = ", ".join(called.label(0, metric) for metric in layout.metrics)
+    alone = [label(names[0]) for names in (() if panels else layout.backbones, layout.datasets) if len(names) == 1]
+    title = ", ".join(map(label, layout.metrics))
     return f"{title} on {', '.join(alone)}" if alone else title
 
 
-def _test_note(layout: Layout, called: _Called, cells: Iterable[Cell]) -> list[str]:
-    """What the marks mean; which metrics are not kept per user and so cannot be tested."""
-    if layout.against is None:
-        return []
-    tested = {cell.key.metric for cell in cells if cell.p is not None}
-    untested = [called.label(0, metric) for metric in layout.metrics if metric not in tested]
-    notes = [f"*, °: significantly better, worse than {called.label(0, layout.against)}: two-sided paired t-test over "
-             f"users, Holm's correction over the other methods, p ≤ {STAR_LEVEL:.2f}."]
-    if untested:
-        notes.append(f"Not tested: {', '.join(untested)}; no record of a pair holds it per user, or no seed is common.")
-    return notes
+def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequence[Run],
+           domains: bool) -> Iterable[str]:
+    """What the numbers and the marks mean; which metrics are not kept per user and so cannot be tested."""
+    several = {len(incremental(run)) for run in runs} - {1}
+    yield ("Mean ± sample standard deviation over seeds of the metric on the block just trained"
+           + (f", averaged over the {'domains' if domains else 'blocks but block 0'}." if several else "."))
+    if users := {run.head["settings"].get("pilot_users") for run in runs} - {None, 0}:
+        yield pilot_note(users)
+    yield from (f"{group}: {GROUPS[group]}." for group in layout.by)
+    if layout.by and several:
+        yield "Blocks without anybody of a group are left out of its average."
+    if layout.paper:
+        yield f"In parentheses: what {get(layout.paper).TITLE} prints."
+    if layout.against:
+        yield (f"*, °: significantly better, worse than {label(layout.against)}: two-sided paired t-test over users, "
+               f"Holm's correction over the other methods, p ≤ {STAR_LEVEL:.2f}.")
+        tested = {cell.key.metric for cell in built.cells() if cell.p is not None}
+        if untested := [label(metric) for metric in layout.metrics if metric not in tested]:
+            yield (f"Not tested: {', '.join(untested)}; no record of a pair holds it per user, or no seed is common.")
 
 
 def build_any(layout: Layout, source: Source) -> Table:
@@ -246,34 +255,15 @@ def build_any(layout: Layout, source: Source) -> Table:
     Raises:
         UserError: for an unknown name, metric or dimension; for records that cannot stand in one table.
     """
-    layout = _completed(layout, source)
-    titles = {text: RunSpec(*_named(text)).title for text in layout.methods}
-    domains = {run.head["dataset"]: domains_of(run.head) for run in source.runs}
-    joined = [domains.get(dataset, []) for dataset in layout.datasets]
-    for t in range(max(map(len, joined)) if all(joined) else 0):
-        titles[f"block{t}"] = joined[0][t] if len(joined) == 1 else f"domain {t}"
-    called = _Called(layout.paper, titles)
-    table = _table(layout, source, max(run.head["blocks"] for run in source.runs))
-    runs = {name: find(replace(source, assignments=()), table.row_spec(*name))[0] for name in table.run_names()}
+    layout, domains = _completed(layout, source)
+    label, table = _names(layout, list(domains.values())), _table(layout, source)
+    source = replace(source, assignments=())  # the specs of the rows have them
+    runs = {name: find(source, table.row_spec(*name))[0] for name in table.run_names()}
     for dataset in layout.datasets:
-        if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:
-            same_tests(every, "tables")
-    built = filled("", called, table, replace(source, assignments=()), _title(layout, called, table),
-                   lambda specs: command_for(specs, source.tuned, source.where))
-    several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
-    about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
-             + (f", averaged over the {'domains' if all(joined) else 'blocks but block 0'}." if several else ".")]
-    if users := {run.head["settings"]["pilot_users"] for of_row in runs.values() for run in of_row
-                 if run.head["settings"].get("pilot_users")}:
-        about.append(pilot_note(users))
-    about += [f"{group}: {GROUPS[group]}." for group in layout.by]
-    if layout.by and several:
-        about.append("Blocks without anybody of a group are left out of its average.")
-    if layout.paper:
-        about.append(f"In parentheses: what {get(layout.paper).TITLE} prints.")
-    return replace(built, notes=(*about, *_test_note(layout, called, built.cells()), *built.notes))
-
-
-def _named(text: str) -> tuple[str, str, str, tuple[tuple[str, Any], ...]]:
-    method, settings = parse_method(text)
-    return method, "", "", settings
+        if of_dataset := [run for name, several in runs.items() if name[2] == dataset for run in several]:
+            same_tests(of_dataset, "tables")
+    built = filled(Filling(table, source, label, printed=_printed(layout.paper)), _title(layout, label, table.panels),
+                   remake=lambda specs: command_for(specs, source.tuned, source.where))
+    about = _about(layout, label, built, [run for several in runs.values() for run in several],
+                   all(domains.values()))
+    return replace(built, notes=(*about, *built.notes))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
+from ..core.errors import UserError
 from ..records.run import Run
-from ..records.store import incremental, one_protocol, user_scores
+from ..records.store import describe, incremental, one_protocol
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
-from .scores import check_blocks, check_metric, same_tests, seed_averages
+from .frame import check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,13 @@ class Comparison:
     by_seed_reason: str
 
 
-def blocks_of(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
+def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
     """The blocks to average over: those given, or the incremental ones; raises UserError if a run lacks one."""
     chosen = incremental(runs[0]) if blocks is None else tuple(blocks)
-    check_blocks(runs, chosen)
+    for run in runs:
+        if beyond := [block for block in chosen if block >= run.head["blocks"]]:
+            raise UserError(f"--blocks: found {beyond[0]}; {describe(run.meta)}, has blocks "
+                            f"0-{run.head['blocks'] - 1}.")
     return chosen
 
 
@@ -58,42 +62,39 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
         UserError: for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
     """
     same_tests([run for of_method in runs.values() for run in of_method], "compare")
-    every = [run for of_method in runs.values() for run in _with(of_method, metric)]
+    having = {name: [run for run in of_method if metric in run.meta["metrics"]] or list(of_method)
+              for name, of_method in runs.items()}
+    every = [run for of_method in having.values() for run in of_method]
     check_metric(every, metric, per_user=True)
-    blocks = blocks_of(every, blocks)
-    comparisons = [_against(proposed, other, runs, metric, blocks, draws) for other in runs if other != proposed]
+    blocks = _blocks(every, blocks)
+    comparisons = []
+    for other in runs:
+        if other != proposed:
+            seeds = {run.seed for name in (proposed, other) for run in runs[name]}
+            comparisons.append(_against((proposed, having[proposed]), (other, having[other]), seeds, metric, blocks,
+                                        draws))
     adjusted = holm([comparison.users.p for comparison in comparisons])
     return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted)]
 
 
-def _with(runs: Sequence[Run], metric: str) -> list[Run]:
-    """The runs that have recorded a metric; all if none has."""
-    return [run for run in runs if metric in run.meta["metrics"]] or list(runs)
-
-
-def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metric: str,
+def _against(mine: tuple[str, Sequence[Run]], theirs: tuple[str, Sequence[Run]], seeds: set[int], metric: str,
              blocks: Sequence[int], draws: int) -> Comparison:
-    """The comparison with one other method; its p is not adjusted yet."""
-    mine, theirs = ({run.seed: run for run in _with(runs[name], metric)} for name in (proposed, other))
-    seeds = sorted(mine.keys() & theirs.keys())
-    if not seeds:
-        raise TooFew(f"{proposed} and {other} have no seed in common: {proposed} has {', '.join(map(str, mine))}, "
-                     f"{other} {', '.join(map(str, theirs))}.\nRun the same seeds of both.")
-    common_runs = [[of_seed[seed] for seed in seeds] for of_seed in (mine, theirs)]
-    scores = [user_scores(of_method, metric, blocks) for of_method in common_runs]
-    common = scores[0].index.intersection(scores[1].index)
-    of_both = [of_method[common] for of_method in scores]
-    users = compare_paired(*of_both, draws, unit="user")
-    means = float(of_both[0].mean()), float(of_both[1].mean())
+    """One method against another one; ``seeds`` are those of either. Its p is not adjusted yet."""
+    if not (pairs := common_seeds(mine[1], theirs[1])):
+        first, second = (", ".join(str(run.seed) for run in runs) for _, runs in (mine, theirs))
+        raise TooFew(f"{mine[0]} and {theirs[0]} have no seed in common: {mine[0]} has {first}, {theirs[0]} {second}.\n"
+                     f"Run the same seeds of both.")
+    scores = paired_scores(pairs, metric, blocks)
+    both, common = scores.dropna(), tuple(run.seed for run, _ in pairs)
     by_seed, reason = None, ""
     try:
-        by_seed = compare_paired(*(seed_averages(of_method, metric, blocks) for of_method in common_runs), draws=draws,
+        by_seed = compare_paired(*(seed_averages(runs, metric, blocks) for runs in zip(*pairs)), draws=draws,
                                  unit="seed")
     except TooFew as error:
         reason = str(error)
-    left_out = {run.seed for name in (proposed, other) for run in runs[name]}.difference(seeds)
-    return Comparison(other, tuple(seeds), tuple(sorted(left_out)), users, means,
-                      len(scores[0].index.symmetric_difference(scores[1].index)), users.p, by_seed, reason)
+    users = compare_paired(both["mine"], both["theirs"], draws, unit="user")
+    return Comparison(theirs[0], common, tuple(sorted(seeds.difference(common))), users, tuple(both.mean()),
+                      len(scores) - len(both), users.p, by_seed, reason)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
         every = [run for of_method in row.values() for run in of_method]
         same_tests(every, where)
         check_metric(every, metric)
-        chosen = blocks_of(every, blocks)
+        chosen = _blocks(every, blocks)
         averages = [seed_averages(of_method, metric, chosen) for of_method in row.values()]
         seeds = sorted(set.intersection(*(set(a.index) for a in averages)))
         if not seeds:

@@ -21,9 +21,10 @@ from ..records.store import comparable, incremental, protocol
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import holm
+from .cells import DASH
 from .comparison import Comparison, against_each
-from .scores import OverSeeds, group_average, over_seeds, seed_averages, tested_settings, tested_users
-from .tables import DASH, p_text
+from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
+from .notes import p_text
 
 _NAMES = ("method", "backbone", "dataset")
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
@@ -220,9 +221,8 @@ def groups(cell: Cell) -> list[TableRow]:
         for group, values in variant.meta.get("groups", {}).items():
             metric = cell.metric if cell.metric in values else next(name for name in values if name != "users")
             blocks = incremental(variant.runs[0])
-            averages = [average for run in variant.runs
-                        if (average := group_average(run, metric, group, blocks)) is not None]
-            if len(averages) == len(variant.runs):
+            averages = seed_averages(variant.runs, f"{metric} {group}", blocks)
+            if averages.notna().all():
                 users = int(sum(values["users"][t] for t in blocks))
                 row[f"{group}: {metric} ({users:,} users)"] = Number.of(over_seeds(averages))
         rows += [{"method": variant.title, **row}] if row else []

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..core.files import write_atomically
 from ..stats.significance import LEVEL, FriedmanComparison
-from .scores import Curve, Histogram, OverSeeds
+from .frame import Curve, Histogram, OverSeeds
 
 COLUMN, PAGE = 3.3, 7.0  # inches
 FORMATS = ("png", "pdf", "svg")

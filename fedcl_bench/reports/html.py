@@ -21,8 +21,8 @@ from ..records.store import user_scores
 from . import dashboard
 from .comparison import Comparison
 from .dashboard import Cell, Number, TableRow, Variant
-from .scores import mean_matrix, validation_curves
-from .tables import DASH
+from .frame import mean_matrix, validation_curves
+from .cells import DASH
 
 # The page may run its own scripts and styles, and load nothing from anywhere.
 POLICY = ("default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:; "

@@ -23,11 +23,11 @@ from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
 from ..stats.significance import TooFew
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
-from . import draw, scores
+from . import draw, frame
 from .comparison import over_grid
 from .draw import Look, Panel, SettingPanel
-from .selection import checked_spec, command_for, grid_command
-from .tables import DAGGER, Source, Table, build, pilot_users
+from .selection import DAGGER, Source, checked_spec, command_for, grid_command
+from .tables import Table, build
 
 Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # what a row is called to its method and settings of its own
 Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to row to its runs
@@ -88,7 +88,7 @@ class Job:
         """
         cells, notes = self.gather({method: (method, {}) for method in self.methods})
         every = _all(*cells.values())
-        scores.check_metric(every, self.metric)
+        frame.check_metric(every, self.metric)
         one_protocol(every, "figures")
         if not every:
             raise UserError(f"figures: no records in {self.records} of {', '.join(self.methods)} on "
@@ -109,7 +109,7 @@ class Job:
         for dataset, backbone in product(self.datasets, self.backbones):
             cell = cells[dataset, backbone] = {row: self.find(method, backbone, dataset, settings)
                                                for row, (method, settings) in rows.items()}
-            scores.same_tests(_all(cell), "figures")
+            frame.same_tests(_all(cell), "figures")
             if len(seeds := {_seeds(runs): self.label(row) for row, runs in cell.items() if runs}) > 1:
                 notes.append(f"different seeds on {backbone}, {dataset}: "
                              + "; ".join(f"{row} {text}" for text, row in seeds.items()))
@@ -186,7 +186,7 @@ def _improvements(job: Job) -> Drawn:
             cell = cells[dataset, backbone]
             if not any(cell.values()):
                 continue
-            ours = {m: scores.improvement(cell[m], cell[base], job.metric) for m in methods}
+            ours = {m: frame.improvement(cell[m], cell[base], job.metric) for m in methods}
             for method, value in ours.items():
                 if value is None and cell[method] and cell[base]:
                     yield (f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} above 0: "
@@ -202,15 +202,15 @@ def _improvements(job: Job) -> Drawn:
 
 
 def _over_values(job: Job, spec: RunSpec, name: str, values: set[float],
-                 recorded: set[float]) -> tuple[dict[float, scores.OverSeeds | None], list[Run]]:
+                 recorded: set[float]) -> tuple[dict[float, frame.OverSeeds | None], list[Run]]:
     """The metric for each value of a setting, and the runs; ``recorded`` are the values that have records."""
     points, every = {}, []
     for value in sorted(values | recorded):
         runs = []
         if value in recorded:
             runs = job.find(spec.method, spec.backbone, spec.dataset, {name: value})
-        scores.check_metric(runs, job.metric)
-        points[value] = scores.over_seeds(scores.seed_averages(runs, job.metric)) if runs else None
+        frame.check_metric(runs, job.metric)
+        points[value] = frame.over_seeds(frame.seed_averages(runs, job.metric)) if runs else None
         every += runs
     return points, every
 
@@ -234,7 +234,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
             continue
         chosen = expected_settings(job.registry, spec, job.tuned)
         varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-        recorded = scores.variations(job.runs, chosen, spec, varying)
+        recorded = frame.variations(job.runs, chosen, spec, varying)
         varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
         panels, every = [], []
         for name in varying:
@@ -248,7 +248,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
                 notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
                              f"{', '.join(missing)}: left empty")
         if varied:
-            scores.same_tests(every, f"figure {figure}")
+            frame.same_tests(every, f"figure {figure}")
             drawn = True
             title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
             yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
@@ -270,7 +270,7 @@ def _forgetting(job: Job) -> Drawn:
     yield from notes
     for (dataset, backbone), cell in cells.items():
         if any(cell.values()):
-            matrices = {method: scores.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
+            matrices = {method: frame.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
             title = f"{job.label(backbone)}, {job.label(dataset)}, mean over {seed_words(cell, job.label)}"
             yield (job.file("forgetting", dataset, backbone),
                    draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
@@ -284,7 +284,7 @@ def _curves(job: Job) -> Drawn:
         if len(metrics) > 1:
             raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
         if metrics:
-            by_method = {method: scores.validation_curves(runs) if runs else None for method, runs in cell.items()}
+            by_method = {method: frame.validation_curves(runs) if runs else None for method, runs in cell.items()}
             title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over {seed_words(cell, job.label)}; "
                      f"marker: mean best round")
             yield (f"curves-{dataset}-{backbone}",
@@ -336,12 +336,12 @@ def _by_dataset(job: Job, rows: Rows,
 def _early(job: Job) -> Drawn:
     column = f"early_{job.metric}"
 
-    def curve(runs: list[Run]) -> scores.Curve:
+    def curve(runs: list[Run]) -> frame.Curve:
         for run in runs:
             if column not in run.rounds:
                 raise Skip(f"the record {run.hash[:12]} has no column {column}; "
                            f"other metrics: --metric hit@10, ndcg@10")
-        return scores.validation_curves(runs, column)[0]
+        return frame.validation_curves(runs, column)[0]
     by_dataset, notes = _by_dataset(job, {method: (method, {"early_session": True}) for method in job.methods}, curve)
     yield from notes
     for dataset, panels in by_dataset.items():
@@ -358,7 +358,7 @@ def _probability(job: Job) -> Drawn:
     ours = job.paper.OURS
     rows = {row: (ours, dict(job.paper.row_spec(row, "", "").settings)) for row in job.paper.TRANSFER}
     look = {row: Look(job.label(row), line="--") for row in rows} | {ours: replace(job.looks[ours], line="-")}
-    by_dataset, notes = _by_dataset(job, rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    by_dataset, notes = _by_dataset(job, rows, lambda runs: frame.user_histogram(runs, PROBABILITY, _EDGES))
     yield from notes
     for dataset, panels in by_dataset.items():
         yield f"probability-{dataset}", draw.user_histograms(panels, look, "predicted probability of the test target")
@@ -387,7 +387,7 @@ def _of_table(number: int, job: Job) -> Drawn:
         panels = []
         for i, name in enumerate(dataset.split(JOIN)):
             ours = {labels[key.backbone, key.row]: None if cell.mean is None else
-                    scores.OverSeeds(cell.mean, cell.std or 0.0, len(cell.seeds))
+                    frame.OverSeeds(cell.mean, cell.std or 0.0, len(cell.seeds))
                     for key, cell in cells.items() if (key.metric, key.column) == (job.metric, f"D{i}")}
             best = [value.mean for label in strong if (value := ours.get(label))]
             panels.append(Panel(name, job.label(job.metric), ours, best[0] if best else None))
@@ -400,7 +400,7 @@ def _of_table(number: int, job: Job) -> Drawn:
 
 def _title(job: Job, built: Table, dataset: str, source: Source) -> str:
     seeds = {cell.seeds for cell in built.cells() if cell.seeds}
-    users = pilot_users(source)
+    users = source.pilot_users
     return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset),
                       *([f"pilot of {users:,} users of each domain"] if users else []),
                       f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import re
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence, TypeVar
 
+import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from ..core.text import for_csv, for_latex as tex, for_markdown, for_terminal
-from .tables import DAGGER, DASH, REFERENCE, Cell, Line, Panel, Table
+from .selection import DAGGER
+from .cells import DASH, Cell, Line, Panel, Table
+from .tables import REFERENCE
 
+T = TypeVar("T")
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
 WORSE = "°"  # behind a number that is significantly below the baseline's
 
@@ -50,45 +53,47 @@ def _stars(cell: Cell) -> str:
     return "*" if cell.star else WORSE if cell.worse else ""
 
 
+def _columns(table: Table, lines: Sequence[Line], text: Callable[[str], T], number_of: Callable[[Cell | None], T]
+             ) -> tuple[list[list[T]], list[list[T]]]:
+    """The columns of labels and of numbers of some lines, each with its heading first; labels that repeat the line
+    above are empty."""
+    labels, before = [], ()
+    for line in lines:
+        same = next((i for i, label in enumerate(line.labels[:-1]) if line.labels[:i + 1] != before[:i + 1]),
+                    len(line.labels) - 1)
+        labels.append(("",) * same + line.labels[same:])
+        before = line.labels
+    return ([[text(head), *(text(line[i]) for line in labels)] for i, head in enumerate(table.stub)],
+            [[text(head), *(number_of(line.cells[i]) for line in lines)] for i, head in enumerate(table.heads)])
+
+
+def _begins(stub: Sequence[Sequence[Any]], row: int) -> bool:
+    """Whether a rule stands above a row, which counts from 1: its first label of several is a new one."""
+    return row > 1 and len(stub) > 1 and bool(stub[0][row])
+
+
 # Markdown
 
-def _md_cell(cell: Cell | None, marks) -> str:
+def _md_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     mean = ours(cell).partition(" ± ")
     shown = {1: f"**{mean[0]}**", 2: f"<u>{mean[0]}</u>"}.get(cell.rank, mean[0])
     text = shown + _stars(cell).replace("*", "\\*") + "".join(mean[1:])
     if cell.printed is not None:
-        mark = f"<sup>{marks[cell.key]}</sup>" if cell.key in marks else ""
+        mark = f"<sup>{cell.mark}</sup>" if cell.mark else ""
         text += f" ({printed(cell)}" + ("\\*" if cell.printed.star else "") + f"{mark})"
     return text
-
-
-def _grouped(lines: Sequence[Line]) -> list[Line]:
-    """Lines with labels blanked that repeat the line above."""
-    result, before = [], ()
-    for line in lines:
-        labels = list(line.labels)
-        for i, label in enumerate(line.labels[:-1]):
-            if line.labels[:i + 1] != before[:i + 1]:
-                break
-            labels[i] = ""
-        result.append(Line(tuple(labels), line.cells))
-        before = line.labels
-    return result
 
 
 def markdown(table: Table) -> str:
     """The table as Markdown: best in bold, second underlined, the paper's number in parentheses."""
     out = []
     for panel in table.panels:
-        heads = map(for_markdown, (*table.stub, *table.heads))
-        out += [f"**{for_markdown(_heading(table, panel))}**", "", f"| {' | '.join(heads)} |",
-                "|" + "---|" * len(table.stub) + "--:|" * len(table.heads)]
-        for line in _grouped(panel.lines):
-            cells = [_md_cell(cell, table.marks) for cell in line.cells]
-            out.append(f"| {' | '.join((*map(for_markdown, line.labels), *cells))} |")
-        out.append("")
+        stub, numbers = _columns(table, panel.lines, for_markdown, _md_cell)
+        head, *rows = (f"| {' | '.join(row)} |" for row in zip(*stub, *numbers))
+        out += [f"**{for_markdown(_heading(table, panel))}**", "", head,
+                "|" + "---|" * len(stub) + "--:|" * len(numbers), *rows, ""]
     out += [f"- {for_markdown(note)}" for note in (*table.notes, *table.tested)]
     out += [f"- <sup>{mark}</sup> {for_markdown(text)}" for mark, text in table.footnotes]
     out += [f"- {for_markdown(sentence)}" for sentence in table.missing]
@@ -105,14 +110,14 @@ MOST_LINES = 48  # on a page, with captions and notes
 COLUMN_GAP = 3  # points on either side of a column
 
 
-def _tex_cell(cell: Cell | None, marks) -> str:
+def _tex_cell(cell: Cell | None) -> str:
     if cell is None:
         return "--"
     mean, _, std = ours(cell).partition(" ± ")
     text = {1: rf"\textbf{{{tex(mean)}}}", 2: rf"\underline{{{tex(mean)}}}"}.get(cell.rank, tex(mean))
     text += ("$^{*}$" if cell.star else tex(_stars(cell))) + (rf"{{\tiny$\pm${std}}}" if std else "")
     if cell.printed is not None:
-        mark = (["*"] if cell.printed.star else []) + ([marks[cell.key]] if cell.key in marks else [])
+        mark = (["*"] if cell.printed.star else []) + ([cell.mark] if cell.mark else [])
         text += f" ({tex(printed(cell))}" + (rf"$^{{{','.join(mark)}}}$" if mark else "") + ")"
     return text
 
@@ -156,14 +161,11 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     Where one tabular would be wider than a page it is rotated. If that does not help, or there are few lines, it is
     split into several below each other. What is too high for a page goes to the next.
     """
-    stub = [[tex(head), *(tex(line.labels[i]) for line in panel.lines)] for i, head in enumerate(table.stub)]
-    columns = [[tex(head), *(_tex_cell(line.cells[i], table.marks) for line in panel.lines)]
-               for i, head in enumerate(table.heads)]
-    widths = list(map(_points, stub)), list(map(_points, columns))
+    widths = [list(map(_points, columns)) for columns in _columns(table, panel.lines, tex, _tex_cell)]
     parts = _parts(*widths, PAGE_POINTS)
     if len(parts) > 1 and FEW_LINES < len(panel.lines) <= MOST_LINES \
             and sum(map(sum, widths)) <= SHRINK * PAGE_HEIGHT:
-        return "sidewaystable*", [_tabular(table, panel.lines, range(len(columns)))]
+        return "sidewaystable*", [_tabular(table, panel.lines, range(len(table.heads)))]
     floats: list[list[str]] = []
     room = 0
     for lines in _pages(panel.lines):
@@ -191,15 +193,11 @@ def _pages(lines: Sequence[Line]) -> list[list[Line]]:
 
 def _tabular(table: Table, lines: Sequence[Line], part: Sequence[int]) -> list[str]:
     """Some lines and columns as LaTeX; no wider than what surrounds it."""
-    out = [r"\begin{adjustbox}{max width=\linewidth}",
-           rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(part)}}}", r"\toprule",
-           " & ".join(tex(head) for head in (*table.stub, *(table.heads[i] for i in part))) + r" \\", r"\midrule"]
-    for i, line in enumerate(_grouped(lines)):
-        if i and line.labels[0] and len(line.labels) > 1:
-            out.append(r"\midrule")
-        cells = (_tex_cell(line.cells[c], table.marks) for c in part)
-        out.append(" & ".join([*map(tex, line.labels), *cells]) + r" \\")
-    return [*out, r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
+    stub, numbers = _columns(table, lines, tex, _tex_cell)
+    head, *rows = (" & ".join(row) + r" \\" for row in zip(*stub, *(numbers[i] for i in part)))
+    ruled = [line for i, row in enumerate(rows, 1) for line in ([r"\midrule"] if _begins(stub, i) else []) + [row]]
+    return [r"\begin{adjustbox}{max width=\linewidth}", rf"\begin{{tabular}}{{{'l' * len(stub)}{'r' * len(part)}}}",
+            r"\toprule", head, r"\midrule", *ruled, r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
 
 
 def latex(table: Table) -> str:
@@ -242,21 +240,14 @@ CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean",
 
 def csv_text(table: Table) -> str:
     """One line per cell, all numbers in full precision."""
-    def full(value: float | None) -> str:
-        return "" if value is None else repr(value)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
+    lines = []
     for cell in table.cells():
-        key, paper = cell.key, cell.printed
-        names = map(for_csv, (key.dataset, key.backbone, key.row, key.metric, key.column))
-        writer.writerow([table.number or "", *names,
-                         full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
-                         "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
-                         cell.contradiction, cell.missing, " ".join(cell.records),
-                         REFERENCE if cell.is_reference else "",
-                         " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
-    return buffer.getvalue()
+        paper = cell.printed
+        lines.append([table.number or "", *map(for_csv, cell.key), cell.mean, cell.std, " ".join(map(str, cell.seeds)),
+                      paper and paper.text, "*" if paper and paper.star else "", cell.rank or "", _stars(cell), cell.p,
+                      cell.contradiction, cell.missing, " ".join(cell.records), REFERENCE * cell.is_reference,
+                      " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
+    return pd.DataFrame(lines, columns=CSV_FIELDS).to_csv(index=False, lineterminator="\n")
 
 
 # A terminal
@@ -271,13 +262,10 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
     console = Console(width=10_000, highlight=False, force_terminal=color, no_color=True, file=io.StringIO())
     for panel in table.panels:
         console.print(_plain(_heading(table, panel)))
-        lines = _grouped(panel.lines)
-        stub = [[_plain(head), *(_plain(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
-        columns = [[_plain(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
-                   for i, head in enumerate(table.heads)]
-        widths = [[max(map(len, column)) + 2 for column in several] for several in (stub, columns)]
+        stub, numbers = _columns(table, panel.lines, _plain, _drawn_cell)
+        widths = [[max(map(len, column)) + 2 for column in columns] for columns in (stub, numbers)]
         for part in _parts(*widths, width or 10_000):
-            console.print(_drawn(lines, stub, [columns[i] for i in part]))
+            console.print(_drawn(stub, [numbers[i] for i in part]))
     notes = [*table.notes, *table.tested, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join([*lines, *map(for_terminal, notes)]) + "\n"
@@ -288,26 +276,27 @@ def _plain(text: str) -> Text:
     return Text(" ".join(for_terminal(text).split("\n")))
 
 
-def _drawn(lines: Sequence[Line], stub: Sequence[Sequence[Text]], columns: Sequence[Sequence[Text]]) -> Grid:
-    """The columns of a table, each a heading and its cells, with a line where the first label is a new one."""
+def _drawn(stub: Sequence[Sequence[Text]], numbers: Sequence[Sequence[Text]]) -> Grid:
+    """The columns of a table, with a line where the first label is a new one."""
     drawn = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate((*stub, *columns)):
-        drawn.add_column(column[0], justify="left" if i < len(stub) else "right", no_wrap=True)
-    for i, line in enumerate(lines):
-        if i and line.labels[0] and len(line.labels) > 1:
+    head, *rows = zip(*stub, *numbers)
+    for i, text in enumerate(head):
+        drawn.add_column(text, justify="left" if i < len(stub) else "right", no_wrap=True)
+    for i, row in enumerate(rows, 1):
+        if _begins(stub, i):
             drawn.add_section()
-        drawn.add_row(*(column[i + 1] for column in (*stub, *columns)))
+        drawn.add_row(*row)
     return drawn
 
 
-def _drawn_cell(cell: Cell | None, marks) -> Text:
+def _drawn_cell(cell: Cell | None) -> Text:
     if cell is None:
         return Text("")
     mean, sign, std = ours(cell).partition(" ± ")
     text = Text(mean, {1: "bold", 2: "underline"}.get(cell.rank, ""))
     text.append(Text(_stars(cell) + sign + std, ""))
     if cell.printed is not None:
-        text.append(f" ({printed(cell)}{'*' if cell.printed.star else ''}{marks.get(cell.key, '')})", "")
+        text.append(f" ({printed(cell)}{'*' if cell.printed.star else ''}{cell.mark})", "")
     return text
 
 

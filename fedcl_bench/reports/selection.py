@@ -1,22 +1,96 @@
-"""Which finished runs a command is about: methods as the user writes them, their records, and what is missing."""
+"""Which finished runs a table, test or figure is about: methods as the user writes them, and their records."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..data.source import configured, dataset_name
 from ..core.errors import UserError, unknown
-from ..runs.config import resolve
-from ..runs.registry import Registry
-from ..records.run import Run
-from ..runs.specs import RunSpec, Tuned, Where, spelled_spec
 from ..core.settings import parse_assignments
-from .tables import DAGGER, Source, find
+from ..data.source import configured, dataset_name
+from ..records.run import Run
+from ..records.store import comparable
+from ..runs.config import resolve
+from ..runs.matching import failure, matching
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, Tuned, Where, expected_settings, spelled_spec
 
+DAGGER = "†"
 FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never released."
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where numbers come from.
+
+    Attributes:
+        runs: all finished runs there are.
+        tuned: where tuned settings are, or None for the plugins' and datasets' defaults.
+        assignments: settings that lie over those of every run of the table.
+        statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
+            raises UserError if the data is not there.
+        where: folders of the command's options.
+        failed: the content of ``run.json`` of runs that failed.
+    """
+
+    runs: Sequence[Run]
+    registry: Registry
+    tuned: Tuned | None
+    assignments: tuple[tuple[str, Any], ...]
+    statistics: Callable[[str], Mapping[str, list]]
+    where: Where = Where()
+    failed: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def pilot_users(self) -> int:
+        """How many users of each domain the runs have that are asked for; 0 if they have all."""
+        return int(dict(self.assignments).get("pilot_users", 0))
+
+    def options(self) -> str:
+        """The options that name these settings and folders on a command line."""
+        sets = [word for name, value in self.assignments for word in ("--set", f"{name}={value}")]
+        return shlex.join([*(self.tuned.words if self.tuned else ()), *sets, *self.where.words()])
+
+
+def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
+    """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing.
+
+    Raises:
+        UserError: for settings that do not exist, and records that contradict each other.
+    """
+    registry, tuned = source.registry, source.tuned
+    for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
+        if not registry.knows(kind, name):
+            broken = registry.broken.get(name)
+            return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
+    if tuned and not (path := tuned.file(spec.method, spec.backbone, spec.dataset)).is_file():
+        return [], f"not tuned (no {path})"
+    spec = replace(spec, settings=(*spec.settings, *source.assignments))
+    if runs := matching(source.runs, registry, spec, tuned):
+        return runs, ""
+    failed = failure(source.failed, registry, spec, tuned) if source.failed else ""
+    return [], failed or _nearest(source, spec)
+
+
+def _nearest(source: Source, spec: RunSpec) -> str:
+    """That there is no record of a spec, and in what the nearest of other settings differs."""
+    names = spec.method, spec.backbone, dataset_name(spec.dataset)
+    others = [run for run in source.runs
+              if (run.head["method"], run.head["backbone"], run.head["dataset"]) == names]
+    if not others:
+        return "no record"
+    wanted = comparable(expected_settings(source.registry, spec, source.tuned))
+    differences = []
+    for run in others:  # a setting that only one has is inactive in the other for another's sake
+        there = comparable(run.head["settings"])
+        other = [f"{name} {there[name]} instead of {wanted[name]}" for name in sorted(wanted.keys() & there.keys())
+                 if there[name] != wanted[name]]
+        differences.append((other, run.hash))
+    fewest, nearest = min(differences, key=lambda pair: (len(pair[0]), pair[1]))
+    more = f" and {len(fewest) - 4} more" if len(fewest) > 4 else ""
+    return f"no record with these settings; the nearest, {nearest[:12]}, has {', '.join(fewest[:4])}{more}"
 
 
 def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -55,68 +129,58 @@ def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | 
 def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Tuned | None,
                  where: Where) -> str:
     """A command of `grid`: its options, 5 seeds, the settings of the records that are read, and where things are."""
-    words = ["run_bench.py", "grid", *options, "--seeds", "5"]
-    for name, value in settings:
-        words += ["--set", f"{name}={value}"]
-    return shlex.join([*words, *(tuned.words if tuned else ()), *where.words()])
+    sets = [word for name, value in settings for word in ("--set", f"{name}={value}")]
+    return shlex.join(["run_bench.py", "grid", *options, "--seeds", "5", *sets, *(tuned.words if tuned else ()),
+                       *where.words()])
 
 
 def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Where = Where()) -> str:
     """The command, or commands with ``&&``, that make the runs of some specs."""
-    groups: dict[tuple, list[RunSpec]] = {}
+    methods: dict[tuple, dict[str, None]] = {}
     for spec in specs:
-        groups.setdefault((spec.backbone, spec.dataset, spec.settings), []).append(spec)
-    merged: dict[tuple, list[RunSpec]] = {}  # backbones and datasets that miss the same methods need one command
-    for (backbone, dataset, settings), alike in groups.items():
-        key = (tuple(dict.fromkeys(s.method for s in alike)), dataset, settings)
-        merged.setdefault(key, []).append(replace(alike[0], backbone=backbone))
-    commands = []
-    for (methods, dataset, settings), alike in merged.items():
-        options = ("--methods", ",".join(methods), "--backbones", ",".join(spec.backbone for spec in alike),
-                   "--datasets", dataset)
-        commands.append(grid_command(options, settings, tuned, where))
-    return " && ".join(commands)
+        methods.setdefault((spec.backbone, spec.dataset, spec.settings), {})[spec.method] = None
+    backbones: dict[tuple, list[str]] = {}  # that miss the same methods: these need one command
+    for (backbone, dataset, settings), names in methods.items():
+        backbones.setdefault((tuple(names), dataset, settings), []).append(backbone)
+    return " && ".join(
+        grid_command(("--methods", ",".join(names), "--backbones", ",".join(alike), "--datasets", dataset), settings,
+                     tuned, where) for (names, dataset, settings), alike in backbones.items())
 
 
-def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], tuned: Tuned | None,
-             records: Path, where: Where = Where(),
-             failed: Sequence[Mapping[str, Any]] = ()) -> dict[RunSpec, list[Run]]:
+def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[RunSpec, list[Run]]:
     """The runs of every spec, sorted by seed.
 
     Args:
-        records: the folder that was read. where: folders of the command's options.
-        failed: the content of ``run.json`` of runs that failed.
+        records: the folder that was read.
 
     Raises:
         UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
     """
-    specs = list(specs)
-    known = {*configured(), *(run.head["dataset"] for run in runs)}
+    known = {*configured(), *(run.head["dataset"] for run in source.runs)}
+    runs_of: dict[RunSpec, list[Run]] = {}
+    missing: dict[RunSpec, str] = {}
+    owner: dict[str, RunSpec] = {}
     for spec in specs:
         if dataset_name(spec.dataset) not in known:
             raise unknown("dataset", spec.dataset, known)
-    source = Source(runs, registry, tuned, (), lambda dataset: {}, where, failed)
-    runs_of, reasons = {}, {}
-    for spec in specs:
-        runs_of[spec], reasons[spec] = find(source, spec)
-    missing = [spec for spec, spec_runs in runs_of.items() if not spec_runs]
-    owner: dict[str, RunSpec] = {}
-    for spec, spec_runs in runs_of.items():
-        for run in spec_runs:
+        runs_of[spec], reason = find(source, spec)
+        if reason:
+            missing[spec] = reason
+        for run in runs_of[spec]:
             if (other := owner.setdefault(run.hash, spec)) != spec:
                 raise UserError(f"{other.title} and {spec.title} are the same runs on {spec.backbone}, {spec.dataset}; "
                                 f"leave one of them out.")
-    if failed := [f"{spec.title} on {spec.backbone}, {spec.dataset} {reasons[spec]}" for spec in missing
-                  if reasons[spec].startswith("failed")]:
+    if failed := [f"{spec.title} on {spec.backbone}, {spec.dataset} {reason}" for spec, reason in missing.items()
+                  if reason.startswith("failed")]:
         raise UserError(f"runs in {records} failed: {'; '.join(failed)}.\nLeave them out, or take other settings with "
                         f"--set; `grid --retry-failed` tries them again.")
     if missing:
-        titles_of: dict[str, list[str]] = {}
+        titles: dict[str, list[str]] = {}
         for spec in missing:
-            titles_of.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
-        names = "; ".join(f"{', '.join(titles)} {where}" for where, titles in titles_of.items())
-        nearest = next((f" ({spec.method}: {reasons[spec]}; take other settings with --set)" for spec in missing
-                        if reasons[spec] != "no record"), "")
+            titles.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
+        names = "; ".join(f"{', '.join(several)} {place}" for place, several in titles.items())
+        nearest = next((f" ({spec.method}: {reason}; take other settings with --set)"
+                        for spec, reason in missing.items() if reason != "no record"), "")
         raise UserError(f"no record in {records} of {names}{nearest}.\n"
-                        f"Make them with: {command_for(missing, tuned, where)}")
+                        f"Make them with: {command_for(list(missing), source.tuned, source.where)}")
     return runs_of

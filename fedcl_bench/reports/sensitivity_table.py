@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Mapping, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..core.text import for_csv, for_markdown
 from ..data.stream import StreamSettings
 from ..experiments.sensitivity import Case
-from ..core.text import for_csv, for_markdown
 from ..records.run import Run
 from ..runs.specs import seed_text
 from .draw import Panel, estimates
-from .scores import OverSeeds, over_seeds, seed_averages
+from .frame import OverSeeds, over_seeds, seed_averages
 
 NONE = "–"
+_NUMBERS = ("value", "value_change", "lead", "lead_change")  # fields of an Effect
 # Settings that say on what users are tested.
 _TESTED = {"candidate_draw", *(field.name for field in fields(StreamSettings))}
 
@@ -48,32 +47,19 @@ def effects(runs: Mapping[Case, tuple[Sequence[Run], Sequence[Run]]], metric: st
         runs: of each case, those of the proposed method and of the other; the first case is the default one.
         metric: as ``ndcg@20``; on the block just trained, averaged over all blocks but the first.
     """
-    scores = {case: _by_seed(case, *both, metric) for case, both in runs.items()}
-    default = next(iter(scores.values()))
-    measured = [_effect(case, default, here) for case, here in scores.items()]
+    frames = {}
+    for case, (proposed, against) in runs.items():  # a row per seed that both have
+        frames[case] = seed_averages(proposed, metric).to_frame("value")
+        if case.against is not None:
+            frames[case]["lead"] = frames[case]["value"] - seed_averages(against, metric)
+    default, *_ = frames.values()
+    measured = []
+    for case, frame in frames.items():
+        here = frame.dropna().loc[lambda rows: rows.index.isin(default.dropna().index)]
+        if case.setting:
+            here = here.join((here - default).add_suffix("_change"))
+        measured.append(Effect(case, len(here), **{name: over_seeds(here[name]) for name in here if len(here)}))
     return [measured[0], *sorted(measured[1:], key=lambda e: -abs(e.value_change.mean) if e.value_change else 1.0)]
-
-
-def _by_seed(case: Case, proposed: Sequence[Run], against: Sequence[Run], metric: str) -> pd.DataFrame:
-    """A case's averages by seed: ``value``, and ``lead`` where there is another method, of seeds that both have."""
-    value = seed_averages(proposed, metric)
-    if case.against is None:
-        return pd.DataFrame({"value": value})
-    return pd.DataFrame({"value": value, "lead": value - seed_averages(against, metric)}).dropna()
-
-
-def _effect(case: Case, default: pd.DataFrame, here: pd.DataFrame) -> Effect:
-    """The effect of a case over the seeds that it has in common with the default one."""
-    seeds = default.index.intersection(here.index)
-    if not len(seeds):
-        return Effect(case, 0)
-
-    def over(frame: pd.DataFrame, column: str) -> OverSeeds | None:
-        return over_seeds(frame[column]) if column in frame else None
-    here = here.loc[seeds]
-    change = here - default.loc[seeds] if case.setting else pd.DataFrame()
-    return Effect(case, len(seeds), over(here, "value"), over(here, "lead"), over(change, "value"),
-                  over(change, "lead"))
 
 
 def figure(measured: Sequence[Effect], metric: str, against: str, title: str) -> Figure:
@@ -100,26 +86,23 @@ def _panel(name: str, default: OverSeeds, changes: Mapping[str, OverSeeds | None
         default.mean, written=True)
 
 
-def _heads(metric: str, against: str) -> list[str]:
-    return ["setting", "default", "here", metric, "change", *([f"lead over {against}", "change"] if against else []),
-            "seeds"]
-
-
 def rows(measured: Sequence[Effect], metric: str, against: str) -> list[list[str]]:
     """The table's heading and lines, as text.
 
     Args:
         against: what the other method is called; empty without one.
     """
-    lines = []
+    names = _NUMBERS if against else _NUMBERS[:2]
+    heads = [metric, "change", f"lead over {against}", "change"][:len(names)]
+    lines = [["setting", "default", "here", *heads, "seeds"]]
     for e in measured:
-        leads = [_text(e.lead, "+"), _text(e.lead_change, "+")] if against else []
-        lines.append([e.case.setting or "all as by default", e.case.default or NONE, e.case.other or NONE,
-                      _text(e.value), _text(e.value_change, "+"), *leads, str(e.seeds)])
-    return [_heads(metric, against), *lines]
+        numbers = [_text(getattr(e, name), "" if name == "value" else "+") for name in names]
+        lines.append([e.case.setting or "all as by default", e.case.default or NONE, e.case.other or NONE, *numbers,
+                      str(e.seeds)])
+    return lines
 
 
-def _text(value: OverSeeds | None, sign: str = "") -> str:
+def _text(value: OverSeeds | None, sign: str) -> str:
     if value is None:
         return NONE
     return f"{value.mean:{sign}.4f}" + (f" ± {value.deviation:.4f}" if value.n > 1 else "")
@@ -127,28 +110,22 @@ def _text(value: OverSeeds | None, sign: str = "") -> str:
 
 def markdown(measured: Sequence[Effect], metric: str, against: str, notes: Sequence[str]) -> str:
     """The table as Markdown, with notes below."""
-    head, *lines = [[for_markdown(text) for text in line] for line in rows(measured, metric, against)]
-    rule = "---|" * 3 + "--:|" * (len(head) - 3)
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    below = "".join(f"- {for_markdown(note)}\n" for note in notes)
-    return f"| {' | '.join(head)} |\n|{rule}\n{table}\n\n{below}"
-
-
-CSV_FIELDS = ("setting", "default", "here", "metric", "seeds", "value", "value_std", "value_change", "value_change_std",
-              "lead", "lead_std", "lead_change", "lead_change_std")
+    head, *lines = [f"| {' | '.join(map(for_markdown, line))} |" for line in rows(measured, metric, against)]
+    rule = f"|{'---|' * 3}{'--:|' * (head.count(' | ') - 2)}"
+    return "\n".join([head, rule, *lines, "", *(f"- {for_markdown(note)}" for note in notes)]) + "\n"
 
 
 def csv_text(measured: Sequence[Effect], metric: str) -> str:
     """One line per case, all numbers in full precision; what there is not is empty."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
+    lines = []
     for e in measured:
-        numbers = [number for part in (e.value, e.value_change, e.lead, e.lead_change)
-                   for number in ((part.mean, part.deviation if part.n > 1 else "") if part else ("", ""))]
-        names = map(for_csv, (e.case.setting, e.case.default, e.case.other, metric))
-        writer.writerow([*names, e.seeds, *numbers])
-    return buffer.getvalue()
+        names = ("setting", e.case.setting), ("default", e.case.default), ("here", e.case.other), ("metric", metric)
+        line: dict[str, Any] = {**{name: for_csv(text) for name, text in names}, "seeds": e.seeds}
+        for name in _NUMBERS:
+            over = getattr(e, name)
+            line |= {name: over and over.mean, f"{name}_std": over.deviation if over and over.n > 1 else None}
+        lines.append(line)
+    return pd.DataFrame(lines).to_csv(index=False, lineterminator="\n")
 
 
 def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Sequence[str]) -> list[str]:
@@ -166,8 +143,6 @@ def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Se
 
 def as_json(effect: Effect) -> dict[str, Any]:
     """An effect, JSON-ready; what there is not is None."""
-    case = effect.case
-    numbers = {name: value and asdict(value) for name, value in (
-        ("value", effect.value), ("value_change", effect.value_change), ("lead", effect.lead),
-        ("lead_change", effect.lead_change))}
-    return {"setting": case.setting, "default": case.default, "here": case.other, "seeds": effect.seeds, **numbers}
+    case, numbers = effect.case, {name: getattr(effect, name) for name in _NUMBERS}
+    return {"setting": case.setting, "default": case.default, "here": case.other, "seeds": effect.seeds,
+            **{name: over and asdict(over) for name, over in numbers.items()}}

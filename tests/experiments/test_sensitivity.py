@@ -12,7 +12,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.experiments.sensitivity import Case, cases
 from fedcl_bench.reports import sensitivity_table
-from fedcl_bench.reports.scores import OverSeeds
+from fedcl_bench.reports.frame import OverSeeds
 from fedcl_bench.reports.sensitivity_table import effects, markdown
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec

@@ -18,7 +18,7 @@ from fedcl_bench.data import archives
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.text import for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
-from fedcl_bench.reports.tables import Cell, Key, Line, Panel, Table
+from fedcl_bench.reports.cells import Cell, Key, Line, Panel, Table
 from fedcl_bench.records import published
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record
@@ -102,8 +102,8 @@ def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
 def _table(name: str) -> Table:
     """A table of one cell in which everything is called by one name."""
     cell = Cell(Key("ml-100k", name, name, name, name), 0.5, None, 4, (0,))
-    return Table("", 0, name, (name,), (name,), (Panel(name, (Line((name,), (cell,)),)),), (name,), (name,),
-                 (("a", name),), (name,), {}, frozenset(), name)
+    return Table("", 0, name, name, (name,), (name,), (Panel(name, (Line((name,), (cell,)),)),), (name,), (name,),
+                 (("a", name),), (name,))
 
 
 @pytest.mark.parametrize("name", ["=1+1", "-1|2", "[x](javascript:y)", "<img src=x>", "\\input{x}", "a\nb", "\x1b[2J"])

@@ -15,8 +15,8 @@ from scipy import stats
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.any_table import Layout, build_any, split_methods
-from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
-from fedcl_bench.reports.tables import Source
+from fedcl_bench.reports.render import csv_text, latex, markdown
+from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.significance import holm
@@ -40,70 +40,69 @@ def source(folder, registry):
     return Source(load_runs(folder), registry, None, (), lambda dataset: {})
 
 
+@pytest.fixture(scope="module")
+def built(source):
+    """Builds a table of N@20 on FedMF and ML-100K unless other things are asked for."""
+    def build(**layout):
+        usual = {"metrics": ("ndcg@20",), "backbones": ("fedmf",), "datasets": ("ml-100k",)}
+        return build_any(Layout(**{**usual, **layout}), source)
+    return build
+
+
 def cell(built, row, dataset="ml-100k", backbone="fedmf", metric="ndcg@20", column="mean"):
     (match,) = [c for c in built.cells() if tuple(c.key) == (dataset, backbone, row, metric, column)]
     return match
 
 
-def test_means_are_those_of_the_records_with_settings_of_each_row(source, folder):
-    layout = Layout(methods=("ft", "f3crec", "f3crec:eps=0.01"), metrics=("ndcg@20", "recall@20"),
-                    backbones=("fedmf",))
-    built = build_any(layout, source)
-    assert built.heads == tuple(f"fedmf {dataset} {metric}" for dataset in ("lastfm-2k", "ml-100k")
-                                for metric in layout.metrics)
+def test_means_are_those_of_the_records_with_settings_of_each_row(built):
+    metrics = ("ndcg@20", "recall@20")
+    table = built(methods=("ft", "f3crec", "f3crec:eps=0.01"), metrics=metrics, datasets=())
+    assert table.heads == tuple(f"fedmf {dataset} {metric}" for dataset in ("lastfm-2k", "ml-100k")
+                                for metric in metrics)
     for row, seeds, mean in (("ft", (0, 1, 2), 0.102), ("f3crec", (0, 1, 2), 0.092), ("f3crec:eps=0.01", (0,), 0.22)):
-        assert cell(built, row).mean == pytest.approx(mean) and cell(built, row).seeds == seeds
-        assert cell(built, row, metric="recall@20").mean == pytest.approx(2 * mean)
-    assert cell(built, "ft").std == pytest.approx(0.002)
-    assert cell(built, "f3crec:eps=0.01").rank == 1 and cell(built, "ft").rank == 2
-    assert any("f3crec (eps=0.01)" in line.labels[0] for line in built.panels[0].lines)
-    assert "Test users of lastfm-2k: 40, 40, 40." in built.tested and cell(built, "ft").users == (USERS,) * 3
+        assert cell(table, row).mean == pytest.approx(mean) and cell(table, row).seeds == seeds
+        assert cell(table, row, metric="recall@20").mean == pytest.approx(2 * mean)
+    assert cell(table, "ft").std == pytest.approx(0.002)
+    assert cell(table, "f3crec:eps=0.01").rank == 1 and cell(table, "ft").rank == 2
+    assert any("f3crec (eps=0.01)" in line.labels[0] for line in table.panels[0].lines)
+    assert "Test users of lastfm-2k: 40, 40, 40." in table.tested and cell(table, "ft").users == (USERS,) * 3
 
 
-def test_marks_against_a_baseline_are_holms(source, folder):
-    built = build_any(Layout(backbones=("fedmf",), datasets=("ml-100k",), methods=tuple(MEANS), metrics=("ndcg@20",),
-                             against="ft"), source)
-    runs = {name: [run for run in source.runs if (run.meta["method"], run.meta["dataset"], run.meta["backbone"])
-                   == (name, "ml-100k", "fedmf") and run.meta["settings"].get("eps") != 0.01] for name in MEANS}
-    others = ("reg", "kd", "f3crec")
-    raw = [stats.ttest_rel(user_scores(runs[name], "ndcg@20"), user_scores(runs["ft"], "ndcg@20")).pvalue
-           for name in others]
-    for name, p in zip(others, holm(raw)):
-        assert cell(built, name).p == pytest.approx(p)
-    assert cell(built, "reg").star and cell(built, "f3crec").worse and cell(built, "ft").p is None
-    assert cell(built, "kd").star == (holm(raw)[1] <= 0.05)
-    assert "°" in markdown(built) and r"$^{\circ}$" in latex(built)
-    line = next(line for line in csv.DictReader(io.StringIO(csv_text(built))) if line["row"] == "f3crec")
-    assert line["star"] == "°" and line["users"] == " ".join([str(USERS)] * 3)
-    assert float(line["p"]) == cell(built, "f3crec").p
+def test_marks_against_a_baseline_are_holms(built, source):
+    table = built(methods=tuple(MEANS), against="ft")
+    scores = {name: user_scores([run for run in source.runs if run.meta["settings"].get("eps") != 0.01
+                                 and (run.meta["method"], run.meta["dataset"], run.meta["backbone"])
+                                 == (name, "ml-100k", "fedmf")], "ndcg@20") for name in MEANS}
+    expected = holm([stats.ttest_rel(scores[name], scores["ft"]).pvalue for name in ("reg", "kd", "f3crec")])
+    assert [cell(table, name).p for name in ("reg", "kd", "f3crec")] == pytest.approx(expected)
+    assert cell(table, "reg").star and cell(table, "f3crec").worse and cell(table, "ft").p is None
+    assert cell(table, "kd").star == (expected[1] <= 0.05)
+    assert "°" in markdown(table) and r"$^{\circ}$" in latex(table)
+    line = next(line for line in csv.DictReader(io.StringIO(csv_text(table))) if line["row"] == "f3crec")
+    assert (line["star"], line["users"]) == ("°", " ".join([str(USERS)] * 3))
+    assert float(line["p"]) == cell(table, "f3crec").p
 
 
-def test_what_is_missing_is_named_with_its_own_settings(source, folder):
-    built = build_any(Layout(methods=("ft", "f3crec:without=arm"), metrics=("ndcg@20",), backbones=("fedmf", "fedncf"),
-                             datasets=("ml-100k",)), source)
-    text = " ".join(built.missing)
-    assert "run_bench.py grid --methods f3crec --backbones fedmf --datasets ml-100k" in text
-    assert "--set without=arm" in text and cell(built, "f3crec:without=arm").mean is None
-    assert " & --" in latex(built) and "--: no number of ours." in latex(built)
-    commands = [line for line in latex(built).splitlines() if "grid --methods" in line]
-    assert commands and all(line.startswith("% missing: ") and "--seeds 5" in line for line in commands)
+def test_what_is_missing_is_named_with_its_own_settings(built):
+    table = built(methods=("ft", "f3crec:without=arm"), backbones=("fedmf", "fedncf"))
+    text = latex(table)
+    assert cell(table, "f3crec:without=arm").mean is None and " & --" in text and "--: no number of ours." in text
+    commands = [line for line in text.splitlines() if "grid --methods" in line]
+    assert "run_bench.py grid --methods f3crec --backbones fedmf" in commands[0] and "--set without=arm" in commands[0]
+    assert all(line.startswith("% missing: ") and "--seeds 5" in line for line in commands)
 
 
-def test_a_papers_numbers_stand_beside_ours(source, folder):
-    layout = Layout(methods=("ft", "kd"), metrics=("ndcg@20",), datasets=("ml-100k",), backbones=("fedmf",))
-    without, beside = (build_any(Layout(**{**layout.__dict__, "paper": paper}), source)
-                       for paper in (None, "f3crec"))
+def test_a_papers_numbers_stand_beside_ours(built):
+    without, beside = (built(methods=("ft", "kd"), paper=paper) for paper in (None, "f3crec"))
     assert cell(without, "kd").printed is None and cell(beside, "kd").printed.text == "0.0938"
     assert cell(beside, "kd").mean == cell(without, "kd").mean and "(0.0938)" in markdown(beside)
 
 
-def test_any_dimension_runs_down_or_across(source, folder):
-    built = build_any(Layout(rows=("dataset", "method"), columns=("block",), methods=("ft", "kd"), backbones=("fedmf",),
-                             metrics=("ndcg@20",)), source)
-    assert built.stub == ("dataset", "") and built.heads == ("block 0", "block 1", "block 2", "block 3", "mean")
-    assert cell(built, "ft", column="block3").mean == pytest.approx(0.112)
-    turned = build_any(Layout(rows=("dataset",), columns=("method",), methods=("ft", "kd"), backbones=("fedmf",),
-                              metrics=("ndcg@20",)), source)
+def test_any_dimension_runs_down_or_across(built):
+    table = built(rows=("dataset", "method"), columns=("block",), methods=("ft", "kd"), datasets=())
+    assert table.stub == ("dataset", "") and table.heads == ("block 0", "block 1", "block 2", "block 3", "mean")
+    assert cell(table, "ft", column="block3").mean == pytest.approx(0.112)
+    turned = built(rows=("dataset",), columns=("method",), methods=("ft", "kd"), datasets=())
     assert [line.labels for line in turned.panels[0].lines] == [("lastfm-2k",), ("ml-100k",)]
     assert turned.heads == ("ft", "kd") and (turned.heading, turned.panels[0].title) == ("ndcg@20", "fedmf")
 
@@ -141,36 +140,27 @@ def test_a_terminal_gets_a_drawn_table(folder, capsys, monkeypatch):
         assert head in table
 
 
-def test_markup_in_names_is_text_in_a_terminal(source, folder):
-    built = build_any(Layout(methods=("ft",), metrics=("ndcg@20",)), source)
-    assert "[bold]x" in terminal(built.__class__(**{**built.__dict__, "heading": "[bold]x"}))
-
-
-def test_latex_has_a_label_and_fits_a_page(source, folder):
-    wide = build_any(Layout(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf", "fedncf"),
-                            columns=("backbone", "dataset", "block")), source)
+def test_latex_has_a_label_and_fits_a_page(built):
+    wide = built(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf", "fedncf"), datasets=(),
+                 columns=("backbone", "dataset", "block"))
     text = latex(wide)
     assert r"\label{tab:results}" in text and text.count(r"\begin{tabular}") > 1
-    heads = []
-    for tabular in re.findall(r"\\toprule\n(.*?) \\\\", text):
-        heads += [head.strip() for head in tabular.split("&")[1:]]
+    heads = [head.strip() for tabular in re.findall(r"\\toprule\n(.*?) \\\\", text) for head in tabular.split("&")[1:]]
     assert heads == [head.replace("_", r"\_") for head in wide.heads]
-    narrow = build_any(Layout(methods=("ft",), metrics=("ndcg@20",), backbones=("fedmf",)), source)
-    assert latex(narrow).count(r"\begin{tabular}") == 1
+    assert latex(built(methods=("ft",), datasets=())).count(r"\begin{tabular}") == 1
     labels = re.findall(r"\\label\{(.+)\}", text)
     continued = text.count(" (continued).}")  # what is too high for a page goes on under the same number
     assert len(labels) == len(set(labels)) == text.count(r"\begin{table*}") - continued
     assert text.count(r"\addtocounter{table}{-1}") == continued == 1
 
 
-def test_latex_rotates_a_table_that_is_wide_and_long(source, folder):
-    built = build_any(Layout(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), datasets=("ml-100k", "lastfm-2k"),
-                             rows=("dataset", "metric", "method"), columns=("block",), backbones=("fedmf",)), source)
-    assert r"\begin{table*}" in latex(built)
-    (panel,) = built.panels
-    wide = replace(built, heads=built.heads * 2, panels=(replace(panel, lines=tuple(
-        replace(line, cells=line.cells * 2) for line in panel.lines * 2)),))
-    text = latex(wide)
+def test_latex_rotates_a_table_that_is_wide_and_long(built):
+    table = built(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), datasets=("ml-100k", "lastfm-2k"),
+                  rows=("dataset", "metric", "method"), columns=("block",))
+    assert r"\begin{table*}" in latex(table)
+    (panel,) = table.panels
+    text = latex(replace(table, heads=table.heads * 2, panels=(replace(panel, lines=tuple(
+        replace(line, cells=line.cells * 2) for line in panel.lines * 2)),)))
     assert text.count(r"\begin{tabular}") == 1 and r"\usepackage{booktabs,adjustbox,rotating}" in text
     assert r"\begin{sidewaystable*}" in text and r"\end{sidewaystable*}" in text
 

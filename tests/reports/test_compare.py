@@ -16,7 +16,7 @@ from synthetic import flat_runs, make_run
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.comparison import against_each, over_grid
-from fedcl_bench.reports.scores import parse_blocks, seed_averages
+from fedcl_bench.reports.frame import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for, parse_method
 from fedcl_bench.records import published
 from fedcl_bench.runs.specs import RunSpec, Tuned
@@ -61,17 +61,17 @@ def random_runs(method, seeds, shift, users=range(60), **options):
                      **options) for seed in seeds]
 
 
-def test_the_better_method_is_found():
+def test_tests_are_those_of_scipy():
+    """Over users and over seeds, with Holm's correction; positive where the first is better."""
     runs = {"a": random_runs("f3crec", range(4), 0.05), "b": random_runs("ft", range(4), 0.0),
             "c": random_runs("kd", range(4), 0.1)}
-    b, c = against_each(runs, "a", "ndcg@20")
-    assert b.users.difference > 0.03 and b.users.p < 1e-4 and b.by_seed.difference > 0.03
-    assert c.users.difference < -0.03 and c.users.p < 1e-4 and c.by_seed.p < 0.05
-    expected = stats.ttest_rel(user_scores(runs["a"], "ndcg@20"), user_scores(runs["b"], "ndcg@20"))
-    assert (b.users.t, b.users.p) == pytest.approx((expected.statistic, expected.pvalue))
-    expected = stats.ttest_rel(seed_averages(runs["a"], "ndcg@20"), seed_averages(runs["b"], "ndcg@20"))
-    assert (b.by_seed.t, b.by_seed.p) == pytest.approx((expected.statistic, expected.pvalue))
-    assert [b.p_holm, c.p_holm] == significance.holm([b.users.p, c.users.p])
+    found = against_each(runs, "a", "ndcg@20")
+    for comparison, other, sign in zip(found, "bc", (1, -1)):
+        for test, score in ((comparison.users, user_scores), (comparison.by_seed, seed_averages)):
+            expected = stats.ttest_rel(score(runs["a"], "ndcg@20"), score(runs[other], "ndcg@20"))
+            assert (test.t, test.p) == pytest.approx((expected.statistic, expected.pvalue)) and test.p < 0.05
+            assert sign * test.difference > 0.03
+    assert [comparison.p_holm for comparison in found] == significance.holm([c.users.p for c in found])
 
 
 def test_only_common_seeds_and_users():
@@ -81,21 +81,12 @@ def test_only_common_seeds_and_users():
     assert found.users.n == 50 and found.users_left_out == 20 and found.by_seed.n == 2
     same, = against_each({"a": a[1:], "b": [b[2], b[1]]}, "a", "ndcg@20")
     assert same.users == found.users and same.by_seed == found.by_seed
-
-
-def test_one_common_seed_is_said():
-    runs = {"a": random_runs("f3crec", (0, 1), 0.05), "b": random_runs("ft", (1, 2), 0.0)}
-    found, = against_each(runs, "a", "ndcg@20")
-    assert found.by_seed is None and "at least 2 seeds" in found.by_seed_reason and "found 1" in found.by_seed_reason
-    assert found.users.n == 60
-
-
-def test_too_little_in_common():
-    with pytest.raises(TooFew, match="no seed in common"):
-        against_each({"a": random_runs("f3crec", [0], 0), "b": random_runs("ft", [1], 0)}, "a", "ndcg@20")
-    with pytest.raises(TooFew, match="at least 2 users .*found 1"):
-        against_each({"a": random_runs("f3crec", [0], 0), "b": random_runs("ft", [0], 0, users=range(59, 90))}, "a",
-                     "ndcg@20")
+    one, = against_each({"a": a[:2], "b": b[1:]}, "a", "ndcg@20")
+    assert one.users.n == 50 and one.by_seed is None and "at least 2 seeds" in one.by_seed_reason
+    for other, message in ((b[:1], "no seed in common: a has 0, 1, 2, b 4"),
+                           (random_runs("ft", [0], 0, users=range(59, 90)), "at least 2 users .*found 1")):
+        with pytest.raises(TooFew, match=message):
+            against_each({"a": a, "b": other}, "a", "ndcg@20")
 
 
 @pytest.mark.parametrize("options,message", [
@@ -114,9 +105,9 @@ def test_runs_that_tested_something_else_are_refused(options, message):
 def test_protocols_are_not_mixed_over_rows_either():
     def row(**options):
         return {m: flat_runs(m, {0: v}, **options) for m, v in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
-    cells = {("fedmf", "ml-100k"): row(), ("fedmf", "other"): row(dataset="other", candidates="sampled")}
     with pytest.raises(UserError, match="different protocols"):
-        over_grid(cells, "ndcg@20")
+        over_grid({("fedmf", "ml-100k"): row(), ("fedmf", "other"): row(dataset="other", candidates="sampled")},
+                  "ndcg@20")
 
 
 def test_grid_of_average_scores():

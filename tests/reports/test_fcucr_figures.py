@@ -15,7 +15,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments.papers import fcucr
 from fedcl_bench.reports import draw as draw_module
-from fedcl_bench.reports.scores import OverSeeds, user_histogram, validation_curves
+from fedcl_bench.reports.frame import OverSeeds, user_histogram, validation_curves
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 

@@ -12,11 +12,11 @@ from matplotlib.text import Text
 from synthetic import SETTINGS, flat_runs, make_run
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.reports import scores
+from fedcl_bench.reports import frame
 from fedcl_bench.reports.draw import (COLUMN, PAGE, Panel, SettingPanel, critical_difference_diagram, estimates,
                                       forgetting_maps, looks, round_curves, save, sensitivity, user_histograms,
                                       validation_curves)
-from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
+from fedcl_bench.reports.frame import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.stats.significance import friedman
@@ -364,7 +364,7 @@ def test_curves_of_runs_that_stop_at_different_rounds():
     values = {0: {0: 0.5}}
     runs = [make_run("ft", 0, values, valid=[[0.1, 0.3, 0.2]]),
             make_run("ft", 1, values, valid=[[0.3, 0.1, 0.2, 0.5, 0.4]])]
-    curve, = scores.validation_curves(runs)
+    curve, = frame.validation_curves(runs)
     assert curve.mean == pytest.approx([0.2, 0.2, 0.2, 0.5, 0.4]) and curve.common == 3
     assert curve.deviation == pytest.approx([0.2 / 2 ** 0.5, 0.2 / 2 ** 0.5, 0.0, 0.0, 0.0])
     assert (curve.best_round, curve.best_value) == (pytest.approx(3.0), pytest.approx(0.4))
@@ -374,7 +374,7 @@ def test_curves_of_runs_that_validate_every_few_rounds():
     """The last value stays until the next; there is none before the first."""
     nan = float("nan")
     run = make_run("ft", 0, {0: {0: 0.5}}, valid=[[nan, 0.3, nan, nan, 0.4]])
-    assert scores.validation_curves([run])[0].mean == pytest.approx([nan, 0.3, 0.3, 0.3, 0.4], nan_ok=True)
+    assert frame.validation_curves([run])[0].mean == pytest.approx([nan, 0.3, 0.3, 0.3, 0.4], nan_ok=True)
 
 
 def test_variations_change_one_setting_only():

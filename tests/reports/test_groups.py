@@ -18,7 +18,7 @@ from fedcl_bench.evaluation.beyond_accuracy import GROUPS
 from fedcl_bench.reports import dashboard
 from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.html import report
-from fedcl_bench.reports.tables import Source
+from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.runs.matching import matching

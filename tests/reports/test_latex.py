@@ -15,7 +15,7 @@ from helpers import ROOT
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.render import latex, tex
-from fedcl_bench.reports.tables import Source
+from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 

@@ -12,7 +12,7 @@ from helpers import ROOT
 from standing import MARKS, Judged, Reading, standing
 
 from fedcl_bench.experiments.papers import Key, Printed, fcucr
-from fedcl_bench.reports.tables import Cell
+from fedcl_bench.reports.cells import Cell
 
 FOLDER = ROOT / make_pages.FOLDER
 AGAIN = f"run python {make_pages.COMMAND}"

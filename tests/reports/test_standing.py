@@ -13,7 +13,9 @@ from standing import (DIFFERS, DIRECTION, FACTS, IN_EFFECT, NO_DATA, OPEN, REPRO
                       half_width, judge, standing)
 
 from fedcl_bench.experiments.papers import Key, Printed, f3crec, fcucr
-from fedcl_bench.reports.tables import Cell, Source, build
+from fedcl_bench.reports.cells import Cell
+from fedcl_bench.reports.selection import Source
+from fedcl_bench.reports.tables import build
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.power import power_of_paired_t
@@ -34,67 +36,58 @@ def test_interval_is_that_of_more_runs():
     assert standing(replace(of_runs, printed=Printed("0.2830")), 5) == Standing(REPRODUCED)
 
 
-@pytest.mark.parametrize("mean,printed,expected", [
-    (0.1, "0.1000", Standing(REPRODUCED)), (0.1 + HALF, "0.1000", Standing(REPRODUCED)),
-    (0.1 + HALF + 0.00004, "0.1000", Standing(REPRODUCED)), (0.1 + HALF + 0.00006, "0.1000", Standing(DIFFERS)),
-    (0.1 - HALF - 0.00006, "0.1000", Standing(DIFFERS)), (0.03, "0.0345", Standing(OPEN, WIDE)),
-    (0.03, "0.0315", Standing(REPRODUCED)), (0.03, "0.0400", Standing(DIFFERS))])
-def test_standing_follows_the_interval(mean, printed, expected):
-    """The paper's rounding counts; a number inside the interval but more than 10 % away is open."""
-    assert standing(replace(CELL, mean=mean, printed=Printed(printed))) == expected
+NDCG = {"key": KEY._replace(metric="ndcg@20"), "mean": 0.0149, "std": 0.0001, "printed": Printed("0.0100")}
+CHANGE = {"key": KEY._replace(column="change"), "decimals": 2, "mean": 10.0, "std": 10.0}
+WIDE_ONE = {"mean": 0.03, "printed": Printed("0.0345")}
+FAR = {"printed": Printed("0.2000")}
+ODD = {"contradiction": "it prints another one too"}
+COUNT = {"key": Key("ml-100k", "", "interactions", "", "D0"), "decimals": 0, "mean": 58771.0, "std": None, "seeds": (),
+         "printed": Printed("58771")}
 
 
-def test_ndcg_is_reproduced_within_a_two_hundredth():
-    """Far from the interval or a small number; other metrics and changes are not."""
-    near = replace(CELL, key=KEY._replace(metric="ndcg@20"), mean=0.0149, std=0.0001, printed=Printed("0.0100"))
-    assert standing(near) == Standing(REPRODUCED)
-    assert standing(replace(near, mean=0.0151)) == standing(replace(near, key=KEY)) == Standing(DIFFERS)
-    assert standing(replace(near, key=near.key._replace(column="change"), decimals=2, printed=Printed("0.02"),
-                            mean=0.025)) == Standing(REPRODUCED)  # by its rounding
-
-
-def test_changes_are_near_within_five_points():
-    change = replace(CELL, key=KEY._replace(column="change"), decimals=2, mean=10.0, std=10.0, printed=Printed("14.90"))
-    assert standing(change) == Standing(REPRODUCED)
-    assert standing(replace(change, printed=Printed("15.10"))) == Standing(OPEN, WIDE)
-    assert standing(replace(change, std=1.0, printed=Printed("-5.00"))) == Standing(DIFFERS)
-
-
-def test_direction_needs_the_printed_sign_and_p():
-    far = replace(CELL, printed=Printed("0.2000"))
-    assert standing(far, 1, AHEAD) == standing(far, 1, replace(AHEAD, difference=-0.1, printed=-0.1)) \
-        == Standing(DIRECTION)
-    for other in (replace(AHEAD, p=0.05), replace(AHEAD, difference=-0.002), replace(AHEAD, printed=0.0)):
-        assert standing(far, 1, other, "a reason") == Standing(DIFFERS, "a reason")
-    assert standing(CELL, 1, AHEAD) == Standing(REPRODUCED)
-    wide = replace(CELL, mean=0.03, printed=Printed("0.0345"))
-    assert standing(wide, 1, AHEAD) == Standing(DIRECTION) and standing(wide, 1, replace(AHEAD, p=0.2)).kind == OPEN
-
-
-def test_what_is_open_or_has_no_data():
-    assert standing(replace(CELL, printed=None)) is None
-    assert standing(replace(CELL, printed=Printed("OOM"))) == Standing(OPEN, "the paper's run went out of memory")
-    assert standing(replace(CELL, mean=None, missing="no record")) == Standing(OPEN, "no record")
-    assert standing(replace(CELL, mean=None), no_data="no file") == Standing(NO_DATA, "no file")
-    assert standing(CELL, no_data="no file") == Standing(REPRODUCED)
-    assert standing(replace(CELL, seeds=(0, 1))) == standing(replace(CELL, seeds=(0,), std=None)) \
-        == Standing(OPEN, "fewer than 3 seeds")
-    seconds = replace(CELL, key=KEY._replace(metric="round_seconds"), mean=1.5, printed=Printed("672"))
-    assert standing(seconds) == Standing(OPEN, "seconds depend on the machine")
-
-
-def test_a_contradiction_of_the_paper_is_the_reason_where_its_number_is_not_reproduced():
-    odd = replace(CELL, contradiction="it prints another one too")
-    assert standing(odd) == Standing(REPRODUCED)
-    assert standing(replace(odd, mean=0.5), known="something else") == Standing(DIFFERS, odd.contradiction)
-
-
-def test_statistics_must_be_equal():
-    count = Cell(Key("ml-100k", "", "interactions", "", "D0"), 0, mean=58771.0, printed=Printed("58771"))
-    assert standing(count) == Standing(REPRODUCED)
-    assert standing(replace(count, mean=58772.0)) == Standing(DIFFERS)
-    sparsity = replace(count, decimals=2, mean=91.19, printed=Printed("91.19"))
-    assert standing(sparsity) == Standing(REPRODUCED) and standing(replace(sparsity, mean=91.18)) == Standing(DIFFERS)
+@pytest.mark.parametrize("cell, more, expected", [
+    # The paper's rounding counts; a number inside the interval but more than 10 % away is open.
+    ({}, {}, Standing(REPRODUCED)), ({"mean": 0.1 + HALF}, {}, Standing(REPRODUCED)),
+    ({"mean": 0.1 + HALF + 0.00004}, {}, Standing(REPRODUCED)), ({"mean": 0.1 + HALF + 0.00006}, {}, Standing(DIFFERS)),
+    ({"mean": 0.1 - HALF - 0.00006}, {}, Standing(DIFFERS)), (WIDE_ONE, {}, Standing(OPEN, WIDE)),
+    ({"mean": 0.03, "printed": Printed("0.0315")}, {}, Standing(REPRODUCED)),
+    ({"mean": 0.03, "printed": Printed("0.0400")}, {}, Standing(DIFFERS)),
+    # N@20 is reproduced within a two hundredth, far from the interval or a small number; other metrics and changes not,
+    # but by their rounding.
+    (NDCG, {}, Standing(REPRODUCED)), ({**NDCG, "mean": 0.0151}, {}, Standing(DIFFERS)),
+    ({**NDCG, "key": KEY}, {}, Standing(DIFFERS)),
+    ({**NDCG, "key": NDCG["key"]._replace(column="change"), "decimals": 2, "printed": Printed("0.02"), "mean": 0.025},
+     {}, Standing(REPRODUCED)),
+    # Changes are near within five points.
+    ({**CHANGE, "printed": Printed("14.90")}, {}, Standing(REPRODUCED)),
+    ({**CHANGE, "printed": Printed("15.10")}, {}, Standing(OPEN, WIDE)),
+    ({**CHANGE, "std": 1.0, "printed": Printed("-5.00")}, {}, Standing(DIFFERS)),
+    # A direction needs the printed sign and p.
+    (FAR, {"against": AHEAD}, Standing(DIRECTION)),
+    (FAR, {"against": replace(AHEAD, difference=-0.1, printed=-0.1)}, Standing(DIRECTION)),
+    *((FAR, {"against": replace(AHEAD, **other), "known": "a reason"}, Standing(DIFFERS, "a reason"))
+      for other in ({"p": 0.05}, {"difference": -0.002}, {"printed": 0.0})),
+    ({}, {"against": AHEAD}, Standing(REPRODUCED)), (WIDE_ONE, {"against": AHEAD}, Standing(DIRECTION)),
+    (WIDE_ONE, {"against": replace(AHEAD, p=0.2)}, Standing(OPEN, WIDE)),
+    # What is open or has no data.
+    ({"printed": None}, {}, None),
+    ({"printed": Printed("OOM")}, {}, Standing(OPEN, "the paper's run went out of memory")),
+    ({"mean": None, "missing": "no record"}, {}, Standing(OPEN, "no record")),
+    ({"mean": None}, {"no_data": "no file"}, Standing(NO_DATA, "no file")),
+    ({}, {"no_data": "no file"}, Standing(REPRODUCED)),
+    ({"seeds": (0, 1)}, {}, Standing(OPEN, "fewer than 3 seeds")),
+    ({"seeds": (0,), "std": None}, {}, Standing(OPEN, "fewer than 3 seeds")),
+    ({"key": KEY._replace(metric="round_seconds"), "mean": 1.5, "printed": Printed("672")}, {},
+     Standing(OPEN, "seconds depend on the machine")),
+    # A contradiction of the paper is the reason where its number is not reproduced.
+    (ODD, {}, Standing(REPRODUCED)),
+    ({**ODD, "mean": 0.5}, {"known": "something else"}, Standing(DIFFERS, ODD["contradiction"])),
+    # Statistics must be equal.
+    (COUNT, {}, Standing(REPRODUCED)), ({**COUNT, "mean": 58772.0}, {}, Standing(DIFFERS)),
+    ({**COUNT, "decimals": 2, "mean": 91.19, "printed": Printed("91.19")}, {}, Standing(REPRODUCED)),
+    ({**COUNT, "decimals": 2, "mean": 91.18, "printed": Printed("91.19")}, {}, Standing(DIFFERS))])
+def test_standing(cell, more, expected):
+    assert standing(replace(CELL, **cell), **more) == expected
 
 
 def test_what_is_known_is_of_some_cells():

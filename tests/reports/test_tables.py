@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import os
@@ -20,17 +19,17 @@ from scipy import stats
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.experiments import papers
-from fedcl_bench.experiments.papers import Key, f3crec, fcucr, ffmsr
-from fedcl_bench.reports import any_table, render, tables
-from fedcl_bench.reports.render import csv_text, latex, markdown
-from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.experiments.papers import Key, f3crec
 from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.records.record import Record
-from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.summary import failed
-from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.records.store import load_runs
+from fedcl_bench.reports import any_table, render, tables
+from fedcl_bench.reports.render import csv_text, latex, markdown
+from fedcl_bench.reports.selection import Source
+from fedcl_bench.reports.tables import build
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.specs import RunSpec, Tuned
+from fedcl_bench.runs.summary import failed
 from fedcl_bench.stats.significance import interval_of_mean
 
 MINE = {"datasets": ["ml-100k"], "backbones": ["fedmf"]}  # the part of a table that a test has records of
@@ -41,14 +40,26 @@ def source(runs, registry, tuned=None, assignments=(), statistics=None) -> Sourc
     return Source(runs, registry, Tuned.of(tuned, Path()), assignments, statistics)
 
 
-def table(number, folder, registry, **options):
-    only = options.pop("only", {})
+def table(number, folder, registry, only=MINE, **options):
     return build("f3crec", f3crec.TABLES[number], source(load_runs(folder), registry, **options), **only)
 
 
-def cell(built, row, column, metric="ndcg@20", dataset="ml-100k", backbone="fedmf"):
+def cell(built, row, column="avg", metric="ndcg@20", dataset="ml-100k", backbone="fedmf"):
     (found,) = [c for c in built.cells() if c.key == Key(dataset, backbone, row, metric, column)]
     return found
+
+
+def rows_of(built):
+    """The lines of its CSV, by row and column."""
+    return {(line["row"], line["column"]): line for line in csv.DictReader(io.StringIO(csv_text(built)))
+            if line["metric"] == "ndcg@20" and line["dataset"] == "ml-100k" and line["backbone"] == "fedmf"}
+
+
+def record(folder, registry, method, scores, *settings, seeds=(0,), **options):
+    """Records of a method on ML-100K, FedMF, whose N@20 is ``scores``, or about that number."""
+    for seed in seeds:
+        fabricate(folder, registry, RunSpec(method, "fedmf", "ml-100k", settings), seed,
+                  level(scores) if isinstance(scores, float) else scores, **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,112 +67,30 @@ def main_runs(registry, tmp_path_factory):
     """Table 2 on ML-100K, FedMF: all methods, seeds 0-2, F3CRec best at .1 in D0 coordinates."""
     results = tmp_path_factory.mktemp("main")
     for i, (method, mean) in enumerate({**BASELINES, "f3crec": 0.1}.items()):
-        for seed in range(3):
-            fabricate(results, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean, noise=i))
+        record(results, registry, method, level(mean, noise=i), seeds=range(3))
     return results
 
 
-# Rows that are FT in effect
-
-
-def test_a_row_that_is_ft_in_effect_is_marked(registry, tmp_path):
-    """If no metric of any seed and block differs by .0001; in its average, with a note, in every form."""
-    for seed in range(2):
-        for method, more in (("ft", 0.0), ("kd", 4e-5), ("reg", 6e-5), ("f3crec", 2e-4 * seed)):  # R@20 is twice N@20
-            scores = level(0.1)
-            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed,
-                      lambda t, s, seed, more=more: scores(t, s, seed) + more)
-    built = table(2, tmp_path, registry)
-    marked = {c.key for c in built.cells() if c.is_reference}
-    assert marked == {Key("ml-100k", "fedmf", "kd", metric, "avg") for metric in ("ndcg@20", "recall@20")}
-    assert any("less than 0.0001 away from FT's" in note for note in built.notes)
-    text = render.ours(cell(built, "kd", "avg"))
-    assert text.endswith(" = FT") and text in markdown(built).replace("**", "").replace("<u>", "").replace("</u>", "")
-    assert "= FT" in latex(built) and "= FT" in render.terminal(built)
-    lines = {(line["row"], line["column"]): line["equals"] for line in csv.DictReader(io.StringIO(csv_text(built)))
-             if line["backbone"] == "fedmf" and line["dataset"] == "ml-100k"}
-    assert lines["kd", "avg"] == "ft" and lines["kd", "D1"] == lines["f3crec", "avg"] == lines["ft", "avg"] == ""
-    # A table without FT looks for its records too.
-    assert {c.key.row for c in table(3, tmp_path, registry).cells() if c.is_reference} == set()
-    layout = any_table.Layout(methods=("kd", "f3crec"), backbones=("fedmf",), datasets=("ml-100k",))
-    built = any_table.build_any(layout, source(load_runs(tmp_path), registry))
-    assert [c.key.row for c in built.cells() if c.is_reference] == ["kd"]
-    assert any(note.startswith("= FT") for note in built.notes)
-
-
-def test_published_rows_that_are_ft_in_effect(registry):
-    reset, carried = ("ml-latest-small", "pfedrec", "kd"), ("ml-latest-small", "fedncf", "f3crec")
-    for folder, tuned, settings, expected in (
-            ("f3crec", "", (), {reset}),
-            ("f3crec-carried", "carried", (("reset_private", False),), {carried, ("ml-100k", "pfedrec", "kd")})):
-        built = table(2, ROOT / "results/published" / folder, registry, tuned=ROOT / "results/tuned" / tuned,
-                      assignments=settings)
-        assert {(c.key.dataset, c.key.backbone, c.key.row) for c in built.cells() if c.is_reference} == expected
-
-
-# The printed numbers
-
-@pytest.mark.parametrize("paper, digest", [(f3crec, "625bf792cd25c0e0"), (fcucr, "2718fb909ef189a0"),
-                                           (ffmsr, "f767625e22c4c8e5")], ids=["f3crec", "fcucr", "ffmsr"])
-def test_printed_numbers_are_those_that_were_compared_with_the_papers(paper, digest):
-    """Number by number, with these bytes; whoever corrects one compares it with the paper and notes the new digest."""
-    content = Path(paper.__file__).with_suffix(".csv").read_bytes()
-    assert hashlib.sha256(content).hexdigest().startswith(digest)
-
-
-def test_contradictions():
-    """Averages that are not those of their blocks, and changes that are not those of such averages."""
-    found = f3crec.inconsistencies()
-    averages = {place for place in found if place[1].column == "avg"}
-    assert len(averages) == 10 and {(8, Key("hetrec2011-ml", "fedmf", "f3crec", metric, "avg"))
-                                    for metric in ("ndcg@20", "recall@20")} < averages
-    changes = [key for number, key in found if key.column == "change"]
-    assert len(changes) == 6 and all((2, key._replace(column="avg")) in averages for key in changes)
-
-
-def test_every_printed_number_has_a_cell():
-    for number, definition in f3crec.TABLES.items():
-        without = set(definition.keys()) - set(f3crec.printed()[number])
-        assert set(f3crec.printed()[number]) <= set(definition.keys())
-        assert all(key.row == "rlp2" and key.dataset == "hetrec2011-ml" for key in without)
-
-
-def test_specs_of_a_paper(registry):
-    assert len(papers.specs("f3crec", [2])) == 72
-    assert len(papers.specs("f3crec", [2], datasets=["ml-100k"], backbones=["fedmf"], methods=["ft", "kd"])) == 2
-    ablations = papers.specs("f3crec", [3, 6], datasets=["ml-100k"])
-    assert len(ablations) == 6 and RunSpec("f3crec", "fedmf", "ml-100k", (("without", "sc"),)) in ablations
-    assert len(papers.specs("f3crec", range(1, 9))) == len(set(papers.specs("f3crec", range(1, 9)))) == 100
-    assert papers.specs("f3crec", [1]) == []
-    assert {spec.settings[0][0] for spec in papers.figure_specs("f3crec", [4])} == {"eps", "lambda_kd", "beta"}
-    for arguments, expected in ((("f3crc", [2]), "Did you mean 'f3crec'"), (("f3crec", [9]), "unknown table.*'9'"),
-                                (("f3crec", [3], ["ml-1m"]), "unknown dataset"),
-                                (("f3crec", [3], None, ["fedncf"]), "unknown backbone")):
-        with pytest.raises(UserError, match=expected):
-            papers.specs(*arguments)
-    for spec in papers.specs("f3crec", range(1, 9), datasets=["ml-100k"]):  # every setting of a row exists
-        tables.expected_settings(registry, spec)
-
-
-# Table 2
-
 @pytest.fixture(scope="module")
 def main_table(main_runs, registry):
-    return table(2, main_runs, registry)
+    return table(2, main_runs, registry, only={})
+
+
+# The main comparison
 
 
 def test_means_deviations_improvements_and_ranks(main_table):
     found = cell(main_table, "kd", "D2")
     assert found.mean == pytest.approx(0.090 + 0.02 + 0.002)  # level + block + mean of the seeds' gaps
     assert found.std == pytest.approx(np.std([0, 0.002, 0.004], ddof=1)) and found.seeds == (0, 1, 2)
-    assert cell(main_table, "kd", "avg").mean == pytest.approx(0.112)
-    assert cell(main_table, "kd", "avg", "recall@20").mean == pytest.approx(0.224)
+    assert cell(main_table, "kd").mean == pytest.approx(0.112)
+    assert cell(main_table, "kd", metric="recall@20").mean == pytest.approx(0.224)
     change = cell(main_table, "f3crec", "change")
     assert change.mean == pytest.approx(100 * (0.122 / 0.102 - 1))  # follows from the two Avg cells
     assert change.std == pytest.approx(np.std([100 * (0.12 + g) / (0.10 + g) for g in (0, 0.002, 0.004)], ddof=1))
     assert not [c for c in main_table.cells() if c.key.row == "ft" and c.key.column == "change"]
-    assert cell(main_table, "kd", "avg").printed.text == "0.0938" and "3 seeds (0-2)." in main_table.notes
-    assert {row: cell(main_table, row, "avg").rank for row in f3crec.METHODS} == {
+    assert cell(main_table, "kd").printed.text == "0.0938" and "3 seeds (0-2)." in main_table.notes
+    assert {row: cell(main_table, row).rank for row in f3crec.METHODS} == {
         "ft": 0, "reg": 0, "kd": 2, "rlp2": 0, "spp": 0, "f3crec": 1}
     assert all(c.rank == 0 for c in main_table.cells() if c.key.column == "change")
 
@@ -170,15 +99,13 @@ def test_star_is_the_papers_rule(main_table):
     """p is that of a paired t-test over users of F3CRec and the best baseline, each averaged over blocks and seeds."""
     mine, best = (np.mean([level(mean, noise=i)(t, t, seed) for t in (1, 2, 3) for seed in range(3)], axis=0)
                   for i, mean in ((5, 0.1), (2, 0.09)))
-    assert len(mine) == USERS
-    found = cell(main_table, "f3crec", "avg")
+    found = cell(main_table, "f3crec")
     assert found.p == pytest.approx(stats.ttest_rel(mine, best).pvalue, rel=1e-6) and found.star
     assert [c.key for c in main_table.cells() if c.star] == [Key("ml-100k", "fedmf", "f3crec", m, "avg")
                                                              for m in ("ndcg@20", "recall@20")]
 
 
 def test_missing_cells_are_named(main_table):
-    assert cell(main_table, "spp", "avg", backbone="fedncf").mean is None
     (found,) = [text for text in main_table.missing if "on fedncf, pfedrec, ml-100k" in text]
     assert found == ("missing: ft, reg, kd, rlp2, spp, f3crec on fedncf, pfedrec, ml-100k: no record; run: "
                      "run_bench.py grid --paper f3crec --table 2 --datasets ml-100k --backbones fedncf,pfedrec "
@@ -193,33 +120,74 @@ def test_markdown_and_csv(main_table):
     assert "**0.1220**\\* ± 0.0020 (0.1034\\*)" in text and "<u>0.1120</u> ± 0.0020 (0.0938)" in text
     assert "(OOM)" in text and "+19.61 ± " in text and "RLP2†" in text
     assert "0.0440<sup>" in text and "the mean of its D1-D3 is 0.0457" in text
-    lines = list(csv.DictReader(io.StringIO(csv_text(main_table))))
-    assert len(lines) == len(main_table.cells()) == 552 + 24 + 114 + 6
-    place = {"dataset": "ml-100k", "backbone": "fedmf", "row": "kd", "metric": "ndcg@20", "column": "avg"}
-    (found,) = [line for line in lines if place.items() <= line.items()]
-    assert float(found["mean"]) == cell(main_table, "kd", "avg").mean and found["seeds"] == "0 1 2"
+    assert len(csv_text(main_table).splitlines()) == 1 + len(main_table.cells()) == 1 + 552 + 24 + 114 + 6
+    found = rows_of(main_table)["kd", "avg"]
+    assert float(found["mean"]) == cell(main_table, "kd").mean and found["seeds"] == "0 1 2"
     assert len(found["records"].split()) == 3 and found["paper"] == "0.0938"
 
 
 def test_equal_numbers_share_a_rank(registry, tmp_path):
     for method, mean in (("ft", 0.08), ("reg", 0.080001), ("kd", 0.07)):
-        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(mean))
-    built = table(2, tmp_path, registry, only=MINE)
+        record(tmp_path, registry, method, mean)
+    built = table(2, tmp_path, registry)
     assert [cell(built, row, "D1").rank for row in ("ft", "reg", "kd")] == [1, 1, 2]
-    assert cell(built, "ft", "D1").std is None
-    assert "1 seed, so no deviation (0)." in built.notes
+    assert cell(built, "ft", "D1").std is None and "1 seed, so no deviation (0)." in built.notes
 
 
 @pytest.mark.parametrize("mean,noise", [(0.0801, 1), (0.070, 2)])
 def test_no_star_without_significance_or_for_the_worse(registry, tmp_path, mean, noise):
     def noisy(t, s, seed):
         return level(mean)(t, s, seed) + np.random.default_rng(noise).normal(0, 0.02, USERS)
-    scores = noisy if mean > 0.08 else level(mean, noise=noise)
-    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, scores)
-    found = cell(built := table(2, tmp_path, registry, only=MINE), "f3crec", "avg")
+    record(tmp_path, registry, "ft", 0.08)
+    record(tmp_path, registry, "f3crec", noisy if mean > 0.08 else level(mean, noise=noise))
+    found = cell(built := table(2, tmp_path, registry), "f3crec")
     assert not found.star and (found.p > 0.05) == (mean > 0.08)
     assert any("without Reg, KD, RLP2†, SPP†" in note for note in built.notes)
+
+
+def test_only_common_seeds_are_paired(registry, tmp_path):
+    for method, seeds in (("ft", (0, 1)), ("f3crec", (1, 2))):
+        record(tmp_path, registry, method, level(0.08, gap=0.01), seeds=seeds)
+    built = table(2, tmp_path, registry)
+    found = cell(built, "f3crec", "change")
+    assert found.mean == pytest.approx(0.0) and found.seeds == (1,) and found.std is None
+    assert any(note.startswith("Other seeds") and "F3CRec on FedMF, ML-100K" in note for note in built.notes)
+    record(tmp_path / "apart", registry, "ft", 0.08)
+    record(tmp_path / "apart", registry, "f3crec", 0.08, seeds=(1,))
+    built = table(2, tmp_path / "apart", registry)
+    assert cell(built, "f3crec", "change").mean is None and cell(built, "f3crec").p is None
+    assert any(note.startswith("FedMF, ML-100K: not tested; ") for note in built.notes)
+    assert any("(change): FT has no record with a seed in common" in text for text in built.missing)
+
+
+def test_a_row_that_is_ft_in_effect_is_marked(registry, tmp_path):
+    """If no metric of any seed and block differs by .0001; in its average, with a note, in every form."""
+    for seed in range(2):
+        for method, more in (("ft", 0.0), ("kd", 4e-5), ("reg", 6e-5), ("f3crec", 2e-4 * seed)):  # R@20 is twice N@20
+            record(tmp_path, registry, method, lambda *place, more=more: level(0.1)(*place) + more, seeds=[seed])
+    built = table(2, tmp_path, registry)
+    assert {(c.key.row, c.key.metric, c.key.column) for c in built.cells() if c.is_reference} == {
+        ("kd", metric, "avg") for metric in ("ndcg@20", "recall@20")}
+    assert any("less than 0.0001 away from FT's" in note for note in built.notes)
+    text = render.ours(cell(built, "kd"))
+    assert text.endswith(" = FT") and text in re.sub(r"\*\*|</?u>", "", markdown(built))
+    assert "= FT" in latex(built) and "= FT" in render.terminal(built)
+    assert {place for place, line in rows_of(built).items() if line["equals"]} == {("kd", "avg")}
+    # A table without FT looks for its records too.
+    assert not any(c.is_reference for c in table(3, tmp_path, registry).cells())
+    layout = any_table.Layout(methods=("kd", "f3crec"), backbones=("fedmf",), datasets=("ml-100k",))
+    built = any_table.build_any(layout, source(load_runs(tmp_path), registry))
+    assert [c.key.row for c in built.cells() if c.is_reference] == ["kd"]
+
+
+def test_published_rows_that_are_ft_in_effect(registry):
+    built = table(2, ROOT / "results/published/f3crec-carried", registry, {}, tuned=ROOT / "results/tuned/carried",
+                  assignments=(("reset_private", False),))
+    assert {c.key[:3] for c in built.cells() if c.is_reference} == {("ml-latest-small", "fedncf", "f3crec"),
+                                                                    ("ml-100k", "pfedrec", "kd")}
+
+
+# A method that the paper does not have
 
 
 @pytest.fixture
@@ -230,23 +198,21 @@ def with_mine(main_runs, registry, tmp_path):
                                               "    name = title = 'mine'\n")
     shutil.copytree(main_runs, tmp_path / "results")
     known = discover([tmp_path / "plugins"])
-    for seed in range(3):
-        fabricate(tmp_path / "results", known, RunSpec("mine", "fedmf", "ml-100k"), seed, level(0.12, noise=9))
+    record(tmp_path / "results", known, "mine", level(0.12, noise=9), seeds=range(3))
     return tmp_path, known
 
 
 def test_a_method_that_the_paper_does_not_have(main_table, with_mine):
     """It is shown and ranked, and takes no part in the paper's own test."""
     folder, known = with_mine
-    built = table(2, folder / "results", known, only={"add": ["mine"]})
-    plain = main_table
-    found = cell(built, "mine", "avg")
+    built = table(2, folder / "results", known, only={"add": ["mine"], "datasets": ["ml-100k"]})
+    found = cell(built, "mine")
     assert found.mean == pytest.approx(0.142) and found.seeds == (0, 1, 2) and found.printed is None
     assert cell(built, "mine", "change").mean == pytest.approx(100 * (0.142 / 0.102 - 1))
-    assert {row: cell(built, row, "avg").rank for row in ("kd", "f3crec", "mine")} == {"kd": 0, "f3crec": 2, "mine": 1}
-    assert (cell(built, "f3crec", "avg").p, cell(built, "f3crec", "avg").star) == (
-        cell(plain, "f3crec", "avg").p, True)
-    assert built.heads == (*plain.heads, "mine") and "Not in the paper: mine. `compare` tests them." in built.notes
+    assert {row: cell(built, row).rank for row in ("kd", "f3crec", "mine")} == {"kd": 0, "f3crec": 2, "mine": 1}
+    assert (cell(built, "f3crec").p, cell(built, "f3crec").star) == (cell(main_table, "f3crec").p, True)
+    assert built.heads == (*main_table.heads, "mine")
+    assert "Not in the paper: mine. `compare` tests them." in built.notes
     assert ("missing: mine on fedncf, pfedrec, ml-100k: no record; run: run_bench.py grid --datasets ml-100k "
             "--backbones fedncf,pfedrec --methods mine --seeds 3") in built.missing
     alone = table(3, folder / "results", known, only={"add": ["mine"]})  # no comparison of methods
@@ -265,108 +231,107 @@ def test_own_methods_on_the_command_line(with_mine, capsys):
                                     ("2", "mine,kd", "--add: found 'kd', which the tables of f3crec have already"),
                                     ("3", "mine", "--add has no effect without a table that compares methods")):
         assert main([*command, "--table", number, "--add", method]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == "" and message in captured.err
+        assert message in capsys.readouterr().err
 
 
-def test_own_methods_stand_on_the_backbones_of_the_papers_own():
-    added = fcucr.TABLES[2].adding(("mine",), "fcucr")
-    assert [key.backbone for key in added.keys() if key.row == "mine" and key.dataset == "xing"][::5] == list(
-        fcucr.BACKBONES)
-    assert RunSpec("mine", "sasrec", "xing") in added.specs() and set(fcucr.TABLES[2].specs()) < set(added.specs())
+# What is missing, and what cannot stand in one table
 
-
-def test_only_common_seeds_are_paired(registry, tmp_path):
-    for method, seeds in (("ft", (0, 1)), ("f3crec", (1, 2))):
-        for seed in seeds:
-            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(0.08, gap=0.01))
-    built = table(2, tmp_path, registry, only=MINE)
-    found = cell(built, "f3crec", "change")
-    assert found.mean == pytest.approx(0.0) and found.seeds == (1,) and found.std is None
-    assert any(note.startswith("Other seeds") and "F3CRec on FedMF, ML-100K" in note for note in built.notes)
-    fabricate(tmp_path / "apart", registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    fabricate(tmp_path / "apart", registry, RunSpec("f3crec", "fedmf", "ml-100k"), 1, level(0.08))
-    built = table(2, tmp_path / "apart", registry, only=MINE)
-    assert cell(built, "f3crec", "change").mean is None and cell(built, "f3crec", "avg").p is None
-    assert any(note.startswith("FedMF, ML-100K: not tested; ") for note in built.notes)
-    assert any("(change): FT has no record with a seed in common" in text for text in built.missing)
-
-
-# What is missing
 
 def test_the_nearest_record_is_named(registry, tmp_path):
     near = (("eps", 0.001), ("lr", 0.5))
     for settings in (near, (*near, ("rounds", 7))):
-        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", settings), 0, level(0.08))
-    built = table(2, tmp_path, registry, only=MINE)
+        record(tmp_path, registry, "f3crec", 0.08, *settings)
     assert any("f3crec on fedmf, ml-100k: no record with these settings; the nearest, " in text
-               and "has eps 0.001 instead of 0.006, lr 0.5 instead of 1.0; run: " in text for text in built.missing)
+               and "has eps 0.001 instead of 0.006, lr 0.5 instead of 1.0; run: " in text
+               for text in table(2, tmp_path, registry).missing)
 
 
 def test_settings_for_all_rows(registry, tmp_path):
     """--set lies over the settings of every row, an ablation's own too."""
-    own = (("without", "cc"), ("rounds", 7))
-    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", own), 0, level(0.08))
+    record(tmp_path, registry, "f3crec", 0.08, ("without", "cc"), ("rounds", 7))
     built = table(3, tmp_path, registry, assignments=(("rounds", "7"),))
-    assert cell(built, "without=cc", "avg").mean == pytest.approx(0.1)  # of .09, .1 and .11
-    assert cell(table(3, tmp_path, registry), "without=cc", "avg").mean is None
+    assert cell(built, "without=cc").mean == pytest.approx(0.1)  # of .09, .1 and .11
+    assert cell(table(3, tmp_path, registry), "without=cc").mean is None
+
+
+def tuned_to(folder, **settings):
+    """A folder of tuned settings: method to its settings on ML-100K, FedMF."""
+    folder.mkdir()
+    for method, of_method in settings.items():
+        (folder / f"ml-100k-fedmf-{method}.json").write_text(json.dumps({"settings": of_method}))
+    return folder
 
 
 def test_missing_plugins_and_tuned_settings_are_named(registry, tmp_path):
     small = replace(registry, loaded={k: v for k, v in registry.plugins.items() if k != ("method", "spp")})
-    spec = RunSpec("f3crec", "fedmf", "ml-100k")
-    tuned = tmp_path / "tuned"
-    tuned.mkdir()
-    (tuned / "ml-100k-fedmf-f3crec.json").write_text(json.dumps({"settings": {"eps": 0.003}}))
-    fabricate(tmp_path, small, spec, 0, level(0.08), tuned=tuned)
-    fabricate(tmp_path, small, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.07))
-    built = table(2, tmp_path, small, tuned=tuned)
+    tuned = tuned_to(tmp_path / "tuned", f3crec={"eps": 0.003})
+    record(tmp_path, small, "f3crec", 0.08, tuned=tuned)
+    record(tmp_path, small, "ft", 0.07)
+    built = table(2, tmp_path, small, {"datasets": ["ml-100k"]}, tuned=tuned)
     assert cell(built, "f3crec", "D1").mean == pytest.approx(0.09) and cell(built, "ft", "D1").mean is None
     assert "missing: spp on fedmf, fedncf, pfedrec, ml-100k: method 'spp' is not installed." in built.missing
     assert any("ft on fedmf, ml-100k: not tuned (no " in text for text in built.missing), built.missing
     assert cell(table(2, tmp_path, small), "ft", "D1").mean == pytest.approx(0.08)
 
 
-def test_records_of_fewer_blocks_are_not_averaged(registry, tmp_path):
-    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+@pytest.mark.parametrize("take, missing", [
+    (lambda metrics: metrics["recall@20"]["per_block"].pop(), "its record has 3 blocks, the table is of D0-D3"),
+    (lambda metrics: metrics.pop("recall@20"), "its record has no recall@20")])
+def test_records_that_lack_a_number(registry, tmp_path, take, missing):
+    record(tmp_path, registry, "ft", 0.08)
     (run,) = load_runs(tmp_path)
-    run.meta["metrics"]["ndcg@20"]["per_block"].pop()
+    take(run.meta["metrics"])
     built = build("f3crec", f3crec.TABLES[2], source([run], registry), **MINE)
-    assert cell(built, "ft", "avg").mean is None
-    assert any("its record has 3 blocks, the table is of D0-D3" in text for text in built.missing)
-
-
-def test_records_without_the_tables_metric(registry, tmp_path):
-    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    runs = load_runs(tmp_path)
-    del runs[0].meta["metrics"]["recall@20"]
-    built = build("f3crec", f3crec.TABLES[2], source(runs, registry), **MINE)
-    assert cell(built, "ft", "avg").mean == pytest.approx(0.1) and cell(built, "ft", "avg", "recall@20").mean is None
-    assert any("its record has no recall@20" in text for text in built.missing)
+    assert cell(built, "ft").mean == pytest.approx(0.1)
+    assert cell(built, "ft", metric="recall@20").missing == missing and any(missing in text for text in built.missing)
 
 
 def test_mixed_protocols_are_refused(registry, tmp_path):
     """Sampled candidates for one of the methods, by its tuned settings."""
-    tuned = tmp_path / "tuned"
-    tuned.mkdir()
-    for method, settings in (("ft", {}), ("kd", {"candidates": "sampled"})):
-        (tuned / f"ml-100k-fedmf-{method}.json").write_text(json.dumps({"settings": settings}))
-        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(0.08), tuned=tuned)
+    tuned = tuned_to(tmp_path / "tuned", ft={}, kd={"candidates": "sampled"})
+    for method in ("ft", "kd"):
+        record(tmp_path, registry, method, 0.08, tuned=tuned)
     with pytest.raises(UserError, match="Table 2 of f3crec: records of different protocols.*kd on fedmf.*=sampled"):
         table(2, tmp_path, registry, tuned=tuned)
     built = table(2, tmp_path, registry)  # without the tuned settings FT's record alone is of the table
-    assert cell(built, "ft", "avg").mean == pytest.approx(0.1) and cell(built, "kd", "avg").mean is None
+    assert cell(built, "ft").mean == pytest.approx(0.1) and cell(built, "kd").mean is None
     assert any("candidates sampled instead of all" in text for text in built.missing)
 
 
 def test_mixed_data_is_refused(registry, tmp_path):
-    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    fabricate(tmp_path, registry, RunSpec("kd", "fedmf", "ml-100k"), 0, level(0.08), data="e" * 32)
+    record(tmp_path, registry, "ft", 0.08)
+    record(tmp_path, registry, "kd", 0.08, data="e" * 32)
     with pytest.raises(UserError, match="records of ml-100k come from different data files"):
         table(2, tmp_path, registry)
 
 
+def test_failed_runs_are_not_called_absent(registry, tmp_path, capsys):
+    """Neither in tables nor by `compare` and `figures`, nor where nothing else is there."""
+    record(tmp_path, registry, "f3crec", 0.08)
+    for seed in (0, 1):
+        config = config_of(registry, RunSpec("kd", "fedmf", "ml-100k"), seed)
+        of_config = Record(tmp_path / "runs" / config.name)
+        of_config.folder.mkdir()
+        of_config.fail(failed(config, "the loss is not finite in round 3.\nmore"))
+    why = "failed with seeds 0, 1 (the loss is not finite in round 3)"
+    here = ["--records", str(tmp_path)]
+    assert main(["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here]) == 0
+    out = capsys.readouterr().out
+    assert f"missing: kd on fedmf, ml-100k: {why}." in out and "missing: ft, reg, rlp2, spp on" in out
+    assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
+    err = capsys.readouterr().err
+    assert f"failed: kd on fedmf, ml-100k {why}." in err and len(err.splitlines()) == 2
+    assert main(["figures", "--figure", "curves", "--methods", "f3crec,kd", "--format", "svg", "--out",
+                 str(tmp_path / "out"), *here]) == 0
+    out = capsys.readouterr().out
+    assert f"kd on fedmf, ml-100k {why}: left empty" in out and "make them with" not in out
+    shutil.rmtree(next((tmp_path / "runs").glob("f3crec-*")))
+    assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
+    assert "2 failed, as kd on fedmf, ml-100k, seed 0: the loss is not finite" in capsys.readouterr().err
+
+
 # The other tables
+
 
 def test_statistics_are_those_of_the_data(registry, ml100k):
     from fedcl_bench.data.stream import statistics
@@ -376,25 +341,25 @@ def test_statistics_are_those_of_the_data(registry, ml100k):
             return statistics(ml100k)
         raise UserError(f"dataset '{dataset}': no file.\nSecond line.")
     built = build("f3crec", f3crec.TABLES[1], source([], registry, statistics=known))
-    for found in built.cells():
-        if found.key.dataset == "ml-100k":
-            assert found.mean == found.printed.value
-        else:
-            assert found.mean is None
+    assert all(c.mean == (c.printed.value if c.key.dataset == "ml-100k" else None) for c in built.cells())
     assert "missing: statistics of lastfm-2k: dataset 'lastfm-2k': no file." in built.missing
 
 
-def test_ablations(registry, tmp_path):
-    for i, (settings, mean) in enumerate((((), 0.1), ((("without", "cc"),), 0.09), ((("without", "sc"),), 0.05))):
-        for seed in range(2):
-            fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", settings), seed, level(mean))
+def test_ablations_and_noise(registry, tmp_path):
+    for settings, mean in (((), 0.1), ((("without", "cc"),), 0.09), ((("without", "sc"),), 0.05),
+                           ((("upload_noise", 0.3),), 0.07)):
+        record(tmp_path, registry, "f3crec", mean, *settings, seeds=range(2))
     built = table(3, tmp_path, registry)
-    assert cell(built, "without=cc", "avg").mean == pytest.approx(0.111)
+    assert cell(built, "without=cc").mean == pytest.approx(0.111)
     assert cell(built, "without=cc", "change").mean == pytest.approx(100 * (0.111 / 0.121 - 1))
-    assert cell(built, "f3crec", "avg").rank == 1 and cell(built, "without=cc", "avg").rank == 2
+    assert cell(built, "f3crec").rank == 1 and cell(built, "without=cc").rank == 2
     assert cell(built, "ft", "change").missing == "no record"
-    assert cell(table(6, tmp_path, registry), "without=sc", "avg").mean == pytest.approx(0.071)
     assert built.heads == ("N@20 Avg", "N@20 change (%)", "R@20 Avg", "R@20 change (%)")
+    assert cell(table(6, tmp_path, registry), "without=sc").mean == pytest.approx(0.071)
+    noise = table(8, tmp_path, registry, only={})
+    assert cell(noise, "upload_noise=0.3").mean == pytest.approx(0.091)
+    assert noise.heads[:2] == ("λ = 0", "λ = 0.1")
+    assert [c.key.dataset for c in noise.cells() if c.contradiction] == ["hetrec2011-ml"] * 2
 
 
 def test_static_and_dynamic_users(registry, tmp_path):
@@ -405,19 +370,17 @@ def test_static_and_dynamic_users(registry, tmp_path):
             values[:] = 0.3
             values[:8], values[-8:] = 0.1, 0.05
         return values
-    for seed in range(2):
-        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), seed, scores)
+    record(tmp_path, registry, "f3crec", scores, seeds=range(2))
     degradation, after = table(4, tmp_path, registry), table(5, tmp_path, registry)
-    assert cell(degradation, "f3crec", "static", "degradation").mean == pytest.approx(0.5)
-    assert cell(degradation, "f3crec", "dynamic", "degradation").mean == pytest.approx(0.75)
-    assert cell(after, "f3crec", "static").mean == pytest.approx(0.1)
-    assert cell(after, "f3crec", "dynamic").mean == pytest.approx(0.05)
+    for column, fall, left in (("static", 0.5, 0.1), ("dynamic", 0.75, 0.05)):
+        assert cell(degradation, "f3crec", column, "degradation").mean == pytest.approx(fall)
+        assert cell(after, "f3crec", column).mean == pytest.approx(left)
     assert degradation.heads == ("F3CRec", "w/o a.r.m", "SPP†")
 
 
 def test_users_without_a_test_item_are_in_no_group(registry, tmp_path):
     """Of 40 users with a shift only those tested on block 0 are ordered."""
-    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))
+    record(tmp_path, registry, "f3crec", 0.08)
     (run,) = load_runs(tmp_path)
     run.users.drop(run.users.index[(run.users["tested_block"] == 0) & (run.users["user"] < 10)], inplace=True)
     groups = tables.user_groups(run)
@@ -430,7 +393,7 @@ def test_users_without_a_test_item_are_in_no_group(registry, tmp_path):
 
 def test_static_and_dynamic_items(registry, tmp_path):
     """Of ten items with phi i and change i / 100, the groups are {0, 1} and {8, 9}."""
-    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))
+    record(tmp_path, registry, "f3crec", 0.08)
     built = table(7, tmp_path, registry)
     found = [cell(built, "f3crec", column, "item_rank_change").mean for column in ("static", "dynamic", "diff")]
     assert found == pytest.approx([0.005, 0.085, 0.08])
@@ -439,23 +402,33 @@ def test_static_and_dynamic_items(registry, tmp_path):
     assert cell(built, "f3crec", "static", "item_rank_change").missing == "its record holds no item analysis of D1"
 
 
-def test_noise(registry, tmp_path):
-    for scale in (0.0, 0.3):
-        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("upload_noise", scale),)), 0,
-                  level(0.08 - scale / 10))
-    built = table(8, tmp_path, registry)
-    assert cell(built, "f3crec", "avg").mean == pytest.approx(0.1)
-    assert cell(built, "upload_noise=0.3", "avg").mean == pytest.approx(0.07)
-    assert built.heads[:2] == ("λ = 0", "λ = 0.1")
-    marked = [c.key for c in built.cells() if c.contradiction]
-    assert [key.dataset for key in marked] == ["hetrec2011-ml"] * 2
+# How many users a number is of
 
 
-# Formats
+def test_the_number_of_test_users_is_said(registry, tmp_path):
+    record(tmp_path, registry, "ft", 0.08)
+    built = table(2, tmp_path, registry)
+    assert built.tested == ("Test users of ML-100K: 40 (D1), 40 (D2), 40 (D3).",)
+    assert f"- {built.tested[0]}" in markdown(built) and built.tested[0] in latex(built)
+    rows = rows_of(built)
+    assert [rows["ft", column]["users"] for column in ("D1", "avg")] == ["40", "40 40 40"]
+    assert rows["ft", "D1"]["interactions"] == ""
+
+
+def test_an_interval_is_given_where_users_are_few(registry, tmp_path):
+    record(tmp_path, registry, "ft", 0.08, users=12)
+    built = table(2, tmp_path, registry)
+    low, high = interval_of_mean(cell(built, "ft", "D1", "recall@20").mean, 12)
+    assert any(note.startswith("Only 12 test users in D1: the 95 % interval of FT on FedMF, ML-100K")
+               and note.endswith(f"is {low:.4f} to {high:.4f}.") for note in built.tested)
+
+
+# Formats and the command
+
 
 @pytest.mark.parametrize("number", [2, 5, 7])
 def test_latex_is_well_formed(number, main_runs, registry):
-    text = latex(table(number, main_runs, registry))
+    text = latex(table(number, main_runs, registry, only={"datasets": ["ml-100k", "hetrec2011-ml"]}))
     body = re.sub(r"(?m)^%.*", "", text)
     assert not re.search(r"(?<!\\)[%#_]", body) and body.isascii()
     assert body.count("{") == body.count("}") and body.replace(r"\$", "").count("$") % 2 == 0
@@ -476,80 +449,27 @@ def test_latex_is_well_formed(number, main_runs, registry):
         assert r"\underline{0.1120}{\tiny$\pm$0.0020} (0.0938)" in body and r"SPP$^{\dagger}$" in body
 
 
-# The command
-
-def refused(capsys, *arguments):
-    assert main(["tables", *arguments]) == 2
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert captured.out == "" and len(lines) in (1, 2)
-    return " ".join(lines)
-
-
-def test_command(main_runs, registry, tmp_path, capsys, monkeypatch):
+def test_command(main_runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    records = ["--records", str(main_runs)]
-    assert main(["tables", "--table", "2", *records, "--datasets", "ml-100k", "--backbones", "fedmf"]) == 0
+    command = ["tables", "--records", str(main_runs), "--datasets", "ml-100k"]
+    assert main([*command, "--table", "2", "--backbones", "fedmf"]) == 0
     text = capsys.readouterr().out
     assert text.count("| ML-100K |") == 1 and "FedNCF" not in text and "**0.1220**" in text and "missing" not in text
-    assert main(["tables", "--table", "2", "3", *records, "--format", "all", "--out", "t"]) == 0
+    assert main([*command, "--table", "2", "3", "--format", "all", "--out", "t"]) == 0
     assert sorted(os.listdir("t")) == [f"table{n}.{end}" for n in (2, 3) for end in ("csv", "md", "tex")]
-    assert main(["tables", "--table", "2", *records, "--set", "rounds=7", "--datasets", "ml-100k"]) == 0
+    assert main([*command, "--table", "2", "--set", "rounds=7"]) == 0
     assert "rounds 100 instead of 7" in (text := capsys.readouterr().out) and "±" not in text.split("- Ours")[0]
-    for arguments, expected in ((["--paper", "f3rec"], "Did you mean 'f3crec'"), (["--table", "12"], "unknown table"),
-                                (["--table", "two"], "accepted: the number of a table, or all"),
-                                (["--table", "3", "--datasets", "ml-latest-small"], "unknown dataset of these tables"),
-                                (["--table", "2", "--backbones", "fedm"], "Did you mean 'fedmf'"),
-                                (["--table", "2", "--set", "roundz=2"], "Did you mean 'rounds'"),
-                                (["--table", "2", "--records", "nowhere"], "no folder nowhere")):
-        assert expected in refused(capsys, *records, *arguments)
 
 
-# How many users a number is of
-
-
-def test_the_number_of_test_users_is_said(registry, tmp_path):
-    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    built = table(2, tmp_path, registry, only=MINE)
-    assert built.tested == ("Test users of ML-100K: 40 (D1), 40 (D2), 40 (D3).",)
-    assert f"- {built.tested[0]}" in markdown(built) and built.tested[0] in latex(built)
-    assert not any("Test users" in note for note in built.notes)  # those are of reproduction pages too
-    rows = {row["column"]: row for row in csv.DictReader(io.StringIO(csv_text(built))) if row["mean"]}
-    assert (rows["D1"]["users"], rows["avg"]["users"], rows["D1"]["interactions"]) == ("40", "40 40 40", "")
-
-
-def test_an_interval_is_given_where_users_are_few(registry, tmp_path):
-    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08), users=12)
-    built = table(2, tmp_path, registry, only=MINE)
-    low, high = interval_of_mean(next(c.mean for c in built.cells() if c.key.column == "D1" and c.mean
-                                      and c.key.metric == "recall@20"), 12)
-    assert any(note.startswith("Only 12 test users in D1: the 95 % interval of FT on FedMF, ML-100K")
-               and note.endswith(f"is {low:.4f} to {high:.4f}.") for note in built.tested)
-
-
-# Runs that failed
-
-
-def test_failed_runs_are_not_called_absent(registry, tmp_path, capsys):
-    """Neither in tables nor by `compare` and `figures`, nor where nothing else is there."""
-    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))
-    for seed in (0, 1):
-        config = config_of(registry, RunSpec("kd", "fedmf", "ml-100k"), seed)
-        record = Record(tmp_path / "runs" / config.name)
-        record.folder.mkdir()
-        record.fail(failed(config, "the loss is not finite in round 3.\nmore"))
-    why = "failed with seeds 0, 1 (the loss is not finite in round 3)"
-    here = ["--records", str(tmp_path)]
-    assert main(["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here]) == 0
-    out = capsys.readouterr().out
-    assert f"missing: kd on fedmf, ml-100k: {why}." in out and "missing: ft, reg, rlp2, spp on" in out
-    assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
-    err = capsys.readouterr().err
-    assert f"failed: kd on fedmf, ml-100k {why}." in err and len(err.splitlines()) == 2
-    assert main(["figures", "--figure", "curves", "--methods", "f3crec,kd", "--format", "svg", "--out",
-                 str(tmp_path / "out"), *here]) == 0
-    out = capsys.readouterr().out
-    assert f"kd on fedmf, ml-100k {why}: left empty" in out and "make them with" not in out
-    shutil.rmtree(next((tmp_path / "runs").glob("f3crec-*")))
-    assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
-    assert "2 failed, as kd on fedmf, ml-100k, seed 0: the loss is not finite" in capsys.readouterr().err
+@pytest.mark.parametrize("arguments, expected", [
+    (["--paper", "f3rec"], "Did you mean 'f3crec'"), (["--table", "12"], "unknown table"),
+    (["--table", "two"], "accepted: the number of a table, or all"), (["--table", "2,x"], "found 'x'"),
+    (["--table", "3", "--datasets", "ml-latest-small"], "unknown dataset of these tables"),
+    (["--table", "2", "--backbones", "fedm"], "Did you mean 'fedmf'"),
+    (["--table", "2", "--set", "roundz=2"], "Did you mean 'rounds'"),
+    (["--paper", "fcucr", "--table", "2", "--set", "init=client"], "one of server, per_client"),
+    (["--table", "2", "--records", "nowhere"], "no folder nowhere")])
+def test_mistakes(arguments, expected, main_runs, capsys):
+    assert main(["tables", "--records", str(main_runs), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and expected in captured.err and len(captured.err.strip().splitlines()) <= 2

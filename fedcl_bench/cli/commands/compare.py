@@ -46,9 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...records.store import incremental, load_all
     from ...reports.comparison import against_each, over_grid
-    from ...reports.scores import parse_blocks, stream_metric
-    from ...reports.selection import checked_spec, find_all, parse_method
-    from ...reports.tables import DAGGER
+    from ...reports.frame import parse_blocks
+    from ...reports.selection import DAGGER, Source, checked_spec, find_all, parse_method
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
 
@@ -72,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
     specs = [spec for row in cells.values() for spec in row.values()]
     recorded, failed = load_all(args.records, LeftOut())
-    runs_of = find_all(recorded, registry, specs, tuned, args.records, where, failed)
+    runs_of = find_all(Source(recorded, registry, tuned, (), lambda dataset: {}, where, failed), specs, args.records)
     say_tuned(tuned, specs)
     runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}
     # The rows of a grid may have different numbers of blocks.
-    metric = args.metric or stream_metric(runs_of[specs[0]][0])
+    metric = args.metric or runs_of[specs[0]][0].head["settings"]["valid_metric"]
     about = {"metric": metric, "blocks": blocks if blocks or args.friedman else
              incremental(next(iter(runs.values()))[proposed][0])}
     labels = {text: text + DAGGER * registry.reimplemented(method) for text, (method, _) in methods.items()}
@@ -173,8 +172,7 @@ def _few_users(comparisons: list[Comparison], proposed: str, metric: str) -> lis
 
 
 def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
-    from ...reports.selection import FOOTNOTE
-    from ...reports.tables import DAGGER
+    from ...reports.selection import DAGGER, FOOTNOTE
 
     if any(DAGGER in label for label in labels.values()):
         notes = [*notes, FOOTNOTE]

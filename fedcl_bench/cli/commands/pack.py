@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
-    from ...reports.tables import find
+    from ...reports.selection import find
     from ...records.published import INDEX, write
 
     if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")

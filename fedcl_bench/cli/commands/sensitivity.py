@@ -114,7 +114,7 @@ def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results
         UserError: for a metric that they lack, or if the default case has no run.
     """
     from ...experiments.grid import state
-    from ...reports.scores import check_metric
+    from ...reports.frame import check_metric
     from ...reports.sensitivity_table import effects
     from ...records.store import load_record
 

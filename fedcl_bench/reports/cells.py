@@ -1,0 +1,166 @@
+"""A table as data: its cells, its lines, and all that is known of it while it is being filled."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Callable, Mapping
+
+from ..experiments.papers import Key, PaperTable, Printed
+from ..records.run import Run
+from .selection import DAGGER, Source
+
+SECONDS = "round_seconds"  # the metric of seconds per round
+UPLOAD = "upload_mib"  # the metric of what a client sends in a round
+COSTS = (SECONDS, UPLOAD)  # not per user, and not to be ranked
+DASH = "–"  # where there is nothing to show
+
+Place = tuple[str, str, str]  # dataset, backbone and row of a line, as a Key begins
+
+
+@dataclass
+class Cell:
+    """One number of ours and the paper's.
+
+    Attributes:
+        mean, std: over seeds; mean is None without a record, std with fewer than two.
+        seeds, records: of the runs behind it, and their hashes.
+        printed: the paper's; None where it prints nothing.
+        contradiction, mark: how the printed number contradicts another one of the paper, and its footnote's mark.
+        missing: why there is no number of ours.
+        star: significantly better: the paper's own method than the best baseline, or a row than ``baseline``.
+        worse: significantly worse than ``baseline``.
+        rank: 1 best, 2 second among the methods compared, else 0.
+        p: of the test behind a star, where it was made; after Holm's correction against ``baseline``.
+        is_reference: all metrics of its runs are FT's (see ``same_numbers``).
+        users, interactions: how many the tests of the blocks behind it have; empty where that is not counted.
+    """
+
+    key: Key
+    decimals: int
+    mean: float | None = None
+    std: float | None = None
+    seeds: tuple[int, ...] = ()
+    records: tuple[str, ...] = ()
+    printed: Printed | None = None
+    contradiction: str = ""
+    mark: str = ""
+    missing: str = ""
+    star: bool = False
+    rank: int = 0
+    p: float | None = None
+    users: tuple[int, ...] = ()
+    interactions: tuple[int, ...] = ()
+    worse: bool = False
+    is_reference: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """Stub labels and cells of one line; None where the table has no cell."""
+
+    labels: tuple[str, ...]
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All lines of one backbone, or of all where they are not compared apart."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A whole table.
+
+    Attributes:
+        number: of the paper's table; 0 in a table of no paper.
+        heading: what stands above it.
+        stub: headings of the label columns; heads: those of the number columns.
+        notes: what the numbers mean; footnotes: (mark, text) of marked cells.
+        tested: sentences on how many test users there are.
+        missing: one sentence per group of cells without a record.
+        daggers: rows that are re-implementations.
+    """
+
+    paper: str
+    number: int
+    title: str
+    heading: str
+    stub: tuple[str, ...]
+    heads: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+    tested: tuple[str, ...] = ()
+    footnotes: tuple[tuple[str, str], ...] = ()
+    missing: tuple[str, ...] = ()
+    daggers: frozenset[str] = frozenset()
+
+    def cells(self) -> list[Cell]:
+        """All cells, in reading order."""
+        return [cell for panel in self.panels for line in panel.lines for cell in line.cells if cell is not None]
+
+
+def _decimals(key: Key, printed: Printed | None) -> int:
+    if key.metric in COSTS or (key.column == "change" and (printed is None or printed.value is None)):
+        return 2
+    return printed.decimals if printed is not None and printed.value is not None else 4
+
+
+@dataclass
+class Filling:
+    """A table that is being filled.
+
+    Attributes:
+        names: a row, backbone, dataset, metric or column to what it is called.
+        ours: the paper's own method; empty where there is none.
+        printed: the paper's numbers; contradictions: cell to how its number contradicts another one.
+        cells: all, in the order of the table's keys. runs: those of every line.
+    """
+
+    table: PaperTable
+    source: Source
+    names: Callable[[str], str]
+    ours: str = ""
+    printed: Mapping[Key, Printed] = field(default_factory=dict)
+    contradictions: Mapping[Key, str] = field(default_factory=dict)
+    cells: dict[Key, Cell] = field(init=False)
+    runs: dict[Place, list[Run]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A pilot's numbers do not compare with the paper's.
+        printed, contradictions = ({}, {}) if self.source.pilot_users else (self.printed, self.contradictions)
+        self.cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
+                                contradiction=contradictions.get(key, "")) for key in self.table.keys()}
+        for mark, cell in zip(string.ascii_letters, (cell for cell in self.cells.values() if cell.contradiction)):
+            cell.mark = mark
+
+    @cached_property
+    def daggers(self) -> frozenset[str]:
+        """The rows that are re-implementations."""
+        rows = self.table.run_names() if self.table.row_spec else ()
+        return frozenset(name[0] for name in rows
+                         if self.source.registry.reimplemented(self.table.row_spec(*name).method))
+
+    def label(self, name: str) -> str:
+        """What a row, backbone, dataset, metric or column is called, with a dagger at re-implementations."""
+        return self.names(name) + DAGGER * (name in self.daggers)
+
+    def leading(self, dataset: str, backbone: str) -> dict[str, Cell]:
+        """Row to the cell by which the paper's methods on a backbone are compared (``PaperTable.lead``)."""
+        lead, rows = self.table.lead, [row for row in self.table.rows if row not in self.table.added]
+        keys = {row: Key(dataset, backbone, row, lead.metric, lead.column) for row in rows}
+        return {row: self.cells[key] for row, key in keys.items() if key in self.cells}
+
+    def across(self, dataset: str) -> tuple[str, list[Cell]]:
+        """The backbone on which the paper's method is best (empty without a record), and the cells, in the leading
+        column, of lines on backbones that it is not on."""
+        lead, here = self.table.lead, [cell for key, cell in self.cells.items() if key.dataset == dataset
+                                       and key.column == self.table.lead.column and cell.mean is not None]
+        mine = [cell for cell in here if (cell.key.row, cell.key.metric) == (self.ours, lead.metric)]
+        taken = {key.backbone for key in self.cells if key.row == self.ours}
+        others = [cell for cell in here if cell.key.backbone not in taken and cell.key.metric not in COSTS]
+        return max(mine, key=lambda cell: cell.mean).key.backbone if mine else "", others if mine else []

@@ -1,0 +1,185 @@
+"""What is said below a table: what its numbers are, how they were tested, of how many users, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Callable, Iterable, Iterator, Sequence
+
+from ..evaluation.metrics import is_share
+from ..experiments.papers import Key, PaperTable
+from ..runs.specs import RunSpec, seed_text
+from ..stats.significance import ALIKE, FEW_USERS, interval_of_mean
+from .cells import Cell, Filling
+from .frame import split_group
+from .selection import DAGGER, Source
+
+GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
+
+
+def p_text(p: float) -> str:
+    """A p-value in words."""
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def pilot_note(users: Iterable[int]) -> str:
+    """What is said of a table of pilots with so many users."""
+    return (f"Of pilots with {', '.join(f'{n:,}' for n in sorted(users))} users of each domain; comparable with no "
+            f"numbers of all users.")
+
+
+def _line(filling: Filling, key: Key) -> str:
+    """A cell but for its metric and column."""
+    return f"{filling.label(key.row)} on {filling.label(key.backbone)}, {filling.label(key.dataset)}"
+
+
+def notes(filling: Filling) -> Iterator[str]:
+    """What the numbers mean, which seeds they are of, and how they were tested."""
+    table = filling.table
+    yield from table.notes
+    yield from _seeds(filling)
+    if table.added:
+        yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."
+    if users := filling.source.pilot_users:
+        yield f"{pilot_note([users])} So the paper's are not shown."
+    if any(cell.is_reference for cell in filling.cells.values()):
+        yield (f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with its "
+               f"settings the method is FT in effect.")
+    if table.lead:
+        yield from _tests(filling)
+        yield from _tests_across(filling)
+
+
+def footnotes(filling: Filling) -> Iterator[tuple[str, str]]:
+    """The mark and text of every footnote."""
+    for key, cell in filling.cells.items():
+        if cell.mark:
+            place = ", ".join(filter(None, map(filling.label, (key.metric, key.column))))
+            yield cell.mark, f"{_line(filling, key)}, {place}: {cell.contradiction}."
+    if filling.daggers:
+        yield DAGGER, "Re-implementation from the description: its code was never released."
+
+
+def _usual_seeds(cells: Iterable[Cell]) -> tuple[int, ...]:
+    """The seeds that most cells have."""
+    counts = Counter(cell.seeds for cell in cells if cell.seeds)
+    return max(counts, key=lambda seeds: (counts[seeds], len(seeds), seeds)) if counts else ()
+
+
+def _seeds(filling: Filling) -> Iterator[str]:
+    """How many seeds there are, and which cells have others."""
+    if not (usual := _usual_seeds(filling.cells.values())):
+        return
+    yield ("1 seed, so no deviation" if len(usual) == 1 else f"{len(usual)} seeds") + f" ({seed_text(usual)})."
+    others: dict[tuple[int, ...], dict[str, None]] = {}
+    for key, cell in filling.cells.items():
+        if cell.seeds and cell.seeds != usual:
+            others.setdefault(cell.seeds, {})[_line(filling, key) + " (change)" * (key.column == "change")] = None
+    for seeds, names in others.items():
+        yield f"Other seeds ({seed_text(seeds)}): {'; '.join(names)}."
+
+
+def _tests(filling: Filling) -> Iterator[str]:
+    """The p of tests where the table wants them, and which tests could not be made, or not against every baseline that
+    the paper has a number for."""
+    table, label = filling.table, filling.label
+    for dataset, backbone in product(table.datasets, table.backbones):
+        here = filling.leading(dataset, backbone)
+        if filling.ours not in here:
+            continue
+        mine, where = here.pop(filling.ours), f"{label(backbone)}, {label(dataset)}"
+        if table.lead.name_p and mine.p is not None:
+            tested = {metric: filling.cells[mine.key._replace(metric=metric)].p for metric in table.metrics}
+            values = "; ".join(f"{label(metric)} {p_text(p)}" for metric, p in tested.items() if p is not None)
+            yield f"p of {label(filling.ours)} on {where}: {values}."
+        absent = [label(row) for row, cell in here.items()
+                  if cell.mean is None and cell.printed and cell.printed.value is not None]
+        if mine.mean is not None and mine.p is None and here:
+            yield f"{where}: not tested; no baseline has a record, or the best shares no seed or too few users."
+        elif mine.mean is not None and absent:
+            yield f"{where}: tested against the best of the baselines with records (without {', '.join(absent)})."
+
+
+def _tests_across(filling: Filling) -> Iterator[str]:
+    """The p of the paper's best line against those on other backbones."""
+    label = filling.label
+    for dataset in () if filling.table.panels else filling.table.datasets:
+        best, others = filling.across(dataset)
+        lines: dict[str, list[str]] = {}
+        for cell in others:
+            if cell.p is not None:
+                lines.setdefault(f"{label(cell.key.row)} on {label(cell.key.backbone)}", []).append(
+                    f"{label(cell.key.metric)} {p_text(cell.p)}")
+        if lines:
+            each = "; ".join(f"{name}: {', '.join(values)}" for name, values in lines.items())
+            yield (f"p of {label(filling.ours)} on {label(best)}, its best line by {label(filling.table.lead.metric)} "
+                   f"on {label(dataset)}, against lines on other backbones, two-sided. {each}.")
+
+
+def _interval_key(cell: Cell) -> tuple[bool, float]:
+    """Whether the interval of a cell's mean can be told, and the mean: not of metrics that may lie beyond [0, 1], and
+    not of users who were chosen for their values."""
+    metric, group = split_group(cell.key.metric)
+    return is_share(metric) and group != "worst-decile", cell.mean
+
+
+def tested(filling: Filling) -> Iterator[str]:
+    """How many users the tests have, and how many interactions these are to find; what that means if they are few."""
+    label, most = filling.label, {}  # the cell of most users of a test's column, by dataset and group of its users
+    for key, cell in filling.cells.items():
+        if cell.users and key.column != "change":
+            here = most.setdefault((key.dataset, split_group(key.metric)[1]), {})
+            here[key.column] = max(here.get(key.column, cell), cell, key=_interval_key)
+    for (dataset, group), columns in most.items():
+        if len(columns) > 1:  # those of the blocks are those of their average, and those of all domains of the mean
+            each = tuple(n for column, cell in columns.items() if column != "mean" for n in cell.users)
+            columns = {column: cell for column, cell in columns.items()
+                       if column != "avg" and (column != "mean" or cell.users != each)}
+        where = {column: label(column) if column not in ("value", "mean") else "" for column in columns}
+        for what in ("users", "interactions"):
+            counts = [", ".join(f"{n:,}" for n in getattr(cell, what)) + f" ({where[column]})" * bool(where[column])
+                      for column, cell in columns.items() if getattr(cell, what)]
+            if counts:
+                yield f"Test {what} of {label(dataset)}{f', {group}' * bool(group)}: {', '.join(counts)}."
+        for column, cell in columns.items():
+            if (users := min(cell.users)) < FEW_USERS and _interval_key(cell)[0]:
+                low, high = interval_of_mean(cell.mean, users)
+                yield (f"Only {users} test user{'s' * (users > 1)}{f' in {where[column]}' * bool(where[column])}: the "
+                       f"95 % interval of {_line(filling, cell.key)} ({cell.mean:.4f}) is {low:.4f} to {high:.4f}.")
+
+
+def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets: Iterable[str] = (),
+            backbones: Iterable[str] = (), methods: Iterable[str] = ()) -> str:
+    """The command that makes the missing records of some cells: those of the paper, or those of added methods."""
+    methods = list(dict.fromkeys(methods))
+    names = [f"--{kind} {','.join(dict.fromkeys(chosen))}"
+             for kind, chosen in (("datasets", datasets), ("backbones", backbones), ("methods", methods)) if chosen]
+    runs = [] if set(methods) & set(table.added) else [f"--paper {paper} --table {table.number}"]
+    return " ".join(["run_bench.py grid", *runs, *names, f"--seeds {seeds}", *filter(None, [source.options()])])
+
+
+def missing(filling: Filling, paper: str, remake: Callable[[Sequence[RunSpec]], str] | None) -> Iterator[str]:
+    """Sentences that name every cell without a number of ours, one per dataset and reason."""
+    table, cells = filling.table, filling.cells
+    groups: dict[tuple[str, str, str, bool], list[Key]] = {}
+    for key, cell in cells.items():
+        if cell.missing:
+            groups.setdefault((key.dataset, key.backbone, cell.missing, key.row in table.added), []).append(key)
+    alike: dict[tuple, list[str]] = {}  # backbones on which the same cells of a dataset are missing
+    for (dataset, backbone, reason, _), keys in groups.items():
+        rows, columns = (tuple(dict.fromkeys(getattr(key, part) for key in keys)) for part in ("row", "column"))
+        whole = [key for key in cells if (key.dataset, key.backbone) == (dataset, backbone) and key.row in rows]
+        alike.setdefault((dataset, reason, rows, columns if len(keys) < len(whole) else ()), []).append(backbone)
+    for (dataset, reason, rows, columns), backbones in alike.items():
+        if table.row_spec is None:
+            yield f"missing: statistics of {dataset}: {reason}."
+            continue
+        part = f" ({', '.join(columns)})" if columns and len(table.columns) > 1 else ""
+        run = "."
+        if reason.startswith("no record"):
+            specs = [table.row_spec(row, backbone, dataset) for backbone, row in product(backbones, rows)]
+            seeds = len(_usual_seeds(cells.values())) or GRID_SEEDS
+            run = "; run: " + (remake(specs) if remake else command(paper, table, filling.source, seeds, [dataset],
+                                                                     backbones, [spec.method for spec in specs]))
+        lacking = " on ".join(filter(None, (", ".join(rows), ", ".join(backbones))))
+        yield f"missing: {lacking}, {dataset}{part}: {reason}{run}"
