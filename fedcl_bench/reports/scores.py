@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ..data.stream import StreamSettings
+from ..data.settings import StreamSettings
 from ..core.errors import UserError, unknown
 from ..evaluation.metrics import SHIPPED
 from ..core.text import quoted

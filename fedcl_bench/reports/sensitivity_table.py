@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..data.stream import StreamSettings
+from ..data.settings import StreamSettings
 from ..experiments.sensitivity import Case
 from ..core.text import for_csv, for_markdown
 from ..records.run import Run
