@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..data.source import DatasetSource
-    from ..data.stream import StreamSettings
+    from ..data.settings import StreamSettings
     from ..runs.specs import RunSpec, Tuned, Where
 
 _SHOWN = 3  # records that are left out and named

@@ -14,7 +14,7 @@ from ..core.errors import UserError
 from ..core.settings import flat, inactive
 from ..core.text import for_terminal
 from ..data.source import DatasetSource
-from ..data.stream import StreamSettings
+from ..data.settings import StreamSettings
 from ..evaluation.metrics import is_share
 from ..records.store import domains_of
 from ..runs.config import RunConfig

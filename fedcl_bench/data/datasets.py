@@ -9,7 +9,8 @@ from .features import FeatureSource, Callbacks, load_features
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetConfig, DatasetSource, session_columns
-from .stream import Stream, StreamSettings, build_blocks, build_static, read_split_file
+from .settings import StreamSettings
+from .stream import Stream, build_blocks, build_static, read_split_file
 
 
 def load_stream(source: DatasetSource, settings: StreamSettings, features: FeatureSource | None = None,

@@ -17,7 +17,8 @@ import torch
 from .. import rng
 from ..core.errors import UserError
 from .recbole_files import Interactions, core
-from .stream import Sessions, Step, Stream, StreamSettings, block_of_rows, places
+from .settings import StreamSettings
+from .stream import Sessions, Step, Stream, block_of_rows, places
 from .tie_order import time_order
 
 _TESTED = 3  # interactions of a user of whom something is validated and tested, two of them in the block

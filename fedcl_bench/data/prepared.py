@@ -26,7 +26,8 @@ from ..core.errors import UserError
 from ..core.files import folder_beside
 from ..core.version import NUMBERS
 from .recbole_files import SPLITS
-from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings, fingerprint
+from .settings import CENTRAL_ONLY, DOMAINS_ONLY, StreamSettings
+from .stream import Ragged, Sessions, Step, Stream, fingerprint
 
 if TYPE_CHECKING:
     from .source import DatasetConfig, DatasetSource

@@ -17,7 +17,8 @@ import pandas as pd
 
 from ..core.errors import UserError
 from .recbole_files import SPLITS, Interactions
-from .stream import Sessions, Step, Stream, StreamSettings
+from .settings import StreamSettings
+from .stream import Sessions, Step, Stream
 
 _SHORTEST = 2  # interactions of a session: one to predict from and one to predict
 _TRAIN, _VALID, _TEST = range(3)

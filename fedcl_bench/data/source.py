@@ -19,7 +19,7 @@ from ..core.text import JOIN, LONGEST, for_terminal, safe_name, quoted
 from .plain_yaml import parsed
 
 if TYPE_CHECKING:
-    from .stream import StreamSettings
+    from .settings import StreamSettings
 
 _MAKE_IT = ("Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN --time COLUMN "
             "NAME")

@@ -32,7 +32,8 @@ from .. import rng
 from ..core.errors import UserError
 from ..core.files import folder_beside
 from ..core.parallel import in_order, workers
-from .stream import Ragged, Step, StreamSettings
+from .settings import StreamSettings
+from .stream import Ragged, Step
 
 FACTORS = 4  # length f of the vectors of tastes and properties
 LATE = 0.5  # share of the users who are not there from the beginning

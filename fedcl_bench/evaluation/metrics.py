@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.settings import setting
-from ..data.stream import NOT_IN_EPOCHS
+from ..data.settings import NOT_IN_EPOCHS
 from ..plugin.metric import Metric, RankedLists
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.settings import setting
-from ..data.stream import NOT_IN_EPOCHS
+from ..data.settings import NOT_IN_EPOCHS
 
 if TYPE_CHECKING:
     from ..stats.clip_noise import Protection

@@ -7,7 +7,7 @@ from typing import Callable
 
 from torch import Tensor
 
-from ..data.stream import IN_EPOCHS, NOT_IN_EPOCHS
+from ..data.settings import IN_EPOCHS, NOT_IN_EPOCHS
 from ..core.settings import setting
 
 OPTIMISERS = ("sgd", "adam")

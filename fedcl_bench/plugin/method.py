@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
 from torch import Tensor
 
 from .backbone import Backbone
-from ..data.stream import Step, Stream
 from ..rng import DrawKey, Tables
 from .state import Snapshot
 
 if TYPE_CHECKING:
+    from ..data.stream import Step, Stream
     from .views import Local, LocalBatch, LocalSessions
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..core.errors import UserError, unknown
 from ..core.text import quoted
-from ..data.stream import StreamSettings
+from ..data.settings import StreamSettings
 from ..evaluation.metrics import SHIPPED
 from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_data, one_protocol, user_scores

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..core.text import for_csv, for_markdown
-from ..data.stream import StreamSettings
+from ..data.settings import StreamSettings
 from ..experiments.sensitivity import Case
 from ..records.run import Run
 from ..runs.specs import seed_text

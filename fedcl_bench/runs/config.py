@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple
 import torch
 
 from ..plugin.backbone import Backbone
-from ..data import stream
 from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
-from ..data.stream import Stream, StreamSettings
+from ..data.settings import StreamSettings, in_epochs, is_central, is_domains
 from ..core.errors import Incompatible, UserError
 from ..evaluation.metrics import DEFAULT, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
@@ -30,6 +29,7 @@ from .registry import Plugin, Registry
 
 if TYPE_CHECKING:
     from ..data.features import FeatureSource
+    from ..data.stream import Stream
     from ..federation.parts import Federation
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
@@ -82,12 +82,12 @@ class RunConfig:
     @property
     def is_central(self) -> bool:
         """Whether one client holds all sessions."""
-        return stream.is_central(flat([self.stream]))
+        return is_central(flat([self.stream]))
 
     @property
     def is_domains(self) -> bool:
         """Whether the clients are domains."""
-        return stream.is_domains(flat([self.stream]))
+        return is_domains(flat([self.stream]))
 
     @property
     def blocks_before(self) -> tuple[RunConfig, ...]:
@@ -202,7 +202,7 @@ _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
     """What a backbone ignores is of a user's training in a round, which there is none of where clients hold many."""
-    return {} if stream.in_epochs(flat(parts)) else backbone.ignored
+    return {} if in_epochs(flat(parts)) else backbone.ignored
 
 
 def of_other_stages(backbone: type, method: type) -> dict[str, str]:
@@ -344,7 +344,7 @@ def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:
 def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
     """A run's backbone; a RecBole model is another one where clients are domains."""
     plugin = registry.get("backbone", name)
-    return plugin.of_domains() if stream.is_domains(flat([parts.stream])) else plugin
+    return plugin.of_domains() if is_domains(flat([parts.stream])) else plugin
 
 
 def effective(parts: Iterable[Any]) -> dict[str, Any]:

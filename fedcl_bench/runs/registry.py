@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Iterable
 
-from . import metadata
 from ..plugin.backbone import Backbone
 from ..core.errors import Incompatible, UserError
 from ..evaluation import metrics
@@ -27,7 +26,7 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, plugin_files, unknown_plugin
+from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, missing, plugin_files, unknown_plugin
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
@@ -186,7 +185,7 @@ class Registry:
             return "ft", method
         for kind, name in (("method", method), ("backbone", backbone)):
             if not name:
-                raise metadata.missing(kind, self.names(kind))
+                raise missing(kind, self.names(kind))
         return self.spelled("method", method), self.spelled("backbone", backbone)
 
     def naming(self, error: Incompatible) -> UserError:

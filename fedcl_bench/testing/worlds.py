@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..data.domain_streams import build_domains
 from ..data.recbole_files import Interactions
-from ..data.stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
+from ..data.settings import StreamSettings
+from ..data.stream import Ragged, Sessions, Step, Stream, build_blocks
 
 SPLITS = ("train", "valid", "test")
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, partial
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import rng
-from ..data.stream import Ragged, Step
 from ..core.errors import UserError
 from ..plugin.local_settings import LocalSettings, OwnSamples
 from ..kernels import ops
 from ..core.tuning import SIZES
+
+if TYPE_CHECKING:
+    from ..data.stream import Ragged, Step
 
 
 @dataclass(frozen=True)

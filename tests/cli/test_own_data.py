@@ -11,7 +11,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream, thin_note
 from fedcl_bench.data.source import (DatasetConfig, config_file, configured, dataset_name, find_file, load_config,
                                      locate, spelled)
-from fedcl_bench.data.stream import StreamSettings
+from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec, spelled_spec, tuned_file

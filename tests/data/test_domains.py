@@ -20,7 +20,7 @@ from fedcl_bench.data.domain_streams import build_domains
 from fedcl_bench.data.overlap import shared_users
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import Published, load_config
-from fedcl_bench.data.stream import StreamSettings
+from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.runs.config import make_config
 
 # Histories of users, in order; both domains have a user u1 and an item i1.

@@ -20,7 +20,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.features import Callbacks, locate_features, notes, silent
 from fedcl_bench.data.item_texts import read_texts
 from fedcl_bench.data.source import locate
-from fedcl_bench.data.stream import StreamSettings
+from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError
 
 BOOKS = {"u1": ["i1", "i2", "i3", "i4", "i2"], "u2": ["i3", "i1", "i5"], "u3": ["i4", "i6"]}

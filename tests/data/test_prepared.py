@@ -13,7 +13,8 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.source import locate
-from fedcl_bench.data.stream import Stream, StreamSettings
+from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.stream import Stream
 from fedcl_bench.data.synth import World, write
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.parameter_growth import grow, row_width

@@ -18,7 +18,7 @@ from fedcl_bench.data.datasets import load_stream, statistics
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.session_streams import build_sessions
 from fedcl_bench.data.source import load_config
-from fedcl_bench.data.stream import StreamSettings
+from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 

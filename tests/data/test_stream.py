@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 
 from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured, load_config
-from fedcl_bench.data.stream import (StreamSettings, block_of_rows, build_blocks, read_split_file, split_of_rows,
-                                     statistics)
+from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.stream import block_of_rows, build_blocks, read_split_file, split_of_rows, statistics
 from fedcl_bench.testing.worlds import ragged
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}

@@ -20,7 +20,8 @@ from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import load_config
-from fedcl_bench.data.stream import StreamSettings, build_static
+from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.stream import build_static
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.evaluation.ranking import draw_candidates

@@ -25,7 +25,7 @@ from fedcl_bench.data.datasets import build_stream
 from fedcl_bench.data.features import Callbacks, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
-from fedcl_bench.data.stream import StreamSettings
+from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.records import published, schema
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute

@@ -11,7 +11,8 @@ from helpers import ITEM, USER, build, federation, finish, module_of, one_step, 
 from scipy import stats
 
 from fedcl_bench.plugin.backbone import Backbone, BackboneSettings
-from fedcl_bench.data.stream import StreamSettings, build_static
+from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.stream import build_static
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.ranking import rank_all
 from fedcl_bench.federation.parameter_growth import grow

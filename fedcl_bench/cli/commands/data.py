@@ -224,7 +224,7 @@ def _download(args: argparse.Namespace) -> int:
 
 
 def _synth(args: argparse.Namespace) -> int:
-    from ...data.stream import StreamSettings
+    from ...data.settings import StreamSettings
     from ...data.synth import World, write
     from ...core.files import bar
 

@@ -131,7 +131,7 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
     from ...data.datasets import load_stream, statistics
     from ...data.recbole_files import bundled
     from ...data.source import locate
-    from ...data.stream import StreamSettings
+    from ...data.settings import StreamSettings
     from ...runs.config import layers
     from ...core.settings import assemble
 
