@@ -198,44 +198,33 @@ def assemble(classes: Iterable[type], layers: Iterable[tuple[str, Mapping[str, A
     return [cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}) for cls in classes]
 
 
-# Settings of RecBole by the names that they have here, and what a sentence says after these names.
-_OF_RECBOLE: dict[str, tuple[tuple[str, ...], str]] = {
-    "learning_rate": (("lr",), ""),
-    "embedding_size": (("dim",), ""),
-    "train_batch_size": (("batch_size",), ""),
-    "epochs": (("rounds", "local_epochs"), "rounds of the server, and passes of a client in each of them"),
-    "eval_batch_size": ((), "pieces of users have the size that memory allows"),
-    "train_neg_sample_args": (("negatives", "negative_pool", "negative_draw"), "how many per positive, and of which"),
-    "metrics": (("topk",), "five metrics are always computed, of lists of these lengths; extra_metrics names others"),
-    "stopping_step": (("patience",), "counted in rounds"),
-    "eval_step": (("evaluate_every",), "counted in rounds"),
-    "learner": (("optimiser",), ""),
-    "max_item_list_length": (("max_length",), ""),
-    "n_layers": (("layers",), ""),
-    "n_heads": (("heads",), ""),
-    "dropout_prob": (("dropout",), ""),
-    "hidden_dropout_prob": (("dropout",), ""),
-    "user_inter_num_interval": (("k_core",), "one number for users and items"),
-    "item_inter_num_interval": (("k_core",), "one number for users and items"),
-    "eval_args": (("stream", "base_split", "inc_split", "candidates"), "stream, splits and ranking")}
-# Options of RecBole that are options here too.
-_OPTIONS = {"seed": "--seed", "model": "--backbone", "dataset": "--dataset", "data_path": "--data-dir",
-            "device": "--device", "gpu_id": "--device", "use_gpu": "--device", "checkpoint_dir": "--results"}
+# What RecBole's settings are here.
+_OF_RECBOLE = {
+    "learning_rate": "is 'lr' here", "embedding_size": "is 'dim' here", "train_batch_size": "is 'batch_size' here",
+    "epochs": "is 'rounds' and 'local_epochs' here (rounds of the server, and passes of a client in each of them)",
+    "eval_batch_size": "has no counterpart here: pieces of users have the size that memory allows. Leave it out",
+    "train_neg_sample_args": "is 'negatives' and 'negative_draw' here (how many per positive, and of which)",
+    "metrics": "is 'topk' here (five metrics are always computed, of lists of these lengths; extra_metrics names "
+               "others)",
+    "stopping_step": "is 'patience' here (counted in rounds)", "eval_step": "is 'evaluate_every' here (in rounds)",
+    "learner": "is 'optimiser' here", "max_item_list_length": "is 'max_length' here", "n_layers": "is 'layers' here",
+    "n_heads": "is 'heads' here", "dropout_prob": "is 'dropout' here", "hidden_dropout_prob": "is 'dropout' here",
+    **dict.fromkeys(("user_inter_num_interval", "item_inter_num_interval"),
+                    "is 'k_core' here (one number for users and items)"),
+    "eval_args": "is 'stream', 'base_split', 'inc_split' and 'candidates' here",
+    "seed": "is the option --seed here", "model": "is the option --backbone here",
+    "dataset": "is the option --dataset here", "data_path": "is the option --data-dir here",
+    **dict.fromkeys(("device", "gpu_id", "use_gpu"), "is the option --device here"),
+    "checkpoint_dir": "is the option --results here"}
 
 
 def unknown_setting(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     """The error for a setting that is not among ``known``: names ours for a setting of RecBole, else the nearest."""
     known, name = list(known), wrong.lower()
-    ours, meaning = _OF_RECBOLE.get(name, ((), ""))
-    listed = " and ".join(f"'{setting}'" for setting in ours if setting in known)
-    if name in _OPTIONS:
-        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' is the option {_OPTIONS[name]} here.")
-    if listed:
-        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' is {listed} here"
-                         f"{f' ({meaning})' if meaning else ''}.")
-    if name in _OF_RECBOLE and not ours:
-        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' has no counterpart here: {meaning}. Leave it "
-                         f"out.")
+    meaning = _OF_RECBOLE.get(name, "")
+    ours = re.findall(r"'(\w+)'", meaning)
+    if meaning and (not ours or any(setting in known for setting in ours)):
+        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' {meaning}.")
     return unknown(kind, wrong, known)
 
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 from typing import Iterator
 
 from ..core.errors import HookFailed, RunFailed, UserError
@@ -56,8 +56,8 @@ def named() -> Iterator[None]:
 
 def _in_hook(error: BaseException) -> str | None:
     """Plugin, hook and error, then the plugin's lines that led to it; None if no plugin's code was at it."""
-    frames = [(plugin, code.co_filename, line, code.co_name) for code, line, module, of in _frames(error.__traceback__)
-              if (plugin := _plugin_of(module) or _method_of(of, code.co_name))]
+    frames = [(plugin, frame.f_code.co_filename, line, frame.f_code.co_name)
+              for frame, line in traceback.walk_tb(error.__traceback__) if (plugin := _plugin_at(frame))]
     if not frames:
         return None
     plugin, _, _, hook = frames[0]
@@ -66,19 +66,14 @@ def _in_hook(error: BaseException) -> str | None:
     return "\n".join([f"{plugin}: {hook} raised {words(error)}", *lines])
 
 
-def _frames(at: TracebackType | None) -> Iterator[tuple]:
-    """Code, line, module's name and ``self`` of every frame, outermost first."""
-    while at is not None:
-        frame = at.tb_frame
-        yield frame.f_code, at.tb_lineno, frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
-        at = at.tb_next
-
-
-def _method_of(value: object, function: str) -> str | None:
-    """Which method has this hook, in words, also where it is inherited from a class of the suite; None if none has."""
+def _plugin_at(frame: FrameType) -> str | None:
+    """Which plugin's code a frame is in, in words, also a hook that a method inherits from the suite; None if none's.
+    """
     from ..plugin.method import HOOKS, Method
 
-    return f"method '{value.name}'" if isinstance(value, Method) and function in HOOKS else None
+    method = frame.f_locals.get("self")
+    inherited = isinstance(method, Method) and frame.f_code.co_name in HOOKS
+    return _plugin_of(frame.f_globals.get("__name__", "")) or (f"method '{method.name}'" if inherited else None)
 
 
 def _plugin_of(module: str) -> str | None:

@@ -113,7 +113,7 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=70", "--json", "--quiet"]
     assert main(command) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert not {"client_dropout", "availability", "stragglers"} & set(plain["settings"])
+    assert (plain["settings"]["client_dropout"], plain["settings"]["availability"]) == (0.0, "always")
     assert main([*command, "--set", "client_dropout=0.5", "--set", "availability=day"]) == 0
     less = json.loads(capsys.readouterr().out)
     assert (less["settings"]["client_dropout"], less["settings"]["availability"]) == (0.5, "day")

@@ -89,7 +89,7 @@ def test_runs_that_validate_every_round_keep_their_names(registry):
         return make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", settings)])
 
     assert config(evaluate_every=1).hash == config().hash != config(evaluate_every=2).hash
-    assert "evaluate_every" not in config().settings and config(evaluate_every=2).settings["evaluate_every"] == 2
+    assert config(evaluate_every=2).settings["evaluate_every"] == 2
     with pytest.raises(UserError, match="'evaluate_every' .*found 0, accepted: a whole number at least 1"):
         config(evaluate_every=0)
 
