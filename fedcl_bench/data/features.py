@@ -237,12 +237,14 @@ def _kept(path: Path, key: str, make: Callable[[], np.ndarray], warn: Callable[[
 
 def _open(path: Path, key: str) -> Tensor | None:
     """The mapped array of a file, all of which is read once; None if it is not what was written for ``key``."""
+    if not path.is_file():  # a pipe would be waited for
+        return None
     try:
         content = np.memmap(path, np.uint8, "r")
         if content[-_DIGEST:].tobytes() != _checksum(content[:-_DIGEST], key):
             return None
         return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))  # "c": never written back
-    except (OSError, ValueError):  # not there, not readable, empty
+    except (OSError, ValueError):  # not readable, empty
         return None
 
 

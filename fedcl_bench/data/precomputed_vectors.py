@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from ..core.errors import UserError
 from ..core.text import quoted
@@ -59,26 +60,29 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
         UserError: for a file that does not hold finite vectors of one length and an id for each, or none of the items.
     """
     if path.suffix == ".npy":
-        ids, vectors = item_ids(described[0], column), one_array(_bytes(path), str(path), _CURE)
+        ids, vectors = np.array(item_ids(described[0], column)), one_array(_bytes(path), str(path), _CURE)
     else:
         ids, vectors = (_npz if path.suffix == ".npz" else _parquet)(path)
+    if ids.ndim != 1 or not len(ids) or not (ids.dtype.kind in "uiU" or all(isinstance(item, str) for item in ids)):
+        raise UserError(f"{path}: 'item_id' is {ids.dtype} of shape {ids.shape}, accepted: a list of texts or whole "
+                        f"numbers.\n{_CURE}")
     if vectors.dtype.kind != "f" or vectors.ndim not in (2, 3) or not all(vectors.shape):
         raise UserError(f"{path}: its vectors are {vectors.dtype} of shape {vectors.shape}, accepted: real numbers of "
                         f"shape (rows, d) or (rows, layers, d).\n{_CURE}")
     if len(ids) != len(vectors):
         raise UserError(f"{path}: has {len(vectors):,} vectors for {len(ids):,} items, accepted: one for each.\n"
                         f"{_CURE}")
-    row_of = {item: row for row, item in enumerate(ids)}
-    if len(row_of) != len(ids):
-        twice = next(item for row, item in enumerate(ids) if row_of[item] != row)
+    names = pd.Index(ids.astype(str))
+    if names.has_duplicates:
+        twice = names[names.duplicated()][0]
         raise UserError(f"{path}: has several vectors of the item {quoted(twice)}, accepted: one.\n{_CURE}")
-    known = [number for number, item in enumerate(items) if item in row_of]
-    if not known:
-        raise UserError(f"{path}: has none of the domain's {len(items):,} items; its ids are as {quoted(ids[0])}, the "
-                        f"domain's as {quoted(items[0])}.\nGive the vectors the ids of the domain's .inter file.")
+    row = names.get_indexer(pd.Index(items))  # of each item; -1: none
+    if (row < 0).all():
+        raise UserError(f"{path}: has none of the domain's {len(items):,} items; its ids are as {quoted(names[0])}, "
+                        f"the domain's as {quoted(items[0])}.\nGive the vectors the ids of the domain's .inter file.")
     result = np.zeros((len(items), *(vectors.shape[1:] if vectors.ndim == 3 else (1, vectors.shape[1]))), np.float32)
     with np.errstate(over="ignore"):
-        result[known] = vectors[[row_of[items[number]] for number in known]].reshape(len(known), *result.shape[1:])
+        result[row >= 0] = vectors[row[row >= 0]].reshape(-1, *result.shape[1:])
     if not np.isfinite(result).all():
         wrong = items[int(np.flatnonzero(~np.isfinite(result).all(axis=(1, 2)))[0])]
         raise UserError(f"{path}: the vector of the item {quoted(wrong)} has a number that is not finite in single "
@@ -86,38 +90,34 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
     return result
 
 
-def _npz(path: Path) -> tuple[list[str], np.ndarray]:
+def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     arrays = arrays_of(_bytes(path), str(path), _CURE)
     if "vectors" not in arrays and set(_QUANTISED) <= set(arrays):
         vectors = _decoded(path, *(arrays[name] for name in _QUANTISED))
     else:
         vectors = _member(path, arrays, "vectors")
-    return _ids(path, _member(path, arrays, "item_id")), vectors
+    return _member(path, arrays, "item_id"), vectors
 
 
 def _decoded(path: Path, codes: np.ndarray, centroids: np.ndarray, coarse: np.ndarray,
              rotation: np.ndarray) -> np.ndarray:
     """The vectors that product quantisation has left: the centroids of each code side by side, moved and turned."""
-    dim, fits = len(rotation), [codes.ndim == 2, centroids.ndim == 3, coarse.shape == (len(rotation),),
-                                rotation.shape == (len(rotation), len(rotation)), codes.dtype.kind in "ui",
-                                all(part.dtype.kind == "f" for part in (centroids, coarse, rotation))]
-    if not (all(fits) and len(centroids) == codes.shape[1] and centroids.shape[0] * centroids.shape[2] == dim
-            and (not codes.size or (codes.min() >= 0 and codes.max() < centroids.shape[1]))):
+    try:
+        chosen = centroids[np.arange(codes.shape[1]), codes].reshape(len(codes), -1)
+        return (chosen + coarse.reshape(len(rotation))) @ rotation
+    except (IndexError, TypeError, ValueError):
         raise UserError(f"{path}: codes {codes.shape}, centroids {centroids.shape}, coarse {coarse.shape} and rotation "
-                        f"{rotation.shape} do not fit, accepted: (rows, C), (C, 256, d / C), (d,) and (d, d).\n{_CURE}")
-    chosen = centroids[np.arange(codes.shape[1]), codes]
-    return (chosen.reshape(len(codes), dim) + coarse) @ rotation
+                        f"{rotation.shape} do not fit, accepted: (rows, C), (C, 256, d / C), (d,) and (d, d).\n"
+                        f"{_CURE}") from None
 
 
-def _parquet(path: Path) -> tuple[list[str], np.ndarray]:
+def _parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
     frame = read_parquet(path, str(path))
     columns = {name: frame[name].to_numpy() for name in ("item_id", "vector") if name in frame}
-    ids = _ids(path, _member(path, columns, "item_id"))
     try:
-        vectors = np.array([np.asarray(vector, dtype=np.float64) for vector in _member(path, columns, "vector")])
-    except (TypeError, ValueError, OverflowError):
+        return _member(path, columns, "item_id"), np.stack(_member(path, columns, "vector").tolist())
+    except ValueError:
         raise UserError(f"{path}: column 'vector' does not hold lists of equally many numbers.\n{_CURE}") from None
-    return ids, vectors
 
 
 def _bytes(path: Path) -> bytes:
@@ -131,11 +131,3 @@ def _member(path: Path, parts: Mapping[str, np.ndarray], name: str) -> np.ndarra
     if name not in parts:
         raise UserError(f"{path}: '{name}' is missing; found {', '.join(sorted(parts)) or 'nothing'}.\n{_CURE}")
     return parts[name]
-
-
-def _ids(path: Path, ids: np.ndarray) -> list[str]:
-    """Ids as texts, however the file has them."""
-    if ids.ndim != 1 or not len(ids) or not (ids.dtype.kind in "uiU" or all(isinstance(item, str) for item in ids)):
-        raise UserError(f"{path}: 'item_id' is {ids.dtype} of shape {ids.shape}, accepted: a list of texts or whole "
-                        f"numbers.\n{_CURE}")
-    return ids.astype(str).tolist()

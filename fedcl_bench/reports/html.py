@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
@@ -136,6 +137,7 @@ def _table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of:
                       "</tbody></table>"]) if rows else ""
 
 
+@cache
 def _packed(name: str, text: str) -> str:
     """An element with a text that the script unpacks; the same bytes on every machine with the same versions."""
     packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.federation.loop import run
 from fedcl_bench.reports.draw import audit_curves
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import epsilon
@@ -127,17 +129,22 @@ def test_roles_and_noise_do_not_depend_on_how_many_are_attacked_at_once(registry
 
 # What leaks.
 
-def audited(registry, tmp_path, noise, backbone="fedmf", method="ft", block=0, rounds=(1, 3), **settings):
-    stream = small_stream(users=60, items=80, each=(8, 25))
-    config = make_config(registry, method, backbone, "ml-100k", overrides=[
-        ("test", {"rounds": rounds[-1], "patience": 0, "upload_noise": noise, "topk": "5", "valid_metric": "ndcg@5",
+def few_clients():
+    return small_stream(users=60, items=80, each=(8, 25))
+
+
+@functools.cache
+def audited(noise, block=0, **settings):
+    """A level of FT on FedMF, attacked in its rounds 1 and 3, and what was found."""
+    config = make_config(discover(), "ft", "fedmf", "ml-100k", overrides=[
+        ("test", {"rounds": 3, "patience": 0, "upload_noise": noise, "topk": "5", "valid_metric": "ndcg@5",
                   **settings})])
-    level = Level(config, block, rounds)
-    return level, attacked(level, stream)
+    level = Level(config, block, (1, 3))
+    return level, attacked(level, few_clients())
 
 
-def test_the_uploads_of_a_factorisation_leak_and_noise_hides_them(registry, tmp_path):
-    found = {noise: audited(registry, tmp_path, noise)[1].groupby("round").mean() for noise in (0.0, 0.02, 0.1, 5.0)}
+def test_the_uploads_of_a_factorisation_leak_and_noise_hides_them():
+    found = {noise: audited(noise)[1].groupby("round").mean() for noise in (0.0, 0.02, 0.1, 5.0)}
     # Without noise the direction tells every item: the claim that negatives hide positives does not hold.
     assert (found[0.0]["direction_auc"] == 1.0).all() and (found[0.0]["direction_precision"] == 1.0).all()
     for number in (1, 3):
@@ -148,15 +155,14 @@ def test_the_uploads_of_a_factorisation_leak_and_noise_hides_them(registry, tmp_
         assert abs(found[5.0].loc[number, "size_auc"] - 0.5) < 0.03
 
 
-def test_clipping_bounds_what_a_level_of_noise_lets_through(registry, tmp_path):
-    free = audited(registry, tmp_path, 0.02)[1]["direction_auc"].mean()
-    clipped = audited(registry, tmp_path, 0.02, upload_clip=0.1, upload_mechanism="gaussian")[1]["direction_auc"].mean()
+def test_clipping_bounds_what_a_level_of_noise_lets_through():
+    free = audited(0.02)[1]["direction_auc"].mean()
+    clipped = audited(0.02, upload_clip=0.1, upload_mechanism="gaussian")[1]["direction_auc"].mean()
     assert clipped < free - 0.1 and abs(clipped - 0.5) < 0.05
 
 
-def test_summary_counts_a_client_once_and_states_epsilon(registry, tmp_path):
-    settings = {"upload_clip": 1.0, "upload_mechanism": "gaussian"}
-    level, frame = audited(registry, tmp_path, 2.0, **settings, block=1)
+def test_summary_counts_a_client_once_and_states_epsilon():
+    level, frame = audited(2.0, block=1, upload_clip=1.0, upload_mechanism="gaussian")
     other = frame.assign(**{name: frame[name] + 0.1 for name in METRICS})
     first, last = summarise([level, level], [frame, other], 1e-6)
     assert (first["round"], last["round"]) == (1, 3) and first["clients"] == frame["user"].nunique()
@@ -194,34 +200,25 @@ def test_the_figure_shows_the_numbers():
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0", "0.1", "50"]
 
 
-def test_finished_levels_are_kept_and_others_made_anew(registry, tmp_path):
-    level, frame = audited(registry, tmp_path, 0.1)
-    calls = []
-
-    def load():
-        calls.append(1)
-        return small_stream(users=60, items=80, each=(8, 25))
-    made, again = level_clients(level, tmp_path, load)
-    pd.testing.assert_frame_equal(made, frame)
-    kept, reused = level_clients(level, tmp_path, load)
-    pd.testing.assert_frame_equal(kept, frame)
-    assert (again, reused, len(calls)) == (False, True, 1)
-    path = tmp_path / level.file
-    path.write_bytes(path.read_bytes()[:100])
-    remade, reused = level_clients(level, tmp_path, load)
-    pd.testing.assert_frame_equal(remade, frame)
-    assert not reused
+def test_finished_levels_are_kept_and_others_made_anew(tmp_path):
+    level, frame = audited(0.1)
+    for kept in (False, True, False):
+        found, again = level_clients(level, tmp_path, few_clients)
+        pd.testing.assert_frame_equal(found, frame)
+        assert again == kept
+        if kept:
+            path = tmp_path / level.file
+            path.write_bytes(path.read_bytes()[:100])
     others = [Level(level.config, *plan) for plan in ((0, (1, 2)), (0, (1, 3), 9), (1, (1, 3)))]
     assert len({level.file, *(other.file for other in others)}) == 4
     with pytest.raises(Stopped):
-        attacked(level, load(), stop=lambda: True)
+        attacked(level, few_clients(), stop=lambda: True)
 
 
-def test_a_sample_of_clients(registry):
+def test_a_sample_of_clients():
     """Drawn at random, the same in every round and at every level, with the numbers they have among all."""
-    level, everyone = audited(registry, None, 0.1)
-    several = [attacked(Level(level.config, 0, (1, 3), clients), small_stream(users=60, items=80, each=(8, 25)))
-               for clients in (7, 9, 1000)]
+    level, everyone = audited(0.1)
+    several = [attacked(Level(level.config, 0, (1, 3), clients), few_clients()) for clients in (7, 9, 1000)]
     users = [set(frame["user"]) for frame in several]
     assert [len(some) for some in users] == [7, 9, everyone["user"].nunique()] and users[0] < users[1]
     for frame, some in zip(several, users):
@@ -233,6 +230,7 @@ def test_a_sample_of_clients(registry):
 # The command.
 
 AUDIT = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1,2", "--block", "0"]
+FEW = ["--set", "k_core=50"]  # interactions
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +269,7 @@ def test_the_command_writes_table_figure_and_json(capsys):
 def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
     def absent(*args):
         raise ModuleNotFoundError
-    clip = ["--set", "upload_clip=1", "--set", "upload_mechanism=gaussian", "--set", "k_core=70"]
+    clip = [*FEW, "--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
     captured = capsys.readouterr()
     protection = Protection(1.0, 4.0, "gaussian")
@@ -301,7 +299,7 @@ def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         return frame
     monkeypatch.setattr(audit, "attacked", then_stop)
-    command = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--noise", "0,1"]
+    command = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--noise", "0,1", *FEW]
     assert main(command) == 130
     assert "1 of 2 runs are kept in results/audits/ft-fedmf-ml-100k" in capsys.readouterr().err
     monkeypatch.setattr(audit, "attacked", real)

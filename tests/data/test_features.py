@@ -304,7 +304,7 @@ def test_what_is_no_file_of_vectors_is_refused(given_folder, content, message):
 def test_other_columns_of_vectors_are_refused(given_folder, vector):
     (given_folder[0] / "games.npz").unlink()
     pd.DataFrame({"item_id": IDS, "vector": vector}).to_parquet(given_folder[0] / "games.parquet")
-    with pytest.raises(UserError, match="games.parquet.*(do not|does not hold|are float64)"):
+    with pytest.raises(UserError, match="games.parquet.*(does not hold|vectors are (<U1|float64) of shape)"):
         made(f"given:{given_folder[0]}")
 
 
@@ -402,7 +402,7 @@ def test_a_model_is_known_by_its_bytes_not_by_its_place():
     ("model.safetensors", "x"), ("model.safetensors", None), ("tokenizer.json", "{}")])
 def test_what_is_no_model_is_refused(name, content):
     tiny_model("bert")
-    Path("bert", name).unlink()
+    Path("bert", name).unlink(missing_ok=True)
     if content is not None:
         Path("bert", name).write_text(content)
     with pytest.raises(UserError, match=r"encoder './bert': is no language model .*\nAccepted: ") as raised:

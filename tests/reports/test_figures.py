@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,6 +18,7 @@ from fedcl_bench.reports.draw import (COLUMN, PAGE, Panel, SettingPanel, critica
                                       forgetting_maps, looks, round_curves, save, sensitivity, user_histograms,
                                       validation_curves)
 from fedcl_bench.reports.frame import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
+from fedcl_bench.reports.paper_figures import seed_words
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.stats.significance import friedman
@@ -125,7 +127,8 @@ EVERY = {
                                                           "FedMF, ML-100K"),
     "early curves": lambda: round_curves(early(), LOOK, "NDCG@10, first session", "mean ± std over seeds"),
     "many early curves": lambda: round_curves(
-        {f"TiSASRec, RetailRocket{i}": {m: curves(i)[0] for m in LABELS} for i in range(3)}, LOOK, "NDCG@10", "title"),
+        {f"TiSASRec, RetailRocket{i}": {m: curves(i)[0] for m in list(LABELS)[:4]} for i in range(3)}, LOOK, "NDCG@10",
+        "title"),
     "histograms": lambda: user_histograms(histograms(), LOOK, "predicted probability of the test target"),
     "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: OverSeeds(0.2, 0.01, 5) if i else None
                                                                    for i in range(7)}, 0.1,
@@ -164,22 +167,15 @@ def test_readable_in_print(draw, monkeypatch):
 
 @pytest.mark.parametrize("name, kind", [("one panel", "png"), ("ranks", "svg"), ("two maps", "pdf")])
 def test_same_numbers_same_bytes(tmp_path, name, kind):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        save(EVERY[name](), tmp_path / folder / f"figure.{kind}")
-    content = (tmp_path / "a" / f"figure.{kind}").read_bytes()
-    assert content == (tmp_path / "b" / f"figure.{kind}").read_bytes() and len(content) > 2000
+    """Whatever the user's matplotlibrc says, which stays as it is."""
+    save(EVERY[name](), tmp_path / f"a.{kind}")
+    with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
+        save(EVERY[name](), tmp_path / f"b.{kind}")
+        assert matplotlib.rcParams["font.size"] == 20
+    content = (tmp_path / f"a.{kind}").read_bytes()
+    assert content == (tmp_path / f"b.{kind}").read_bytes() and len(content) > 2000
     assert not re.search(rb"CreationDate|<dc:date>|Software|20[0-9]{2}-[0-9]{2}-[0-9]{2}", content)
     assert content.startswith({"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind])
-
-
-def test_the_users_matplotlibrc_changes_nothing(tmp_path):
-    import matplotlib
-    save(EVERY["ranks"](), tmp_path / "a.svg")
-    with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
-        save(EVERY["ranks"](), tmp_path / "b.svg")
-        assert matplotlib.rcParams["font.size"] == 20
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_dollar_signs_are_no_formulas(tmp_path):
@@ -293,15 +289,10 @@ def test_missing_runs_are_named():
 
 
 def test_titles_name_the_seeds_of_each_method():
-    from types import SimpleNamespace
-
-    from fedcl_bench.reports.paper_figures import seed_words
-
-    def runs(*seeds):
-        return [SimpleNamespace(seed=seed) for seed in seeds]
-    assert seed_words({"ft": runs(0, 1, 2), "kd": runs(0, 1, 2), "spp": []}, str) == "seeds 0-2"
-    cell = {"ft": runs(0, 1, 2), "kd": runs(0, 1, 2), "rlp2": runs(0), "spp": runs(0)}
-    assert seed_words(cell, str.upper) == "seeds 0-2 (RLP2, SPP: 0)"
+    ft, kd, rlp2 = (flat_runs(method, dict.fromkeys(seeds, 0.1)) for method, seeds in (
+        ("ft", (0, 1, 2)), ("kd", (0, 1, 2)), ("rlp2", (0,))))
+    assert seed_words({"ft": ft, "kd": kd, "spp": []}, str) == "seeds 0-2"
+    assert seed_words({"ft": ft, "kd": kd, "rlp2": rlp2, "spp": rlp2}, str.upper) == "seeds 0-2 (RLP2, SPP: 0)"
 
 
 def test_colours_of_own_methods_are_as_strong_as_the_others():
