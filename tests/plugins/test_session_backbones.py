@@ -12,13 +12,11 @@ from helpers import build
 from session_oracle import ITEM, clicked_together
 
 from fedcl_bench.toolbox import item_graphs
-from fedcl_bench.training.tiled_softmax import TiledSoftmax
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.plugin.sequential import Dropout, Sequence
-from fedcl_bench.core.tuning import SIZES
 
 N_ITEMS, LONGEST, SEED = 40, 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
@@ -28,24 +26,6 @@ SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 
          "hearint": {"dim": 6, "max_length": LONGEST, "dropout": 0.0, "p": 1.0, "clusters": 7, "graph_neighbours": 4}}
 def make(registry, name, **options):
     return build(registry, "backbone", name, **{**SMALL[name], **options})
-
-
-@pytest.mark.parametrize("name", sorted(SMALL))
-@pytest.mark.parametrize("tile", [1, 100, 1 << 20])
-def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, tile, monkeypatch):
-    monkeypatch.setattr(SIZES, "tile", tile)
-    backbone, generator = make(registry, name), torch.Generator().manual_seed(3)
-    shapes = (4, backbone.n_vectors, 6), (4, N_ITEMS, 6), (4, N_ITEMS)
-    vectors, table, direction = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    vectors, table = (vectors / vectors.norm(dim=2, keepdim=True)).requires_grad_(), table.requires_grad_()
-    mask = torch.arange(backbone.n_vectors) <= torch.tensor([0, 2, 5, 9])[:, None]
-    expected = backbone.session_scores(vectors, mask, table)
-    theirs = torch.autograd.grad((expected * direction).sum(), [table, vectors])
-    tiled = TiledSoftmax(backbone, vectors, mask, table, Dropout())
-    torch.testing.assert_close(tiled.scores, expected, rtol=1e-12, atol=1e-12)
-    of_scores, = torch.autograd.grad((tiled.scores * direction).sum(), [tiled.scores])
-    for found, wanted in zip(tiled.gradients(of_scores), theirs):
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
 # MiaSRec
