@@ -24,6 +24,8 @@ SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 
          "dmi-gnn": {"dim": 6, "max_length": LONGEST, "global_dropout": 0.0, "graph_neighbours": 4, "long_session": 3.0,
                      "diversity": 0.5},
          "hearint": {"dim": 6, "max_length": LONGEST, "dropout": 0.0, "p": 1.0, "clusters": 7, "graph_neighbours": 4}}
+
+
 def make(registry, name, **options):
     return build(registry, "backbone", name, **{**SMALL[name], **options})
 
