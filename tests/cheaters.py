@@ -14,7 +14,6 @@ from fedcl_bench.plugin.sequential import SessionBackbone, SessionVectors, zeros
 from fedcl_bench.core.settings import setting
 
 FedMF = discover().get("backbone", "fedmf").cls
-FCUCR = discover().get("method", "fcucr").cls
 
 
 class _Cheater(Method):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import functools
 import gc
@@ -13,7 +12,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-import yaml
 from helpers import SameProcess
 
 from fedcl_bench.cli import main
@@ -73,19 +71,10 @@ def read_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once():
-    """What hundreds of tests would make anew: the parser, descriptions of settings, RecBole's own configuration."""
-    from recbole.config import Config
-
-    parsed = functools.cache(lambda file, loader: yaml.load(Path(file).read_text(encoding="utf-8"), Loader=loader))
-
-    def update(config, file):
-        content = copy.deepcopy(parsed(file, config.yaml_loader))
-        config.internal_config_dict.update(content or {})
-        return content
+    """What hundreds of tests would make anew: the parser and descriptions of settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "build_parser", functools.cache(main.build_parser))
         patch.setattr(registry_of_plugins, "describe", functools.cache(registry_of_plugins.describe))
-        patch.setattr(Config, "_update_internal_config_dict", update)
         yield
 
 

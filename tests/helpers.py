@@ -195,6 +195,32 @@ def stopped_everywhere(config, stream, results):
             pass
 
 
+def numbers_of(progress):
+    """Everything that a run has computed by name, as tensors, without the seconds."""
+    found = {f"curve {name} {row['step']} {row['round']}": torch.tensor(value, dtype=torch.float64)
+             for row in progress.curve for name, value in row.items() if not name.endswith("_seconds")}
+    found["place"] = torch.tensor([progress.step, progress.round, progress.best.round])
+    for which, model in (("model", progress.model), ("best", progress.best.model), ("previous", progress.previous)):
+        found |= {f"{which} {kind} {name}": value for kind, tables in vars(model).items()
+                  for name, value in tables.items()}
+    for which, end in (("", progress), ("best ", progress.best)):
+        found |= {f"{which}client {name}": value for name, value in end.client_state.items()}
+        found |= {f"{which}server {name}": value for name, value in end.server_state.items()}
+    for t, s, scores in progress.tests:
+        found |= {f"test {t} {s} {name}": values for name, values in {"users": scores.users, **scores.values}.items()}
+    for t, kind, ids, values in progress.analysis:
+        found |= {f"{kind} {t} of": ids, f"{kind} {t}": values}
+    return found
+
+
+def assert_same(found, expected, atol=0.0):
+    """Two ends of a run, or numbers of them by name, are equal to the bit, or but for rounding."""
+    here, wanted = (each if isinstance(each, dict) else numbers_of(each) for each in (found, expected))
+    assert here.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(here[name], value, rtol=0.0, atol=atol, equal_nan=True, msg=lambda m: f"{name}: {m}")
+
+
 def by_domain(tables):
     """Of each parameter its values at every domain."""
     result = {}

@@ -6,8 +6,7 @@ Sequential backbones and the methods that need one run on sessions: tests/test_s
 from __future__ import annotations
 
 import pytest
-import torch
-from helpers import SMALL, STABLE
+from helpers import SMALL, STABLE, assert_same
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.plugin.silo import DomainMethod, ModuleBackbone
@@ -38,10 +37,6 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
     assert set(NAMES.names("method")) - set(METHODS) == {"fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr"}
 
 
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.tables(), b.tables(), strict=True))
-
-
 # Two thirds of the pairs go to the long tests; each method and each backbone is in the others twice or more.
 @pytest.mark.parametrize("method, backbone", [
     pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 3 > 0))
@@ -67,7 +62,4 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
     for point in points[::2]:  # what is checked of a file holds at the start, within and at the end of blocks
         save_progress(tmp_path / "checkpoint.pt", point, 1.0)
         assert load_progress(tmp_path / "checkpoint.pt", "cpu", f)[0].round == point.round
-    assert same(again.model, last.model) and same(again.best.model, last.best.model)
-    assert [row["valid"] for row in again.curve] == [row["valid"] for row in last.curve]
-    for (t, kind, ids, values), (_, _, ids2, values2) in zip(last.analysis, again.analysis, strict=True):
-        assert torch.equal(ids, ids2) and torch.equal(values.nan_to_num(-1), values2.nan_to_num(-1))
+    assert_same(again, last)

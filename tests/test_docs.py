@@ -213,19 +213,6 @@ def test_commands_are_understood(page):
             assert words[0] in (*commands.COMMANDS, "--help")
 
 
-@pytest.mark.parametrize("line, expected", [
-    ("make bnech", "the Makefile has"), ("rm -rf results", "no known command"),
-    ("python -m pip install -c none.txt -e .", "no such file"),
-    ("python tools/probe_recbole.py --no", "no such option"),
-    ("python run_bench.py gird --methods ft", "Did you mean 'grid'"),
-    ("python run_bench.py grid --method ft --backbone fedmf --seed 5", "--seed 5"),
-    ("python run_bench.py tune --paper f3crec --datasets ml-1m", "unknown dataset"),
-    ("python run_bench.py --method ft --backbone sasrec --dataset xing --set windo=2", "unknown setting")])
-def test_wrong_commands_are_found(line, expected):
-    with pytest.raises((AssertionError, UserError), match=expected):
-        known(shlex.split(line))
-
-
 # Settings and hooks
 
 def settings_of(registry) -> set[str]:

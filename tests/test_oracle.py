@@ -248,16 +248,13 @@ def test_round_equals_oracle(registry, stream, backbone, method):
     compare(registry, stream, backbone, method, LOCAL["batch48x1"])
 
 
-@pytest.mark.parametrize("backbone, local", [
-    ("fedncf", "batch512x3"), ("pfedrec", "batch20x2"), ("pfedrec-local", "batch512x3"), ("fedrap", "batch20x2"),
-    ("gpfedrec", "batch512x3"), ("biasmf", "batch20x2"), ("ncf", "batch512x3")])
-def test_round_equals_oracle_over_epochs(registry, stream, backbone, local):
-    compare(registry, stream, backbone, "f3crec", LOCAL[local])
-
-
-@pytest.mark.parametrize("local", ["batch48x1", "batch512x3", "batch20x2"])
-def test_touched_rows_of_personal_tables_equal_oracle(registry, stream, local):
-    compare(registry, stream, "fedrap-touched", "ft", LOCAL[local])
+@pytest.mark.parametrize("backbone, method, local", [
+    ("fedncf", "f3crec", "batch512x3"), ("pfedrec", "f3crec", "batch20x2"), ("pfedrec-local", "f3crec", "batch512x3"),
+    ("fedrap", "f3crec", "batch20x2"), ("gpfedrec", "f3crec", "batch512x3"), ("biasmf", "f3crec", "batch20x2"),
+    ("ncf", "f3crec", "batch512x3"), ("fedrap-touched", "ft", "batch48x1"), ("fedrap-touched", "ft", "batch512x3"),
+    ("fedrap-touched", "ft", "batch20x2")])
+def test_round_equals_oracle_over_epochs(registry, stream, backbone, method, local):
+    compare(registry, stream, backbone, method, LOCAL[local])
 
 
 @pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec", "biasmf", "ncf"])

@@ -56,12 +56,6 @@ def test_what_pages_link_to_is_copied_with_them():
                 assert any(file.is_relative_to(root) for root in roots), f"{name}: {target} is not copied"
 
 
-def test_commits_are_checked_by_the_ruff_of_the_environment():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    (ruff,) = [repo["rev"] for repo in hooks if repo["repo"].endswith("/ruff-pre-commit")]
-    assert f"ruff=={ruff[1:]}" in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-
-
 def test_versions_agree(capsys):
     with pytest.raises(SystemExit) as stop:
         main.main(["--version"])

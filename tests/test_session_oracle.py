@@ -20,7 +20,11 @@ N_ITEMS, SEED = 40, 5
 BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12},
              "sasrec, recbole": {"architecture": "recbole", "layers": 2, "heads": 2, "inner_size": 7}}
 _MIASREC = {"layers": 2, "heads": 2, "inner_size": 7, "session_dropout": 0.0, "item_dropout": 0.0}
-SESSION_BACKBONES = {"miasrec": _MIASREC, "miasrec, bce": {**_MIASREC, "loss": "bce"},
+SESSION_BACKBONES = {"miasrec": _MIASREC, "miasrec, bce": {**_MIASREC, "loss": "bce", "layers": 1,
+                                                           "mean_token": "apart", "max_repeat": 3},
+                     "miasrec, sparsemax": {**_MIASREC, "selection": "sparsemax", "loss": "bce"},
+                     "dmi-gnn, no graph": {"global_dropout": 0.0, "graph_neighbours": 0, "loss": "bce"},
+                     "hearint, no views": {"p": 0.0, "clusters": 5, "graph_neighbours": 0, "kmeans_iterations": 4},
                      "dmi-gnn": {"global_dropout": 0.0, "graph_neighbours": 3, "long_session": 2.0, "diversity": 0.5},
                      "dmi-gnn, bce": {"global_dropout": 0.0, "graph_neighbours": 3, "loss": "bce", "interests": 1,
                                       "patterns": "extractors"},

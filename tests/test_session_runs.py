@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from helpers import assert_same, numbers_of
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
@@ -42,25 +43,6 @@ def finish(f, progress=None):
             return progress
 
 
-def numbers(progress):
-    """Everything a run has computed, without the seconds."""
-    found = {f"curve {name} {row['round']}": torch.tensor(value, dtype=torch.float64) for row in progress.curve
-             for name, value in row.items() if not name.endswith("_seconds")}
-    for which, model in (("model", progress.model), ("best", progress.best.model)):
-        found |= {f"{which} {name}": value for kind in ("public", "private", "dense", "personalised")
-                  for name, value in getattr(model, kind).items()}
-    found |= {f"client {name}": value for name, value in progress.client_state.items()}
-    found |= {f"server {name}": value for name, value in progress.server_state.items()}
-    for (t, s, scores) in progress.tests:
-        found |= {f"test {t} {s} {name}": values for name, values in scores.values.items()}
-    return found | {f"{kind} {t}": values for t, kind, _, values in progress.analysis}
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
-
-
 def scores_of(progress):
     (_, _, scores), = progress.tests
     return scores.values
@@ -85,7 +67,7 @@ def test_plain_averaging_learns(registry, stream, backbone):
 def test_fcucr_runs(registry, stream, backbone):
     """All numbers are finite, and the knowledge base has every session that was visited."""
     last = finish(federation(registry, stream, "fcucr", backbone, rounds=3))
-    for name, value in numbers(last).items():
+    for name, value in numbers_of(last).items():
         assert torch.isfinite(value).all(), name
     train = stream.steps[0].sessions["train"]
     visited = {int(train.of_user[u]) + r % int(train.count[u]) for u in range(108) for r in range(3)}
@@ -115,7 +97,7 @@ def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbo
                 session = int(some.of_user[user]) + round_ % int(some.count[user])
                 assert positives[:count] == some.items[some.start[session]:some.start[session + 1]].tolist()
                 assert not set(negatives[:f.local.negatives * count]) & set(step.train.of(user).tolist())
-    for name, value in numbers(last).items():
+    for name, value in numbers_of(last).items():
         assert torch.isfinite(value).all(), name
     assert len(scores_of(last)["hit@10"]) == 107
 
@@ -138,17 +120,18 @@ def test_resumed_runs_are_bit_identical(registry, stream, tmp_path, method, back
                                    federation(registry, stream, method, backbone, **settings))
     assert elapsed == 1.5 and saved.round == after
     resumed = finish(federation(registry, stream, method, backbone, **settings), saved)
-    assert {"server prototypes", "client teacher"} <= numbers(whole).keys() or method == "ft"
-    assert_same(numbers(whole), numbers(resumed))
+    assert {"server prototypes", "client teacher"} <= numbers_of(whole).keys() or method == "ft"
+    assert_same(whole, resumed)
 
 
 # Settings of the protocol.
 
 def test_early_session_adds_a_curve_and_changes_nothing(registry, stream):
     with_curve, without = (finish(federation(registry, stream, early_session=asked)) for asked in (True, False))
-    extra = {f"curve early_{name}@10 {r}" for name in ("hit", "ndcg") for r in range(2)}
-    assert set(numbers(with_curve)) - set(numbers(without)) == extra
-    assert_same({name: value for name, value in numbers(with_curve).items() if name not in extra}, numbers(without))
+    extra = {f"curve early_{name}@10 0 {r}" for name in ("hit", "ndcg") for r in range(2)}
+    found, expected = numbers_of(with_curve), numbers_of(without)
+    assert set(found) - set(expected) == extra
+    assert_same({name: value for name, value in found.items() if name not in extra}, expected)
     assert all(0 < with_curve.curve[r]["early_ndcg@10"] < with_curve.curve[r]["early_hit@10"] < 1 for r in range(2))
 
 

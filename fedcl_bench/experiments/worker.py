@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Mapping, Protocol
+from typing import Any, Callable, Mapping
 
 STOP = "stop"
 REPORT_EVERY = 0.25  # seconds between two progress messages
@@ -63,16 +63,6 @@ def serve(pipe: Connection, threads: int) -> None:
         pass  # the parent is gone
 
 
-class Pipe(Protocol):
-    """What ``run_job`` needs of a pipe's end, which need not be one of the operating system."""
-
-    def poll(self) -> bool: ...
-
-    def recv(self) -> Any: ...
-
-    def send(self, message: tuple) -> None: ...
-
-
 class _Parent:
     """The process that gave a job, at the other end of a pipe.
 
@@ -80,7 +70,7 @@ class _Parent:
         asked_to_stop: it wants the job to stop, or is gone.
     """
 
-    def __init__(self, pipe: Pipe):
+    def __init__(self, pipe: Any):
         self._pipe, self._reported = pipe, 0.0
         self.asked_to_stop = False
 
@@ -121,10 +111,11 @@ def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Cal
     return streams[key]
 
 
-def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
+def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
     """Do a run; returns the last message about it, and sends the others (see ``serve``).
 
     Args:
+        pipe: of the operating system, or what has its ``poll``, ``recv`` and ``send``.
         streams: streams of earlier jobs, by what they were made of; kept up to date.
     """
     from ..kernels.memory import importing, reset_peak

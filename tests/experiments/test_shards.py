@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import SMALL, STABLE, same_numbers
+from helpers import SMALL, STABLE, assert_same, same_numbers
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
@@ -60,39 +60,6 @@ def finish(conductor, config, stream, progress=None):
             return conductor.whole(point), points
 
 
-def assert_same(found, expected, atol=1e-9):
-    """Two whole progresses of one run: the same people and things, and numbers that differ by rounding only."""
-    def close(a, b):
-        torch.testing.assert_close(a, b, rtol=0.0, atol=atol, equal_nan=True)
-    models = [(found.model, expected.model), (found.best.model, expected.best.model),
-              (found.previous, expected.previous)]
-    for one, other in models:
-        for kind, tables in vars(other).items():
-            here = getattr(one, kind)
-            assert list(here) == list(tables)
-            for table in tables:
-                close(here[table], tables[table])
-    for name in ("client_state", "server_state"):
-        for one, other in ((found, expected), (found.best, expected.best)):
-            state, here = getattr(other, name), getattr(one, name)
-            assert state.keys() == here.keys()
-            for part in state:
-                close(here[part], state[part])
-    for one, other in zip(found.curve, expected.curve, strict=True):
-        assert one.keys() == other.keys()
-        for key in set(one) - {"train_seconds", "evaluate_seconds"}:
-            assert one[key] == pytest.approx(other[key], rel=0.0, abs=atol), key
-    for (t, s, one), (*place, other) in zip(found.tests, expected.tests, strict=True):
-        assert [t, s] == place and torch.equal(one.users, other.users)
-        for metric in other.values:
-            close(one.values[metric], other.values[metric])
-    for (*place, ids, values), (*same, others, wanted) in zip(found.analysis, expected.analysis, strict=True):
-        assert place == same and torch.equal(ids, others)
-        close(values, wanted)
-    assert (found.step, found.round, found.best.round) == (
-        expected.step, expected.round, expected.best.round)
-
-
 RUNS = [
     *[(method, "fedmf", SMALL) for method in ("ft", "spp", "f3crec")],
     *[pytest.param(method, "fedmf", SMALL, marks=pytest.mark.long) for method in ("kd", "rlp2")],
@@ -122,7 +89,7 @@ def test_numbers_of_an_undivided_run(made, method, backbone, settings):
     config, stream = made(method, backbone, **settings)
     *_, alone = run(config.federation(stream))
     found, points = finish(Conductor(config, 2, (), Threads), config, stream)
-    assert_same(found, alone)
+    assert_same(found, alone, 1e-9)
     assert len(points) == 3 * len(stream.steps)
 
 
@@ -131,16 +98,16 @@ def test_more_shards_and_a_checkpoint_of_one_process(made):
     config, stream = made("f3crec", "fedmf", **SMALL)
     points = list(run(config.federation(stream)))
     middle = next(p for p in points if (p.step, p.round) == (2, 1))
-    assert_same(finish(Conductor(config, 3, (), Threads), config, stream, middle)[0], points[-1])
+    assert_same(finish(Conductor(config, 3, (), Threads), config, stream, middle)[0], points[-1], 1e-9)
     conductor = Conductor(config, 3, (), Threads)
     for point in conductor.run(config.federation(stream), None):
         if (point.step, point.round) == (2, 1):
             gathered = conductor.whole(point)
             assert conductor.whole(point) is gathered
-            assert_same(gathered, middle)
+            assert_same(gathered, middle, 1e-9)
             break
     *_, last = run(config.federation(stream), gathered)
-    assert_same(last, points[-1])
+    assert_same(last, points[-1], 1e-9)
 
 
 def test_the_record_is_that_of_any_run(made, tmp_path):
@@ -180,7 +147,7 @@ def test_lost_shards_start_again_from_what_was_gathered(made, last_answer):
             found = conductor.whole(point)
     assert seen == points and len(groups) == 3 and len(notes) == 2
     assert notes[0] == "a test's worker died; starting the shards again, from the last state gathered."
-    assert_same(found, expected, atol=0.0)
+    assert_same(found, expected)
 
 
 def test_shards_that_die_again_and_again(made):
@@ -234,7 +201,7 @@ def test_progress_in_parts_and_together_again(made):
     names = divide(stream, 3)
     parts = [progress_part(middle, some) for some in names]
     assert [part.model.n_users for part in parts] == [int((some < stream.steps[2].n_users).sum()) for some in names]
-    assert_same(whole_progress(parts, names, middle), middle, atol=0.0)
+    assert_same(whole_progress(parts, names, middle), middle)
     assert whole_progress([Progress()] * 3, names, Progress()) == Progress()
 
 

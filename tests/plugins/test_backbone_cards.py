@@ -150,21 +150,6 @@ def test_fedrap_extra_terms(registry, settings, round_, share):
     assert backbone.weights(round_) == pytest.approx((0.1 * share, 0.1 * share), abs=1e-5)
 
 
-def test_fedrap_learning_rates(registry):
-    """After 3 rounds base x .97^3; inside a round after b batches x .95^b, counted over its epochs and anew in each."""
-    backbone = build(registry, "backbone", "fedrap", lr=0.5, lr_items=200.0, dim=2)
-    for round_, batch in ((3, 0), (0, 4), (3, 4)):
-        decay = 0.97 ** round_ * 0.95 ** batch
-        assert backbone.learning_rates(9, round_, batch) == pytest.approx(
-            {"score.weight": 0.5 * decay, "score.bias": 0.5 * decay, COMMON: 200.0 * decay, PERSONAL: 200.0 * decay})
-    asked, rates = [], backbone.learning_rates
-    backbone.learning_rates = lambda *counts: asked.append(counts) or rates(*counts)
-    for round_ in (3, 4):  # 3 positives and 12 negatives are 2 batches of at most 10
-        train_once(backbone, initial(backbone, 1, 10), ragged([1, 4, 7]), LocalSettings(batch_size=10, local_epochs=2),
-                   round_=round_)
-    assert asked == [(10, round_, batch) for round_ in (3, 4) for batch in range(4)]
-
-
 # GPFedRec ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,18 +185,6 @@ def test_gpfedrec_server(registry):
     assert swapped.tolist() == [[0, 4], [0, 4], [2, 0]]
     back = build(registry, "backbone", "gpfedrec", graph_sign="code", graph_layers=2).serve({ITEM: q})[1][ITEM]
     assert back.squeeze(2).tolist() == [[2, 0], [2, 0], [0, 4]]
-
-
-def test_gpfedrec_pull_concerns_the_whole_table(registry):
-    """reg x the mean of (Q - R)^2 over all entries; in round 1 R is the table everybody starts from, so it is 0."""
-    backbone = build(registry, "backbone", "gpfedrec", dim=2, hidden=(), reg=2.0, lr=1e-6)
-    model = initial(backbone, 2, 10)
-    assert all(torch.equal(table, model.public[ITEM]) for table in model.personalised[ITEM])
-    _, without, _ = train_once(backbone, model, ragged([1], [2]))
-    moved = model.personalised[ITEM] + torch.tensor([0.5, 0.1]).double()[:, None, None]
-    away = replace(model, personalised={ITEM: moved})
-    _, loss, _ = train_once(backbone, away, ragged([1], [2]))
-    assert loss - without == pytest.approx(2.0 * (0.25 + 0.01) / 2)
 
 
 # RLP2 --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sequential encoders: they equal ordinary single-client modules, look back only, and drop entries by client."""
+"""Sequential encoders: how they start and what they drop; tests/test_session_oracle.py has their numbers."""
 
 from __future__ import annotations
 
@@ -8,71 +8,15 @@ import oracle
 import pytest
 import torch
 from helpers import build, module_of
-from session_oracle import ITEM, left_padded, single_client
+from session_oracle import ITEM, single_client
 
 from fedcl_bench import rng
-from fedcl_bench.data.stream import Sessions
 from fedcl_bench.plugin.sequential import Dropout, Sequence, Start, xavier
 
 ENCODERS = pytest.mark.parametrize("name, options", [
     ("gru4rec", {}), ("sasrec", {}), ("sasrec", {"architecture": "recbole"}), ("tisasrec", {})],
     ids=["gru4rec", "sasrec", "recbole", "tisasrec"])
-N_ITEMS, LENGTHS = 40, (1, 5, 15, 23)
-
-
-def sessions(generator):
-    """One session per client, of the lengths above, with repeated items and, in part, equal times."""
-    items = [torch.randint(0, N_ITEMS, (n,), generator=generator) for n in LENGTHS]
-    times = [torch.randint(0, 400, (n,), generator=generator).double().cumsum(0) for n in LENGTHS]
-    times[1][:] = 7.0
-    times[3][4:10] = times[3][4]
-    start = torch.tensor([0, *LENGTHS]).cumsum(0)
-    return Sessions(torch.arange(len(LENGTHS) + 1), start, torch.cat(items), torch.cat(times))
-
-
-def encode(backbone, public, dense, some, dropout=None, users=None):
-    """The representations of ``some`` sessions under every client's own item table and dense parameters."""
-    users = torch.arange(len(some.lengths)) if users is None else users
-    items, times, real = some.tail(some.of_user[users], backbone.settings.max_length)
-    rows = public[users].gather(1, items.unsqueeze(2).expand(*items.shape, public.shape[2])) * real.unsqueeze(2)
-    return backbone.encode({name: value[users] for name, value in dense.items()}, rows,
-                           Sequence(real, times * real, items.where(real, -1)),
-                           dropout or Dropout())
-
-
-def parameters(backbone, clients, generator):
-    """Item tables (C, items, d) and dense parameters, other ones for every client."""
-    public = torch.randn(clients, N_ITEMS, backbone.settings.dim, generator=generator, dtype=torch.float64)
-    dense = {name: 0.4 * torch.randn(clients, *value.shape, generator=generator, dtype=torch.float64)
-             for name, value in backbone.new_dense(0).items()}
-    return public, dense
-
-
-@pytest.mark.parametrize("settings", [dict(layers=1), dict(layers=2, dim=6)], ids=["defaults", "others"])
-@ENCODERS
-def test_equals_a_single_client_module(registry, name, options, settings):
-    """Outputs and all gradients, in float64."""
-    generator = torch.Generator().manual_seed(1)
-    others = {"gru4rec": dict(hidden_size=9), "tisasrec": dict(time_span=20), "sasrec": dict(heads=2, inner_size=7)}
-    backbone = build(registry, "backbone", name, dropout=0.0, **options, **settings,
-                     **(others[name] if "dim" in settings else {}))
-    some = sessions(generator)
-    public, dense = parameters(backbone, len(LENGTHS), generator)
-    target = torch.randn(len(LENGTHS), 15, backbone.settings.dim, generator=generator, dtype=torch.float64)
-    for tensor in (public, *dense.values()):
-        tensor.requires_grad_()
-    found = encode(backbone, public, dense, some)
-    gradients = torch.autograd.grad((found * target).sum(), [public, *dense.values()])
-    for c, n in enumerate(LENGTHS):
-        module = single_client(name, backbone.settings, N_ITEMS).double()
-        module.load({ITEM: public[c]}, {key: value[c] for key, value in dense.items()})
-        rows = slice(some.start[c], some.start[c + 1])
-        expected = module(*left_padded(some.items[rows].tolist(), some.times[rows].tolist(), 15))
-        torch.testing.assert_close(found[c], expected, rtol=1e-9, atol=1e-9)
-        (expected * target[c]).sum().backward()
-        for (key, grad), ours in zip({ITEM: None, **dense}.items(), gradients):
-            torch.testing.assert_close(ours[c], module.gradients()[key], rtol=1e-8, atol=1e-8,
-                                       msg=lambda m: f"{key}: {m}")
+N_ITEMS = 40
 
 
 def test_dropout_draws_are_those_of_the_published_generator():

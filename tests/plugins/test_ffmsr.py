@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from domain_oracle import affine, batch_of, normalised, softmax, transformer
-from helpers import build, module_of
+from helpers import build
 
 from fedcl_bench.toolbox.quantisation import of_texts
 from fedcl_bench.plugin.silo import DomainData
@@ -180,27 +180,6 @@ def test_filter_of_ones_changes_nothing_and_of_zeros_leaves_nothing(length):
     torch.testing.assert_close(layer(x), torch.fft.irfft(spectrum, n=length, dim=1, norm="ortho"))
 
 
-def test_zero_weights_remove_the_stream_of_clusters(registry):
-    module, other = (make(registry, item_vectors="plain", **more) for more in ({}, {"without": "semantic-fusion"}))
-    other.load_state_dict(module.state_dict(), strict=False)
-    assert not torch.allclose(module.scores(batch()), other.scores(batch()))
-    with torch.no_grad():
-        module.clusters.filter.weight.zero_()
-    torch.testing.assert_close(module.scores(batch()), other.scores(batch()))
-
-
-def test_first_round_has_the_answer_of_the_adapters_bias(registry):
-    module = make(registry)
-    with torch.no_grad():
-        module.clusters.centroids.zero_()
-    adapter = module.clusters.adapter
-    response = -torch.einsum("ki,kio->o", adapter.bias, adapter.weight) / 3  # equal gates at x = 0
-    torch.testing.assert_close(module.clusters(), response.expand(ITEMS, -1))
-    with torch.no_grad():
-        adapter.bias.zero_()
-    assert not module.clusters().any()
-
-
 def test_no_gradient_passes_the_fusion_to_ids(registry):
     module = make(registry)
     module.texts(module.items.weight).square().sum().backward()
@@ -212,18 +191,6 @@ def test_no_gradient_passes_the_fusion_to_ids(registry):
     assert module.items.weight.grad.abs().sum(1).ne(0).all()
     unreached = {name for name, value in module.named_parameters() if value.grad is None}
     assert unreached == {"texts.adapters.0.noise", "clusters.adapter.noise"}  # noise is for training
-
-
-def test_a_gradient_of_each_loss_is_that_of_its_numbers(registry):
-    plugin = module_of(registry, "method", "ffmsr")
-    products, correlation = plugin.products, plugin.correlation
-    t = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    e = torch.tensor([[2.0, 1.0], [1.0, 5.0]], dtype=torch.float64)
-    loss = products(t, e)
-    assert loss.item() == 4.0 + 2.0
-    loss.backward()
-    assert t.grad.tolist() == [[2.0, 1.0], [-1.0, -5.0]]
-    assert correlation(torch.eye(3)[:2], torch.eye(3)[:2]).item() == pytest.approx(2 / 9, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout", "adapter_dropout", "filter_dropout",

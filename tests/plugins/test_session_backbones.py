@@ -1,4 +1,5 @@
-"""Backbones that represent a session as a whole: they equal modules of one client, and the numbers of their cards."""
+"""Backbones that represent a session as a whole: numbers of their cards; tests/test_session_oracle.py has those of
+rounds."""
 
 from __future__ import annotations
 
@@ -8,123 +9,25 @@ import numpy as np
 import pytest
 import torch
 from helpers import build
-from oracle import stream
-from session_oracle import ITEM, clicked_together, left_padded, single_client
-from session_oracle import k_means as plain_k_means
+from session_oracle import ITEM, clicked_together
 
 from fedcl_bench.toolbox import item_graphs
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.plugin.sequential import Dropout, Sequence, Targets
+from fedcl_bench.plugin.sequential import Dropout, Sequence
 
-N_ITEMS, LENGTHS, LONGEST, SEED = 40, (2, 5, 9, 14), 8, 7
+N_ITEMS, LONGEST, SEED = 40, 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
                      "session_dropout": 0.0, "item_dropout": 0.0},
          "dmi-gnn": {"dim": 6, "max_length": LONGEST, "global_dropout": 0.0, "graph_neighbours": 4, "long_session": 3.0,
                      "diversity": 0.5},
          "hearint": {"dim": 6, "max_length": LONGEST, "dropout": 0.0, "p": 1.0, "clusters": 7, "graph_neighbours": 4}}
-CHOICES = [("miasrec", {}), ("miasrec", {"loss": "bce", "mean_token": "apart", "max_repeat": 3, "layers": 1}),
-           ("dmi-gnn", {}), ("dmi-gnn", {"graph_neighbours": 0, "loss": "bce"}),
-           ("dmi-gnn", {"patterns": "extractors", "interests": 1, "loss": "bce"}),
-           ("hearint", {}), ("hearint", {"p": 0.0, "loss": "bce", "buckets": "quarters"}),
-           ("hearint", {"long_view": "items", "temporal_positions": False, "graph_neighbours": 0, "loss": "bce"}),
-           ("miasrec", {"selection": "entmax"}), ("miasrec", {"selection": "sparsemax", "loss": "bce"})]
-EACH = pytest.mark.parametrize("name, options", CHOICES, ids=str)
 
 
 def make(registry, name, **options):
     return build(registry, "backbone", name, **{**SMALL[name], **options})
-
-
-class World:
-    """Clients with a session, an item table and dense parameters each, and their loss in the engine's terms."""
-
-    def __init__(self, backbone, seed=1):
-        generator = torch.Generator().manual_seed(seed)
-        items = [torch.randint(0, 12 if n > 5 else N_ITEMS, (n,), generator=generator) for n in LENGTHS]
-        self.backbone, self.clients = backbone, len(LENGTHS)
-        self.sessions = Sessions(torch.arange(self.clients + 1), torch.tensor([0, *LENGTHS]).cumsum(0),
-                                 torch.cat(items), torch.arange(sum(LENGTHS)).double())
-        d = backbone.settings.dim
-        self.table = torch.randn(self.clients, N_ITEMS, d, generator=generator, dtype=torch.float64).requires_grad_()
-        self.dense = {name: (0.4 * torch.randn(self.clients, *value.shape, generator=generator,
-                                               dtype=torch.float64)).requires_grad_()
-                      for name, value in backbone.new_dense(0).items()}
-        self.items, self.sequence = window(self.sessions, torch.arange(self.clients), LONGEST)
-        negatives = torch.randint(0, N_ITEMS, (self.clients, LONGEST), generator=generator)
-        self.sampled = torch.cat([self.items, negatives.where(self.sequence.real, self.items[:, :1])], 1)
-        step = SimpleNamespace(sessions={"train": self.sessions}, n_users=self.clients, n_items=N_ITEMS,
-                               train=SimpleNamespace(lengths=torch.tensor(LENGTHS)))
-        self.client_context = backbone.remember(step, {})
-        self.derived = {name: value.expand(self.clients, *value.shape) for name, value in
-                        backbone.derive({ITEM: self.table[0].detach()}, DrawKey(SEED, 0)).items()}
-        self.more = backbone.more_items(self.client_context, self.sequence)
-
-    def rows(self, items=None):
-        items = self.sampled if items is None else items
-        return self.table.gather(1, items.unsqueeze(2).expand(-1, -1, self.table.shape[2]))
-
-    def vectors(self, dropout=None):
-        inputs = self.rows()[:, :LONGEST] * self.sequence.real.unsqueeze(2)
-        inputs = inputs if self.more is None else torch.cat([inputs, self.rows(self.more)], 1)
-        known = {**self.dense, **self.client_context, **self.derived}
-        return self.backbone.session_vectors(known, inputs, self.sequence,
-                                             dropout or Dropout(torch.arange(self.clients)))
-
-    def loss(self):
-        """Each client's, with the scores of all items made at once."""
-        session = self.vectors()
-        scores = None
-        if self.backbone.whole_tables:
-            scores = self.backbone.session_scores(session.vectors, session.mask, self.table)
-        return self.backbone.session_loss(session, Targets(self.rows(), self.sampled, self.sequence.real, scores,
-                                                           Dropout()))
-
-    def module(self, client):
-        module = single_client(self.backbone.name, self.backbone.settings, N_ITEMS).double()
-        start, end = self.sessions.start[client:client + 2].tolist()
-        module.graph = clicked_together([self.sessions.items[start:end].tolist()],
-                                        getattr(self.backbone.settings, "graph_neighbours", 0))
-        if self.derived:
-            module.clusters = plain_k_means(self.table[0].detach(), self.backbone.settings.clusters,
-                                      self.backbone.settings.kmeans_iterations,
-                                      stream(SEED, "clusters of items", 0, 0, 0))
-        return module.load({ITEM: self.table[client]}, {name: value[client] for name, value in self.dense.items()})
-
-    def asked(self, client):
-        """(sequence, times, positives, negatives) as the module's rows."""
-        start, end = self.sessions.start[client:client + 2].tolist()
-        items = self.sessions.items[start:end].tolist()
-        seq, times = left_padded(items[:-1], [0.0] * (len(items) - 1), LONGEST)
-        real = seq > 0
-        positives, negatives = ((some + 1) * real for some in self.sampled[client, 1:].split(LONGEST))
-        return seq, times, positives, negatives
-
-
-@EACH
-def test_equals_a_single_client_module(registry, name, options):
-    """Scores of all items, the loss and all its gradients, in float64."""
-    world = World(make(registry, name, **options))
-    session = world.vectors()
-    scores = world.backbone.session_scores(session.vectors, session.mask, world.table)
-    loss = world.loss()
-    gradients = torch.autograd.grad(loss.sum(), [world.table, *world.dense.values()], allow_unused=True)
-    for client in range(world.clients):
-        module = world.module(client)
-        seq, times, positives, negatives = world.asked(client)
-        outputs = module(seq, times)
-        torch.testing.assert_close(scores[client], module.scores(outputs), rtol=1e-9, atol=1e-9)
-        expected = module.loss(outputs, positives, negatives)
-        torch.testing.assert_close(loss[client], expected, rtol=1e-9, atol=1e-9)
-        expected.backward()
-        for (key, _), ours in zip({ITEM: None, **world.dense}.items(), gradients):
-            parameter, cut = module.names[key]
-            theirs = module.get_parameter(parameter).grad
-            theirs = torch.zeros_like(world.dense[key][client]) if theirs is None else cut(theirs)
-            ours = torch.zeros_like(theirs) if ours is None else ours[client]
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda m: f"{key}: {m}")
 
 
 # MiaSRec
