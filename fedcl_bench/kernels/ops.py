@@ -8,7 +8,6 @@ Whatever a kernel looks up by number is checked before. Without memory every fun
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
@@ -224,16 +223,6 @@ class InnerClients:
     gaps: Tensor
     batches: int
 
-    @functools.cached_property
-    def rows(self) -> tuple[int, int]:
-        """How many rows tables of items and users need, at least; found once, as rounds can be short."""
-        _within("inner_round: numbers of positives", self.count, self.positives.shape[1] + 1, start=1)
-        _within("inner_round: numbers of other items", self.others, 1 << 31)
-        for what, numbers in (("users", self.users), ("items", self.positives)):
-            _within(f"inner_round: {what}", numbers, 1 << 62)
-        between = (self.gaps != torch.iinfo(torch.int32).max).sum(1, keepdim=True)
-        return max(int(self.positives.max()) + 1, int((self.others + between).max())), int(self.users.max()) + 1
-
 
 @dataclass(frozen=True)
 class InnerRound:
@@ -264,10 +253,6 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     positives, table, updates = clients.positives, task.table, task.updates(clients.batches)
     (number, width), (n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
-    rows_of_items, rows_of_users = clients.rows
-    if rows_of_items > n_items or rows_of_users > len(task.vectors):
-        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of "
-                         f"users, its clients need {rows_of_items} and {rows_of_users}")
     _within("inner_round: samples of a client", clients.count * (1 + task.each), clients.batches * task.size + 1)
     _within("inner_round: local batches", clients.batches * len(task.shuffles), len(task.rates) // 3 + 1)
     result = InnerRound(
