@@ -212,26 +212,17 @@ def plus_constant(scores: Tensor, constants: Tensor) -> Tensor:
     return _PlusConstant.apply(scores, constants)
 
 
-class _WeightedBCE(torch.autograd.Function):
+class _CompiledBCE(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        ctx.compiled = scores.dtype == torch.float32 and ops.serve(scores)
-        if ctx.compiled:
-            loss, slopes = ops.weighted_bce(scores, targets, weights)
-            ctx.save_for_backward(slopes)
-            return loss
-        ctx.save_for_backward(scores, targets, weights)
-        # softplus(s) - s y; the threshold is where log(1 + e^s) equals s in double precision too.
-        loss = torch.nn.functional.softplus(scores, threshold=40.0).addcmul_(scores, targets, value=-1.0)
-        return loss.mul_(weights).sum(1)
+        loss, slopes = ops.weighted_bce(scores, targets, weights)
+        ctx.save_for_backward(slopes)
+        return loss
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        if ctx.compiled:
-            slopes, = ctx.saved_tensors
-            return slopes * gradient.unsqueeze(1), None, None
-        scores, targets, weights = ctx.saved_tensors
-        return torch.sigmoid(scores).sub_(targets).mul_(weights).mul_(gradient.unsqueeze(1)), None, None
+        slopes, = ctx.saved_tensors
+        return slopes * gradient.unsqueeze(1), None, None
 
 
 def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -245,7 +236,11 @@ def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     Returns:
         Shape (C,).
     """
-    return _WeightedBCE.apply(scores, targets, weights)
+    if scores.dtype == torch.float32 and ops.serve(scores):
+        return _CompiledBCE.apply(scores, targets, weights)
+    # softplus(s) - s y; the threshold is where log(1 + e^s) equals s in double precision too.
+    loss = torch.nn.functional.softplus(scores, threshold=40.0) - scores * targets
+    return (loss * weights).sum(1)
 
 
 def nearest_entries(queries: Tensor, keys: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:

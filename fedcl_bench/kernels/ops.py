@@ -8,7 +8,6 @@ Whatever a kernel looks up by number is checked before. Without memory every fun
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
@@ -33,9 +32,9 @@ def _real(name: str, tensor: Tensor) -> str:
     return f"{name}_{REALS[tensor.dtype]}"
 
 
-def _within(what: str, numbers: Tensor | int | None, end: int, start: int = 0) -> None:
+def _within(what: str, numbers: Tensor | int, end: int, start: int = 0) -> None:
     """Raise ValueError unless all numbers are from ``start`` to before ``end``."""
-    if numbers is None or isinstance(numbers, Tensor) and not numbers.numel():
+    if isinstance(numbers, Tensor) and not numbers.numel():
         return
     low, high = map(int, torch.aminmax(numbers)) if isinstance(numbers, Tensor) else (numbers, numbers)
     if low < start or high >= end:
@@ -74,9 +73,6 @@ def group(keys: Tensor, head: int, head_count: Tensor | None, tail_count: Tensor
     Returns:
         int32 of shape (C, n), padded with -1; within a local batch, in the order of samples.
     """
-    _within("group: numbers of samples", tail_count, n - head + 1)
-    _within("group: numbers of first samples", head_count, head + 1)
-    _within("group: sizes of local batches", size, 1 << 62, start=1)
     result = torch.empty(len(keys), n, dtype=torch.int32)
     call("group", keys, head, head_count, tail_count, None if slots is None else slots.contiguous(), len(keys), n, size,
          result)
@@ -133,7 +129,6 @@ def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: T
     """
     clients, slots, updates = steps.shape
     _within("add_outer: items", slots - 1 if items is None else items, len(table))
-    _within("add_outer: numbers of slots", held, slots + 1)
     call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots,
          table.shape[1])
 
@@ -163,11 +158,6 @@ def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants:
     made = (vectors.new_empty(clients, d) if to_vectors else None,
             vectors.new_empty(clients, 1) if to_constants else None)
     _within("inner_batch: items", slots - 1 if items is None else items, len(table))
-    _within("inner_batch: slots", order, slots, start=-1)
-    _within("inner_batch: updates", done, updates + 1 - to_rows)
-    _within("inner_batch: columns", start, n + 1)
-    if positive.shape[-1] != slots or positive.numel() not in (slots, clients * slots):
-        raise ValueError(f"kernels: inner_batch: positive has shape {tuple(positive.shape)} for {slots} slots")
     call(_real("inner_batch", table), table, items, slots, vectors, constants, steps, past, updates, done, int(to_rows),
          order, start, min(end, n), share, positive, slots if positive.dim() == 2 else 0, clients, n, d, loss, *made)
     return loss, *made
@@ -224,16 +214,6 @@ class InnerClients:
     gaps: Tensor
     batches: int
 
-    @functools.cached_property
-    def rows(self) -> tuple[int, int]:
-        """How many rows tables of items and users need, at least; found once, as rounds can be short."""
-        _within("inner_round: numbers of positives", self.count, self.positives.shape[1] + 1, start=1)
-        _within("inner_round: numbers of other items", self.others, 1 << 31)
-        for what, numbers in (("users", self.users), ("items", self.positives)):
-            _within(f"inner_round: {what}", numbers, 1 << 62)
-        between = (self.gaps != torch.iinfo(torch.int32).max).sum(1, keepdim=True)
-        return max(int(self.positives.max()) + 1, int((self.others + between).max())), int(self.users.max()) + 1
-
 
 @dataclass(frozen=True)
 class InnerRound:
@@ -264,12 +244,6 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     positives, table, updates = clients.positives, task.table, task.updates(clients.batches)
     (number, width), (n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
-    rows_of_items, rows_of_users = clients.rows
-    if rows_of_items > n_items or rows_of_users > len(task.vectors):
-        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of "
-                         f"users, its clients need {rows_of_items} and {rows_of_users}")
-    _within("inner_round: samples of a client", clients.count * (1 + task.each), clients.batches * task.size + 1)
-    _within("inner_round: local batches", clients.batches * len(task.shuffles), len(task.rates) // 3 + 1)
     result = InnerRound(
         positives.new_empty(number, n), positives.new_empty(number, n) if samples else None,
         torch.empty(number, n, dtype=torch.bool) if samples else None, torch.empty_like(clients.count),
@@ -424,7 +398,6 @@ def all_ranks(scores: Tensor) -> Tensor:
     In single or double precision; what is no number ranks first.
     """
     result = torch.empty(scores.shape, dtype=torch.int32)
-    _within("all_ranks: columns", scores.shape[1], 1 << 31)
     call(_real("all_ranks", scores), scores.contiguous(), *scores.shape, result)
     return result
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Mapping
 
 import torch
 from torch import Tensor
@@ -45,18 +45,21 @@ class RecBoleSettings(BackboneSettings):
     private: str = setting("", "patterns of more parameters to keep at the client, as output.*,item_bias.weight")
     model: str = setting("", "hyper-parameters of the model by RecBole's names, as {dropout_prob: 0.0}")
 
-    def hyper_parameters(self) -> dict:
-        """RecBole's names and values that differ from RecBole's file. Raises UserError for a bad ``model``."""
-        sized = {key: self.dim for key in _sizes(self.NAME)} if self.dim else {}
-        return {**sized, **models.parse_model(self.NAME, self.model)}
+    def hyper_parameters(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """RecBole's names and values that differ from RecBole's file.
+
+        Args:
+            known: the model's own; None: those of RecBole's file.
+
+        Raises:
+            UserError: for a bad ``model``.
+        """
+        known = models.defaults(self.NAME) if known is None else known
+        sized = dict.fromkeys(filter(models.is_size, known), self.dim) if self.dim else {}
+        return {**sized, **models.parse_model(self.NAME, self.model, known)}
 
     def patterns(self) -> list[str]:
         return [part.strip() for part in self.private.split(",") if part.strip()]
-
-
-def _sizes(name: str) -> list[str]:
-    """The hyper-parameters that ``dim`` sets."""
-    return [key for key in models.defaults(name) if key.endswith("embedding_size") or key == "hidden_size"]
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,7 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
     kind = _OF_TEXT.get(name, RecBoleTextSettings if name in READS_TEXT else RecBoleSettings)
     settings = type(f"{name}Settings", (kind,), {"NAME": name, "__module__": __name__})
     ignored = {}
-    if not _sizes(name):
+    if not any(map(models.is_size, models.defaults(name))):
         ignored["dim"] = f"with {PREFIX}{name}; its sizes are hyper-parameters in 'model'"
     if models.names()[name] == "general":
         ignored["max_length"] = f"with {PREFIX}{name}, which reads no sequences"

@@ -29,7 +29,8 @@ from .parameters import classify
 
 @functools.lru_cache(maxsize=64)
 def _design(settings) -> Design:
-    name, values, width = settings.NAME, chosen(settings), settings.max_length
+    name, width = settings.NAME, settings.max_length
+    values = settings.hyper_parameters(hyper_parameters(name))
     facts = domain_facts.TABLE.get(name)
     if not isinstance(facts, DomainFacts):
         raise Refused(facts or "is no sequential recommender, and domains are sequences of items of many users")
@@ -69,21 +70,6 @@ def _try(module: DomainModule, width: int) -> None:
             raise Refused(f"{what} fails: {first_line(error)}") from error
 
 
-def chosen(settings) -> dict:
-    """RecBole's names and values that differ from RecBole's file, of ``RecBoleSettings``.
-
-    Raises:
-        UserError: for a bad setting ``model``.
-    """
-    known = hyper_parameters(settings.NAME)
-    sized = {key: settings.dim for key in known if settings.dim and _is_size(key)}
-    return {**sized, **models.parse_model(settings.NAME, settings.model, known)}
-
-
-def _is_size(hyper_parameter: str) -> bool:
-    return hyper_parameter.endswith("embedding_size") or hyper_parameter == "hidden_size"
-
-
 class RecBoleDomainBackbone(ModuleBackbone):
     """Base class of what stands for RecBole's models in streams of domains.
 
@@ -103,9 +89,9 @@ class RecBoleDomainBackbone(ModuleBackbone):
         except Refused as error:
             raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}, so it cannot be trained by domains.\n"
                             f"`run_bench.py list recbole` shows the RecBole models that can.") from None
-        self._values = chosen(settings)
-        sizes = {**hyper_parameters(settings.NAME), **self._values}
-        width = max(size for key, size in sizes.items() if _is_size(key))
+        known = hyper_parameters(settings.NAME)
+        self._values = settings.hyper_parameters(known)
+        width = max(size for key, size in {**known, **self._values}.items() if models.is_size(key))
         super().__init__(replace(settings, dim=width))
         if not self._has_semantics:
             self.exchanges = frozenset()

@@ -114,11 +114,16 @@ def defaults(name: str) -> dict[str, Any]:
     return dict(_shipped(name))
 
 
-def parse_model(name: str, text: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def is_size(hyper_parameter: str) -> bool:
+    """Whether it is one of those that the setting ``dim`` sets."""
+    return hyper_parameter.endswith("embedding_size") or hyper_parameter == "hidden_size"
+
+
+def parse_model(name: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
     """The setting ``model``: a YAML mapping of a model's own hyper-parameters.
 
     Args:
-        known: which these are; None: those of RecBole's file for the model.
+        known: which these are.
 
     Raises:
         UserError: if it is no mapping, or names one that is not known.
@@ -127,7 +132,6 @@ def parse_model(name: str, text: str, known: Mapping[str, Any] | None = None) ->
         values = yaml.safe_load(text) if text else {}
     except yaml.YAMLError:
         values = None
-    known = defaults(name) if known is None else known
     if not isinstance(values, dict):
         raise UserError(f"setting 'model': found '{text}', accepted: a mapping in braces, as "
                         f"--set \"model={{{', '.join(f'{k}: {v}' for k, v in list(known.items())[:1])}}}\".")

@@ -236,11 +236,6 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
         [-rate.get(name, usual) for rate in rates for name in (layout.vector, layout.constant, layout.item)]))
 
 
-def _clients(chunk: Chunk) -> ops.InnerClients:
-    names = rng.names(chunk.users)
-    return chunk.for_kernels if names is chunk.users else replace(chunk.for_kernels, names=names)
-
-
 class FusedTrainer:
     """Local training of one chunk; arguments and attributes as of ``ChunkTrainer``.
 
@@ -265,7 +260,10 @@ class FusedTrainer:
             Each client's loss averaged over its local batches, shape (C,).
         """
         layout, key, private = self.plan.layout, self.draw, self.model.private
-        done = ops.inner_round(self.plan.task, _clients(self.chunk), self.watched)
+        chunk, others = self.chunk, self.chunk.others
+        done = ops.inner_round(self.plan.task, ops.InnerClients(
+            chunk.users, chunk.positives, chunk.count, rng.names(chunk.users), others.count, others.gaps,
+            chunk.batches), self.watched)
         self.slots = Slots(done.items)
         if self.watched:
             first = torch.arange(done.items.shape[1]) < done.held[:, None]

@@ -44,12 +44,6 @@ class Chunk:
     inner: bool = False
     dense: bool = False
 
-    @cached_property
-    def for_kernels(self) -> ops.InnerClients:
-        """The same for ``training/factored.py``; clients draw by their ids."""
-        return ops.InnerClients(self.users, self.positives, self.count, self.users, self.others.count,
-                                    self.others.gaps, self.batches)
-
     def now(self) -> "Chunk":
         """Itself; see ``LaterChunk``."""
         return self

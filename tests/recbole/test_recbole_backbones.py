@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, build, federation, finish, one_step, ragged, train_round
+from helpers import ROOT, build, federation, one_step, ragged, train_round
 from recbole.data.interaction import Interaction
 
 from fedcl_bench.plugin.backbone import OwnBatch
 from fedcl_bench.cli import main
-from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
@@ -27,7 +26,6 @@ from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot, score_users
 from fedcl_bench.core.parallel import workers
 from fedcl_bench.recbole import client_facts, domain_facts, models
-from fedcl_bench.recbole.client_facts import Facts
 from fedcl_bench.recbole.keyed_random import Keyed
 from fedcl_bench.recbole.parameters import Law
 from fedcl_bench.runs.config import make_config
@@ -554,33 +552,3 @@ def test_hyper_parameters_change_facts():
     assert table["SASRec"].chosen({"loss_type": "BPR"}).samples == "target pair"
     assert table["RepeatNet"].chosen({"joint_train": False}).loss_alone == ""
     assert table["RepeatNet"].chosen({"joint_train": True}).loss_alone == "control flow that depends on data"
-
-
-# ------------------------------------------------------------------------------------- every model on the real ML-100K
-
-
-# Autoencoders are wide, and ConvNCF's layers are made for one width.
-SLIM = {**dict.fromkeys(("MultiDAE", "MultiVAE", "RaCT"), {"model": "{mlp_hidden_size: [16], latent_dimension: 8}"}),
-        "MacridVAE": {"dim": 8, "model": "{encoder_hidden_size: [16], kfac: 2}"},
-        "ConvNCF": {"dim": 8, "model": "{cnn_channels: [1, 4], cnn_kernels: [4], cnn_strides: [4]}"}}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", [name for name, row in client_facts.TABLE.items() if isinstance(row, Facts)])
-def test_two_blocks_of_ml_100k_equal_one_client_at_a_time(registry, name):
-    """FT on all, F3CRec on the general ones, in double precision; a tenth of the clients in each round."""
-    settings = {"blocks": 2, "k_core": 70, "rounds": 2, "client_ratio": 0.1, "precision": "float64",
-                **SLIM.get(name, {"dim": 8})}
-    settings |= {"max_length": 8} if models.names()[name] == "sequential" else {}
-    for method in ("ft", "f3crec") if models.names()[name] == "general" else ("ft",):
-        found = []
-        for alone in (False, True):
-            config = make_config(registry, method, f"recbole:{name}", "ml-100k", overrides=[("test", settings)])
-            f = config.federation(load_stream(config.source, config.stream))
-            if alone:
-                f.backbone._caller.facts = replace(f.backbone.facts, loss_alone="a test", score_alone="a test")
-            f.check()
-            found.append(finish(f))
-        assert [row["valid"] for row in found[0].curve] == [row["valid"] for row in found[1].curve]
-        for one, two in zip(found[0].model.tables(), found[1].model.tables(), strict=True):
-            torch.testing.assert_close(one, two, atol=1e-7, rtol=1e-7)

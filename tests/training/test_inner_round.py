@@ -136,20 +136,6 @@ def test_one_call_without_memory(registry, step, monkeypatch):
         train_round(chunks, model, backbone, FT, local, 3, 1, 2)
 
 
-@pytest.mark.parametrize("lacking, expected", [
-    ("items", r"the model has 60 rows of items and 150 of users, its clients need 120 and 150"),
-    ("users", r"the model has 120 rows of items and 149 of users, its clients need 120 and 150")])
-def test_a_model_lacking_rows_is_told(registry, step, lacking, expected):
-    """Every row that clients look up is there before they are trained."""
-    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
-    model = start(backbone, step)
-    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
-    less = (replace(model, public={ITEM: model.public[ITEM][:60].clone()}) if lacking == "items" else
-            replace(model, private={USER: model.private[USER][:149].clone()}))
-    with pytest.raises(ValueError, match=expected):
-        train_round(chunks, less, backbone, FT, local, 3, 1, 2)
-
-
 def test_clipped_and_weighted(registry, step):
     """What comes after training sees the same changes, in another order of slots."""
     backbone, local = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=50)
@@ -169,19 +155,7 @@ def changed(backbone, **attributes):
 
 def test_what_needs_local_batches(registry, step):
     """Whatever looks at parameters in training or adds to it, and factors that are made of parameters."""
-    fedmf, pfedrec, ncf = (build(registry, "backbone", name) for name in ("fedmf", "pfedrec", "fedncf"))
-    plain = LocalSettings()
-
-    class Flipped(torch.autograd.Function):
-        """Itself, whose gradient is not."""
-
-        @staticmethod
-        def forward(ctx, value):
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return -gradient
+    fedmf, plain = build(registry, "backbone", "fedmf"), LocalSettings()
 
     class Looks(Method):
         def end_local(self, local):
@@ -195,17 +169,13 @@ def test_what_needs_local_batches(registry, step):
         def replayed_items(self, users, draw):
             return torch.zeros(len(users), 1, dtype=torch.int64)
 
-    cases = {"fedmf": (fedmf, FT, plain, True), "pfedrec": (pfedrec, FT, plain, True),
-             "fedncf": (ncf, FT, plain, False),
-             "early end": (fedmf, FT, LocalSettings(tolerance=0.1), False),
-             "distinct": (fedmf, FT, LocalSettings(negative_draw="distinct"), False),
+    cases = {"fedmf": (fedmf, FT, plain, True),
              "end_local": (fedmf, Looks(NoSettings()), plain, False),
              "local_loss": (fedmf, Adds(NoSettings()), plain, False),
              "replayed": (fedmf, Replays(NoSettings()), plain, False),
              "loss": (changed(fedmf, loss=lambda self, s, y, w: (s * w).sum(1)), FT, plain, False),
              "scaled": (changed(fedmf, factors=lambda self, c: (2.0 * c[USER], None)), FT, plain, False),
              "detached": (changed(fedmf, factors=lambda self, c: (c[USER].detach(), None)), FT, plain, False),
-             "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
              "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
     for name, (backbone, method, local, expected) in cases.items():
         assert (strategy_of(backbone, method, start(backbone, step), local) is Strategy.FUSED) == expected, name
