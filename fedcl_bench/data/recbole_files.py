@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Collection, Mapping
+from typing import TYPE_CHECKING, Collection, Mapping
 
 import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError
 from .table_reader import Layout, first_lines, line_of, text_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SPLITS = ("train", "valid", "test")
 
@@ -98,18 +101,28 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     table = pa.Table.from_batches(batches)
     columns = {}
     for name, kind in wanted.items():
-        texts = table.column(name).dictionary_encode().combine_chunks().to_pandas()
+        texts = table.column(name)
         if kind == "token":
-            columns[name], bad, expected = texts, texts == "", "an id"
+            columns[name] = texts.dictionary_encode().combine_chunks().to_pandas()
+            bad, expected = columns[name] == "", "an id"
         else:
-            numbers = pd.to_numeric(pd.Series(texts.cat.categories), errors="coerce").to_numpy(np.float64)
-            columns[name] = numbers[texts.cat.codes]
+            columns[name] = _numbers(texts)
             bad, expected = ~np.isfinite(columns[name]), "a finite number"
         if bad.any():
             row = int(np.argmax(bad))
-            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {texts[row]!r}, expected "
-                            f"{expected}.")
+            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {texts[row].as_py()!r}, "
+                            f"expected {expected}.")
     return pd.DataFrame(columns)
+
+
+def _numbers(texts: pa.ChunkedArray) -> np.ndarray:
+    """float64 numbers, NaN where a text is none."""
+    import pyarrow as pa
+
+    try:
+        return texts.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # pandas takes more for a number, and says where there is none
+        return pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64)
 
 
 # What to do about a column that only streams of sessions read.

@@ -132,12 +132,10 @@ class Sessions:
 
     def as_lists(self, sessions: Tensor, n_users: int, users: Tensor) -> "Ragged":
         """The items of one session for each of ``users`` (ascending), as lists of all ``n_users``."""
+        chosen = Ragged(self.start, self.items).part(sessions)
         lengths = torch.zeros(n_users, dtype=torch.int64, device=sessions.device)
-        lengths[users] = self.lengths[sessions]
-        indptr = _starts(lengths)
-        row = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths[users])
-        offset = torch.arange(len(row), device=users.device) - indptr[users][row]
-        return Ragged(indptr, self.items[self.start[sessions][row] + offset])
+        lengths[users] = chosen.lengths
+        return Ragged(_starts(lengths), chosen.values)
 
     def joined(self) -> "Ragged":
         """The items of all sessions of each user."""
@@ -160,8 +158,7 @@ class Sessions:
                  ) -> "Sessions":
         """Sessions from their users and lengths, in the order of the users, and their rows."""
         of_user = torch.from_numpy(np.bincount(user, minlength=n_users))
-        return Sessions(_starts(of_user), _starts(torch.from_numpy(lengths)), torch.from_numpy(items),
-                        torch.from_numpy(times))
+        return Sessions(_starts(of_user), _starts(torch.tensor(lengths)), torch.tensor(items), torch.tensor(times))
 
     def to(self, device: torch.device) -> "Sessions":
         return Sessions(*(getattr(self, name).to(device) for name in ("of_user", "start", "items", "times")))
@@ -282,7 +279,7 @@ def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
 
 def places(user: np.ndarray) -> np.ndarray:
     """How many of the same user's rows come before each row."""
-    return pd.Series(user).groupby(user).cumcount().to_numpy()
+    return pd.Series(user).groupby(user).cumcount().to_numpy(copy=True)
 
 
 def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
