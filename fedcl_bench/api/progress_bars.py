@@ -95,26 +95,30 @@ class Display:
 
     def _update_domains(self, stream: Stream, progress: Progress) -> None:
         """Show the state of all domains after a round, and each one's best round when all have ended."""
-        if self._quiet or not progress.curve or progress.step:
+        if self._quiet or not progress.curve or (progress.round == 0 and not progress.trained):
             return
-        if self._block is None:
-            self._begin_domains()
-        metric = self._config.evaluation.valid_metric
+        self._begin_domains(progress.step)
+        metric, first = self._config.evaluation.valid_metric, progress.step * stream.per_step
         last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
         self._bar.update(self._task, completed=progress.round, status=f"validation {metric} " + ", ".join(
-            f"{name} {last[number]:.4f}" for number, name in enumerate(stream.domains) if number in last))
-        for number, name in enumerate(stream.domains) if progress.trained else ():
-            rows = [row for row in progress.curve if row["step"] == number]
-            best = progress.best_round(number, self._config.server.best_round)
+            f"{part.name} {last[unit]:.4f}" for unit, part in enumerate(stream.domains, first) if unit in last))
+        for unit in range(first, first + stream.per_step) if progress.trained else ():
+            rows = [row for row in progress.curve if row["step"] == unit]
+            best = progress.best_round(unit, self._config.server.best_round)
             seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in rows)
+            name = stream.name_of(unit).removeprefix("domain ").replace("'", "")
             self._console.print(f"  {name}: {len(rows)} rounds in {seconds:.1f} s, best validation {metric} "
                                 f"{rows[best - 1]['valid']:.4f} in round {best}"
                                 + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
 
-    def _begin_domains(self) -> None:
-        self._block, self._began, self._first = 0, time.perf_counter(), 0
-        if self._verbose:
+    def _begin_domains(self, step: int) -> None:
+        if self._block == step:
+            return
+        if self._verbose and self._block is None:
             self._console.print(f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}")
+        self._block, self._began, self._first = step, time.perf_counter(), 0
+        if self._task is not None:
+            self._bar.remove_task(self._task)
         self._task = self._bar.add_task("  domains", total=self._config.server.rounds, status="")
 
     def _update_round(self, progress: Progress) -> None:
@@ -122,8 +126,8 @@ class Display:
         if self._quiet:
             return
         step, rounds = progress.step, self._config.server.rounds
-        if self._config.is_domains and self._block is None:
-            self._begin_domains()
+        if self._config.is_domains:
+            self._begin_domains(step)
         if self._block != step:
             self._block, self._began, self._first = step, time.perf_counter(), progress.round
             self._task = self._bar.add_task(f"  block {step}", total=rounds, status="")

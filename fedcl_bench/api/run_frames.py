@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from ..records.run import Run
-from ..records.store import domains_of
+from ..records.store import block_names, domains_of
 
 _TEST = ["trained_block", "tested_block"]
 
@@ -66,17 +66,20 @@ def matrix(runs: Sequence[Run]) -> pd.DataFrame:
     return _seeded(runs, of)
 
 
+def result_columns(result: Mapping[str, Any]) -> list[str]:
+    """What the columns of a table of results are called: those of the blocks, and that of their mean."""
+    blocks = len(result["rounds"])
+    mean = "mean" if domains_of(result) else f"avg 1-{blocks - 1}"
+    return block_names(result, blocks) + [mean] * (blocks > 1)
+
+
 def table(result: dict) -> pd.DataFrame:
     """A row of text per metric: the mean over users on the block just trained, ± standard deviation over seeds.
 
     Args:
         result: what ``combined`` returns.
     """
-    several = len(result["seeds"]) > 1
-    blocks = len(result["rounds"])
-    columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
-    if names := domains_of(result):
-        columns = [*names, "mean"]
+    several, blocks = len(result["seeds"]) > 1, len(result["rounds"])
 
     def cell(mean: float, deviation: float) -> str:
         return f"{mean:.4f} ± {deviation:.4f}" if several else f"{mean:.4f}"
@@ -86,4 +89,4 @@ def table(result: dict) -> pd.DataFrame:
         if blocks > 1:
             numbers.append((values["avg_incremental"], values["avg_incremental_std"]))
         rows[name] = [cell(*pair) for pair in numbers]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=result_columns(result)).rename_axis("metric")

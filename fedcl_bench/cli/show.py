@@ -17,7 +17,8 @@ from ..evaluation.metrics import OF_EVERY_RUN, is_share
 from ..core.text import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
-from ..records.store import domains_of
+from ..api.run_frames import result_columns
+from ..records.store import block_names
 from ..core.settings import as_text, describe, flat, inactive
 from ..stats.significance import FEW_USERS, interval_of_mean
 
@@ -85,9 +86,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     blocks = len(result["rounds"])
     several = "seeds" in result
     seeds = f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std" if several else f"seed {result['seed']}"
-    columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
-    if names := domains_of(result):
-        columns = [*names, "mean"]
+    columns = result_columns(result)
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
     if config.evaluation.candidates == "sampled":
@@ -110,7 +109,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print_table(table)
     for note in few_users(result):
         print(note)
-    if blocks > 1 and not config.is_domains:
+    if blocks > config.per_step:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
         print(f"{metric} over R[t,s]: {', '.join(parts)}")
@@ -128,7 +127,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
 
 def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block or domain."""
-    names = domains_of(result) or [f"block {block}" for block in range(len(result["rounds"]))]
+    names = block_names(result, len(result["rounds"]))
     return [f"{names[block]} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
             if users < FEW_USERS
             for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()

@@ -27,7 +27,7 @@ from ..core.errors import Corrupt, UserError
 from ..core.files import folder_beside
 from ..core.schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
 from ..core.version import NUMBERS_VERSION
-from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
+from .stream import CENTRAL_ONLY, DOMAINS_ONLY, DomainPart, Ragged, Sessions, Step, Stream, StreamSettings
 
 if TYPE_CHECKING:
     from .source import DatasetConfig, DatasetSource
@@ -36,8 +36,10 @@ _SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _ABOUT = "stream.json"
 _STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS, "known"))}, {})
+_RANGE = lists(whole(), 2)
+_DOMAIN = fields_of({"name": text, "users": _RANGE, "items": _RANGE, "interactions": lists(whole())})
 _CONTENT = fields_of({"steps": lists(_STEP), "unfiltered": mapping(plain), "digests": mapping(text), "digest": text},
-                     {"domains": lists(text)})
+                     {"domains": lists(_DOMAIN)})
 
 
 def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
@@ -71,7 +73,10 @@ def save(stream: Stream, folder: Path) -> int:
     """
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
-    about |= {"domains": list(stream.domains)} if stream.domains else {}
+    if stream.domains:
+        about["domains"] = [{"name": part.name, "users": [part.users.start, part.users.stop],
+                             "items": [part.items.start, part.items.stop], "interactions": list(part.interactions)}
+                            for part in stream.domains]
     try:
         with folder_beside(folder) as beside:
             whole = beside / "whole"
@@ -114,8 +119,10 @@ def load(folder: Path) -> Stream:
     try:
         about = _read_about(folder)
         steps = tuple(_read_step(folder, about["digests"], step) for step in about["steps"])
+        domains = tuple(DomainPart(part["name"], range(*part["users"]), range(*part["items"]),
+                                   tuple(part["interactions"])) for part in about.get("domains", ()))
         return Stream(steps, *(_array(folder, about["digests"], name) for name in ("users", "items")),
-                      about["unfiltered"], tuple(about.get("domains", ())))
+                      about["unfiltered"], domains)
     except _Damaged as error:
         name, wrong = error.args
     raise UserError(f"{folder}: is damaged, {name}: {wrong}.\n"

@@ -59,10 +59,11 @@ class Result:
 def finished_run(task: Task, folder: Path) -> Run:
     """What a search reads of a finished run's record.
 
-    Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
+    The first step, which most methods share, counts only where there is no other.
     """
     curve = last_stage(read_columns(folder, "rounds", ["step", "valid", "participants"], [STAGE]))
-    curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
+    per_step = task.config.per_step
+    curve = curve[curve["step"] >= (per_step if curve["step"].max() >= per_step else 0)]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
     return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))
 
@@ -73,7 +74,7 @@ def failed_run(task: Task, folder: Path) -> Run:
         updates = (read_run(folder) or {}).get("client_updates", ())
     except Corrupt:
         updates = ()
-    counted = updates if task.config.is_domains else updates[1:] or updates
+    counted = updates[task.config.per_step:] or updates
     return Run(task.config.seed, task.config.hash, (), sum(counted))
 
 

@@ -83,11 +83,6 @@ class CrossDevice:
     observe: Observer | None = None
     group: Participants | None = None
 
-    @staticmethod
-    def steps(f: Federation) -> Sequence[Step]:
-        """Steps of time."""
-        return f.stream.steps
-
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
              ) -> tuple["CrossDevice", Progress]:

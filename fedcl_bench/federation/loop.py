@@ -36,7 +36,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     keep_freed_blocks()
     kind, progress = CrossSilo if federation.cross_silo else CrossDevice, progress or Progress()
     with kind.threads():
-        for step in kind.steps(federation)[progress.step:]:
+        for step in federation.stream.steps[progress.step:]:
             clients, progress = kind.open(federation, step, progress, observe)
             for stage in range(len(clients.stages)):
                 stops = clients.early_stopping(stage, progress)

@@ -281,10 +281,10 @@ class Federation:
         self.check_kinds()
         if self.stream.known:
             compatibility.check_known_users(self.backbone)
-        for name, step in zip(self.stream.domains, self.stream.steps):
-            if self.topk[-1] > step.n_items - step.old_items:
+        for domain in self.stream.domains:
+            if self.topk[-1] > len(domain.items):
                 raise UserError(f"setting 'topk'/'valid_metric': found {self.topk[-1]}, accepted: at most the number "
-                                f"of items, {step.n_items - step.old_items} in domain '{name}'.")
+                                f"of items, {len(domain.items)} in domain '{domain.name}'.")
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
         self.method.check(self.stream)

@@ -26,12 +26,25 @@ LeftOut = Callable[[Corrupt], None]
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None,
-            "mask_history": None, "pilot_users": None, "domain_blocks": None, "domain_block": None}
+            "mask_history": None, "pilot_users": None, "domain_blocks": None}
 
 
 def domains_of(head: Mapping[str, Any]) -> list[str]:
     """The names of a run's domains, given its record or the head of it; none if its blocks are blocks."""
     return head["dataset"].split(JOIN) if head["settings"].get("stream") == "domains" else []
+
+
+def block_names(head: Mapping[str, Any], blocks: int) -> list[str]:
+    """What tables call the blocks of a run, given its record or the head of it: of domains over time each one's."""
+    names = domains_of(head) or [f"block {block}" for block in range(blocks)]
+    return names if blocks <= len(names) else [f"{name}, block {step}" for step in range(blocks // len(names))
+                                               for name in names]
+
+
+def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:
+    """The blocks of the steps of time 1, 2, ...; of the first if there is no other. Domains have one each in a step."""
+    per_step = dataset.count(JOIN) + 1
+    return tuple(range(per_step, blocks)) or tuple(range(blocks))
 
 
 def describe(meta: Mapping[str, Any]) -> str:
@@ -188,8 +201,8 @@ def tested(run: Run) -> dict[str, Any]:
 
 
 def incremental(run: Run) -> tuple[int, ...]:
-    """Blocks 1, 2, ... of a run; block 0 if it has no other; all domains of one whose blocks are these."""
-    return tuple(range(0 if domains_of(run.head) else 1, run.head["blocks"])) or (0,)
+    """The blocks that a run's means are over, see ``averaged_blocks``."""
+    return averaged_blocks(run.head["dataset"], run.head["blocks"])
 
 
 def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

@@ -21,11 +21,11 @@ from ..core.errors import UserError
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..experiments.tune import ALIKE
-from ..core.text import JOIN
 from ..runs.registry import Registry
 from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
-from ..records.store import comparable, domains_of, incremental, one_data, one_protocol, tested, user_scores
+from ..records.store import (averaged_blocks, comparable, domains_of, incremental, one_data, one_protocol, tested,
+                             user_scores)
 from ..runs.matching import failure, matching
 from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
 from .scores import group_average, group_blocks, split_group
@@ -606,7 +606,7 @@ def blocks_behind(key: Key, count: int) -> tuple[int, ...]:
     if key.column == "value":
         return (0,)
     if key.column == "mean":
-        return tuple(range(0 if JOIN in key.dataset else 1, count)) or (0,)  # all domains count
+        return averaged_blocks(key.dataset, count)
     if key.column in ("avg", "change"):
         return tuple(range(1, count))
     return (int(key.column.removeprefix("block").removeprefix("D")),)

@@ -25,7 +25,7 @@ from ..plugin.state import Snapshot
 from ..core.schema import read_bytes
 from .plugin_errors import words
 
-VERSION = 1  # of the format; raised whenever the fields of ``Progress``, or what they mean, change
+VERSION = 2  # of the format; raised whenever the fields of ``Progress``, or what they mean, change
 DIGEST = 32  # bytes of a checksum
 CURE = "Delete the file; what it held is computed again."
 _SNAPSHOTS = "model", "previous"

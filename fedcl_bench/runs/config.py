@@ -90,10 +90,9 @@ class RunConfig:
         return stream.is_domains(flat([self.stream]))
 
     @property
-    def blocks_before(self) -> tuple[RunConfig, ...]:
-        """The runs of the domains' earlier blocks, each of which the next one begins from."""
-        earlier = range(self.stream.domain_block if self.is_domains else 0)
-        return tuple(replace(self, stream=replace(self.stream, domain_block=block)) for block in earlier)
+    def per_step(self) -> int:
+        """How many of a record's blocks a step of time has: one, or one per domain."""
+        return len(self.source.parts) if self.is_domains else 1
 
     def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
