@@ -69,8 +69,8 @@ def matrix(runs: Sequence[Run]) -> pd.DataFrame:
 def result_columns(result: Mapping[str, Any]) -> list[str]:
     """What the columns of a table of results are called: those of the blocks, and that of their mean."""
     blocks = len(result["rounds"])
-    mean = "mean" if domains_of(result) else f"avg 1-{blocks - 1}"
-    return block_names(result, blocks) + [mean] * (blocks > 1)
+    domains = domains_of(result)
+    return block_names(domains, blocks) + ["mean" if domains else f"avg 1-{blocks - 1}"] * (blocks > 1)
 
 
 def table(result: dict) -> pd.DataFrame:

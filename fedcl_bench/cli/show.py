@@ -18,7 +18,7 @@ from ..core.text import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..api.run_frames import result_columns
-from ..records.store import block_names
+from ..records.store import block_names, domains_of
 from ..core.settings import as_text, describe, flat, inactive
 from ..stats.significance import FEW_USERS, interval_of_mean
 
@@ -127,7 +127,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
 
 def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block or domain."""
-    names = block_names(result, len(result["rounds"]))
+    names = block_names(domains_of(result), len(result["rounds"]))
     return [f"{names[block]} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
             if users < FEW_USERS
             for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()

@@ -34,11 +34,12 @@ def domains_of(head: Mapping[str, Any]) -> list[str]:
     return head["dataset"].split(JOIN) if head["settings"].get("stream") == "domains" else []
 
 
-def block_names(head: Mapping[str, Any], blocks: int) -> list[str]:
-    """What tables call the blocks of a run, given its record or the head of it: of domains over time each one's."""
-    names = domains_of(head) or [f"block {block}" for block in range(blocks)]
-    return names if blocks <= len(names) else [f"{name}, block {step}" for step in range(blocks // len(names))
-                                               for name in names]
+def block_names(domains: Sequence[str], blocks: int) -> list[str]:
+    """What tables call the blocks of a run, given the names of its domains: of domains over time each one's."""
+    if not domains:
+        return [f"block {block}" for block in range(blocks)]
+    steps = [f", block {step}" for step in range(blocks // len(domains))] if blocks > len(domains) else [""]
+    return [name + step for step in steps for name in domains]
 
 
 def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:

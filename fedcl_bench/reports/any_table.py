@@ -15,7 +15,7 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import spelled
 from ..records.run import Run
 from ..runs.specs import RunSpec
-from ..records.store import domains_of, incremental
+from ..records.store import block_names, domains_of, incremental
 from .scores import check_metric, same_tests
 from .selection import checked_spec, command_for, parse_method
 from .tables import STAR_LEVEL, Cell, Source, Table, filled, find, pilot_note
@@ -250,10 +250,12 @@ def build_any(layout: Layout, source: Source) -> Table:
     titles = {text: RunSpec(*_named(text)).title for text in layout.methods}
     domains = {run.head["dataset"]: domains_of(run.head) for run in source.runs}
     joined = [domains.get(dataset, []) for dataset in layout.datasets]
-    for t in range(max(map(len, joined)) if all(joined) else 0):
-        titles[f"block{t}"] = joined[0][t] if len(joined) == 1 else f"domain {t}"
+    blocks = max(run.head["blocks"] for run in source.runs)
+    if all(joined):
+        names = joined[0] if len(joined) == 1 else [f"domain {number}" for number in range(max(map(len, joined)))]
+        titles |= {f"block{t}": name for t, name in enumerate(block_names(names, blocks))}
     called = _Called(layout.paper, titles)
-    table = _table(layout, source, max(run.head["blocks"] for run in source.runs))
+    table = _table(layout, source, blocks)
     runs = {name: find(replace(source, assignments=()), table.row_spec(*name))[0] for name in table.run_names()}
     for dataset in layout.datasets:
         if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:

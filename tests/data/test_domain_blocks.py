@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -46,20 +47,18 @@ def by_hand(data, blocks, share, now):
 
 
 def found_in(step):
-    """The same of a step."""
+    """The same of a domain's step."""
     train, samples = step.sessions["train"], step.samples()
     users = np.repeat(np.arange(step.n_users), train.count.numpy())
     of = {int(first): int(user) for first, user in zip(train.start[:-1], users)}
-    trained = [(of[int(first)] - step.old_users, (train.items[first:end] - step.old_items).tolist())
-               for first, end in zip(samples.first, samples.end)]
+    trained = [(of[int(first)], train.items[first:end].tolist()) for first, end in zip(samples.first, samples.end)]
     held = {}
     for split in ("valid", "test"):
         sessions = step.sessions[split]
-        for user in range(step.old_users, step.n_users):
+        for user in range(step.n_users):
             for session in range(sessions.of_user[user], sessions.of_user[user + 1]):
                 first, end = sessions.start[session:session + 2]
-                held.setdefault(user - step.old_users, []).append(
-                    (sessions.items[first:end] - step.old_items).tolist())
+                held.setdefault(user, []).append(sessions.items[first:end].tolist())
                 assert step.split(split).of(user).tolist() == sessions.items[end - 1:end].tolist()
     return trained, {user: tuple(histories) for user, histories in held.items()}
 
@@ -68,31 +67,29 @@ def found_in(step):
 @given(seed=st.integers(0, 10 ** 6), blocks=st.integers(2, 4), share=st.sampled_from([0.3, 0.5, 0.6]))
 def test_every_block_is_what_a_loop_over_users_takes(seed, blocks, share):
     shops = [("books", shop(seed)), ("games", shop(seed + 1, users=5, items=9, rows=60))]
-    for now in range(blocks):
-        try:
-            stream = build_domains(shops, StreamSettings(stream="domains", domain_blocks=blocks, domain_block=now,
-                                                         base_share=share))
-        except UserError as error:
-            assert f"block {now}: " in str(error)
-            assert any(not samples or not held for samples, held in (by_hand(data, blocks, share, now)
-                                                                     for _, data in shops))
-            continue
-        for (_, data), step in zip(shops, stream.steps):
-            samples, held = by_hand(data, blocks, share, now)
-            trained, tested = found_in(step)
-            assert sorted(trained) == sorted(samples) and tested == held
-        assert [(step.n_users, step.n_items) for step in stream.steps] == [(9, 7), (14, 16)]
+    expected = [[by_hand(data, blocks, share, now) for _, data in shops] for now in range(blocks)]
+    try:
+        stream = build_domains(shops, StreamSettings(stream="domains", domain_blocks=blocks, base_share=share))
+    except UserError as error:
+        assert any(f"block {now}: " in str(error) and any(not samples or not held for samples, held in both)
+                   for now, both in enumerate(expected))
+        return
+    assert [(step.n_users, step.n_items) for step in stream.steps] == [(14, 16)] * blocks
+    for step, (samples, held) in zip(stream.units(), itertools.chain(*expected), strict=True):
+        trained, tested = found_in(step)
+        assert sorted(trained) == sorted(samples) and tested == held
 
 
 def test_blocks_share_out_all_interactions_and_the_whole_is_one_block():
     shops, whole = [("books", shop(3)), ("games", shop(4))], StreamSettings(stream="domains")
-    steps = [build_domains(shops, StreamSettings(stream="domains", domain_blocks=3, domain_block=now)).steps
-             for now in range(3)]
-    assert [sum(block[domain].interactions for block in steps) for domain in (0, 1)] == [80, 80]
+    cut = build_domains(shops, StreamSettings(stream="domains", domain_blocks=3))
+    assert [sum(domain.interactions) for domain in cut.domains] == [80, 80]
+    assert statistics(cut)["interactions"] == [rows for step in range(3) for domain in cut.domains
+                                               for rows in [domain.interactions[step]]]
     everything = build_domains(shops, whole)
     assert all("known" not in step.sessions for step in everything.steps)
     assert statistics(everything)["samples"] == [len(step.sessions["train"].prefixes().end)
-                                                 for step in everything.steps]
+                                                 for step in everything.units()]
 
 
 @pytest.fixture
@@ -105,23 +102,22 @@ def shops(tmp_path, monkeypatch):
             f"u{user}\ti{item}\t{time}\n" for user, item, time in zip(data.user, data.item, data.time)))
 
 
-def test_a_prepared_block_is_the_same(shops, registry):
+def test_prepared_blocks_are_the_same(shops, registry):
     def config(**changed):
         return make_config(registry, "ft", "sasrec", "books+games", overrides=[("test", changed)])
-    second = config(domain_blocks=3, domain_block=1)
-    stream, folder = load_stream(second.source, second.stream), prepared.folder_of(second.source, second.stream)
+    cut, others = config(domain_blocks=3), [config(), config(domain_blocks=2)]
+    stream, folder = load_stream(cut.source, cut.stream), prepared.folder_of(cut.source, cut.stream)
     prepared.save(stream, folder)
-    kept = load_stream(second.source, second.stream)
-    assert [found_in(step) for step in kept.steps] == [found_in(step) for step in stream.steps]
-    others = [config(), config(domain_blocks=3), config(domain_blocks=2, domain_block=1)]
-    assert len({folder, *(prepared.folder_of(other.source, other.stream) for other in others)}) == 4
-    assert len({second.hash, *(other.hash for other in others)}) == 4
+    kept = load_stream(cut.source, cut.stream)
+    assert kept.domains == stream.domains
+    assert [found_in(step) for step in kept.units()] == [found_in(step) for step in stream.units()]
+    assert len({folder, *(prepared.folder_of(other.source, other.stream) for other in others)}) == 3
+    assert len({cut.hash, *(other.hash for other in others)}) == 3
     assert config(domain_blocks=1).hash == config().hash and "domain_blocks" not in config().settings
 
 
 @pytest.mark.parametrize("changed, message", [
-    ({"domain_blocks": 2, "domain_block": 2}, "'domain_block': found 2, accepted: less than domain_blocks, 2"),
-    ({"domain_block": 1}, "'domain_block': found 1, accepted: less than domain_blocks, 1"),
+    ({"domain_block": 1}, "unknown setting .*'domain_block'"),
     ({"base_share": 0.4}, "'base_share'.* has no effect with stream=domains and domain_blocks=1"),
     ({"domain_blocks": 0}, "'domain_blocks' .*: found 0")])
 def test_blocks_that_there_are_not_are_refused(shops, registry, changed, message):
@@ -131,6 +127,6 @@ def test_blocks_that_there_are_not_are_refused(shops, registry, changed, message
 
 def test_a_block_in_which_nobody_is_tested_is_refused(shops, registry):
     config = make_config(registry, "ft", "sasrec", "books+games", overrides=[("test", {
-        "domain_blocks": 60, "domain_block": 40})])
-    with pytest.raises(UserError, match="domain 'books', block 40: no user has 3 interactions"):
+        "domain_blocks": 60})])
+    with pytest.raises(UserError, match=r"domain 'books', block \d+: no user has 3 interactions"):
         load_stream(config.source, config.stream)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
@@ -46,12 +47,11 @@ def stream_of(registry, dataset="books+games", **settings):
 
 def histories(stream, number, split):
     """User to items of its history of a split, by the publisher's ids with the domain's name."""
-    step = stream.steps[number]
-    sessions = step.sessions[split]
+    step, sessions = stream.steps[0], stream.steps[0].sessions[split]
     users = np.repeat(stream.user_tokens[:step.n_users], sessions.count.numpy())
-    bounds = sessions.start.tolist()
+    bounds, name = sessions.start.tolist(), f"{stream.domains[number].name}:"
     return {user: stream.item_tokens[sessions.items[a:b].numpy()].tolist()
-            for user, a, b in zip(users, bounds, bounds[1:])}
+            for user, a, b in zip(users, bounds, bounds[1:]) if user.startswith(name)}
 
 
 def named(name, items):
@@ -60,7 +60,7 @@ def named(name, items):
 
 def test_each_domain_is_split_by_leave_one_out(shops, registry):
     _, stream = stream_of(registry)
-    assert stream.domains == ("books", "games")
+    assert [domain.name for domain in stream.domains] == ["books", "games"]
     for number, (name, data) in enumerate({"books": BOOKS, "games": GAMES}.items()):
         for split, held_out in (("train", 2), ("valid", 1), ("test", 0)):
             expected = {f"{name}:{user}": named(name, items[:len(items) - held_out])
@@ -68,23 +68,28 @@ def test_each_domain_is_split_by_leave_one_out(shops, registry):
             if split == "train":  # who has too few trains alone
                 expected |= {f"{name}:{user}": named(name, items) for user, items in data.items() if len(items) < 3}
             assert histories(stream, number, split) == expected
-        step = stream.steps[number]
+        step, = stream.steps
         for split, last in (("valid", -2), ("test", -1)):
             found = {stream.user_tokens[user]: stream.item_tokens[step.split(split).of(user).numpy()].tolist()
-                     for user in range(step.n_users) if step.split(split).lengths[user]}
+                     for user in stream.domains[number].users if step.split(split).lengths[user]}
             assert found == {f"{name}:{user}": named(name, [items[last]]) for user, items in data.items()
                              if len(items) >= 3}
 
 
 def test_ids_are_of_a_domain_alone(shops, registry):
     _, stream = stream_of(registry)
-    books, games = stream.steps
-    assert (books.n_users, books.n_items, games.n_users, games.n_items) == (3, 6, 5, 10)
-    assert (games.old_users, games.old_items, games.index) == (3, 6, 1)
+    books, games = stream.domains
+    assert (books.users, books.items, games.users, games.items) == (range(3), range(6), range(3, 5), range(6, 10))
     assert stream.user_tokens.tolist() == [*named("books", BOOKS), *named("games", GAMES)]
     assert stream.item_tokens[6:].tolist() == named("games", ["i9", "i1", "i7", "i8"])
-    assert not (games.train.lengths[:3].any() or games.test.lengths[:3].any())
-    assert all(int(sessions.items.min()) >= 6 for sessions in games.sessions.values())
+    step, = stream.steps
+    assert (step.n_users, step.n_items, step.interactions) == (5, 10, sum((*books.interactions, *games.interactions)))
+    for part in (books, games):
+        own = part.of(step)
+        assert own.n_users == len(part.users) and own.n_items == len(part.items)
+        assert torch.equal(own.test.values + part.items.start, step.test.part(torch.tensor(part.users)).values)
+        for sessions in own.sessions.values():
+            assert 0 <= int(sessions.items.min()) and int(sessions.items.max()) < own.n_items
 
 
 def test_histories_are_in_time_order(registry):
@@ -108,12 +113,13 @@ def test_a_pilot_draws_users_and_keeps_the_core(registry):
     lay("tools", random_shop(3))
     pilot = {"pilot_users": 20, "pilot_core": 4}
     _, stream = stream_of(registry, **pilot)
-    for number, name in enumerate(stream.domains):
+    for number, domain in enumerate(stream.domains):
         rows = [(user, item) for user, items in histories(stream, number, "test").items() for item in items]
         users, items = (pd.Series(column).value_counts() for column in zip(*rows))
         assert 5 <= len(users) <= 20 and users.min() >= 4 and items.min() >= 4
-        assert stream.steps[number].n_items - stream.steps[number].old_items == len(items)
-        everything = {f"{name}:{user}": named(name, history) for user, history in random_shop(number + 1).items()}
+        assert len(domain.items) == len(items)
+        everything = {f"{domain.name}:{user}": named(domain.name, history)
+                      for user, history in random_shop(number + 1).items()}
         for user, history in histories(stream, number, "test").items():
             assert history == [item for item in everything[user] if item in items.index]
     _, beside_another = stream_of(registry, "tools+games", **pilot)
@@ -121,7 +127,7 @@ def test_a_pilot_draws_users_and_keeps_the_core(registry):
     _, again = stream_of(registry, split_seed=1, **pilot)
     assert histories(again, 0, "test").keys() != histories(stream, 0, "test").keys()
     _, whole = stream_of(registry)
-    assert whole.steps[0].n_users == 60
+    assert len(whole.domains[0].users) == 60
 
 
 def test_a_dataset_keeps_its_own_columns_and_filters(registry):
