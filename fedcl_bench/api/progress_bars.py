@@ -126,11 +126,12 @@ class Display:
         if self._quiet:
             return
         step, rounds = progress.step, self._config.server.rounds
-        if self._config.is_domains:
+        if self._config.stream.of_domains:
             self._begin_domains(step)
         if self._block != step:
             self._block, self._began, self._first = step, time.perf_counter(), progress.round
             self._task = self._bar.add_task(f"  block {step}", total=rounds, status="")
-        best = f", best validation {progress.best_value:.4f}" if progress.curve and not self._config.is_domains else ""
+        one = progress.curve and not self._config.stream.of_domains  # is validated
+        best = f", best validation {progress.best_value:.4f}" if one else ""
         self._bar.update(self._task, completed=progress.round, status=f"round {progress.round + 1}: "
                          f"{progress.fraction_done:.0%}{best}")

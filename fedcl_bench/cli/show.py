@@ -91,7 +91,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
     if config.evaluation.candidates == "sampled":
         print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")
-    if config.stream.pilot_users and config.is_domains:
+    if config.stream.pilot_users and config.stream.of_domains:
         print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
               f"comparable with all users")
     table = plain_table("test metric", *columns)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Mapping
 
 import numpy as np
 import torch
@@ -94,24 +94,24 @@ class StreamSettings:
             raise UserError(f"setting 'known_users': found true, accepted: false with topology={self.topology}, where "
                             f"domains are not told who the users of others are; or --set topology=central.")
 
+    @property
+    def of_domains(self) -> bool:
+        """Whether the clients are domains."""
+        return self.stream == "domains" and not self.split_file
+
+    @property
+    def topology_in_effect(self) -> str:
+        """The topology; federated where the setting has no effect."""
+        return self.topology if self.stream in ("sessions", "domains") and not self.split_file else "federated"
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether a client holds many users' interactions and trains on mini-batches of them."""
+        return self.of_domains or self.topology_in_effect == "central"
+
 
 CENTRAL_ONLY = ("train_share", "valid_share")
 DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "known_users")
-
-
-def is_central(settings: Mapping[str, Any]) -> bool:
-    """Whether one client holds all sessions, given the values of all settings."""
-    return settings["topology"] == "central" and settings["stream"] == "sessions" and not settings["split_file"]
-
-
-def is_domains(settings: Mapping[str, Any]) -> bool:
-    """Whether the clients are domains, given the values of all settings."""
-    return settings["stream"] == "domains" and not settings["split_file"]
-
-
-def in_epochs(settings: Mapping[str, Any]) -> bool:
-    """Whether a client holds many users' interactions and trains on mini-batches of them, given all settings."""
-    return is_central(settings) or is_domains(settings)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _content(study: Study, task: Task, reference: Sequence[Run]) -> dict[str, An
     if not finished:
         return {}
     best = max(finished, key=lambda trial: trial.value(seeds))
-    blocks = "domains" if task.config.is_domains else "blocks 1.. where there is more than one"
+    blocks = "domains" if task.config.stream.of_domains else "blocks 1.. where there is more than one"
     metric = task.config.evaluation.valid_metric
     content = {**search.head(), "settings": {**search.inherited, **best.point},
                "objective": f"best validation {metric}, mean over {blocks}, and over seeds",

@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from ..core.tuning import SIZES
 from ..data.stream import Step
@@ -41,7 +40,7 @@ from ..training.silo_samples import SequentialModule
 from .divergence import require_finite
 from .early_stopping import EarlyStopping
 from .parameter_growth import grow
-from .parts import STAGE, Best, Federation, Progress, Update, PartialRound
+from .parts import STAGE, Best, Federation, PartialRound, Progress, Update, bytes_of
 
 
 class CrossSilo:
@@ -103,6 +102,11 @@ class CrossSilo:
         model = clients._after(clients.method.begin_step, progress.best.model) if step.index else clients.start()
         ways = ("domains",) * len(f.stream.domains) or ("central",)
         return clients, replace(progress, model=model, best=Best(model), server_state={}, ways=progress.ways + ways)
+
+    @classmethod
+    def untrained(cls, f: Federation, step: Step) -> Snapshot:
+        """The tables of a step before the first round."""
+        return cls(f, step).start()
 
     def start(self) -> Snapshot:
         """Untrained parameters: the same dense ones everywhere, whatever the topology, and each item's own row."""
@@ -239,7 +243,7 @@ class CrossSilo:
             for name, value in download.items():
                 kind = model.public if name in part.public else model.dense
                 kind[domain.prefix + name] = value
-        sent = {domain.unit: {"bytes_up": _bytes(upload), "bytes_down": _bytes(download)}
+        sent = {domain.unit: {"bytes_up": bytes_of(upload), "bytes_down": bytes_of(download)}
                 for domain, upload, download in zip(self.domains, uploads, downloads)}
         return replace(update, model=model, sent=sent)
 
@@ -325,7 +329,3 @@ def stages_of(f: Federation) -> tuple[Stage, ...]:
     if not stages and isinstance(f.backbone, ModuleBackbone):
         stages = f.backbone.stages()
     return tuple(stages) or (Stage("train"),)
-
-
-def _bytes(tables: Mapping[str, Tensor]) -> int:
-    return sum(value.numel() * value.element_size() for value in tables.values())

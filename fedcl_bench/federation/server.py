@@ -22,7 +22,7 @@ from ..kernels import ops
 from ..core.parallel import in_order
 from ..core.tuning import SIZES
 from ..stats.clip_noise import Protection, upload_key
-from .client_sampling import Attendance
+from .client_sampling import Attendance, Participants
 from .sums import RoundSums
 
 
@@ -36,10 +36,9 @@ class Population:
 
     all_reduce: Callable[[Tables], Tables] | None = None
 
-    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
-        """Ids, ascending, of the clients here whose updates arrive in a round; how many do in all; how many fail."""
-        users, dropped = attendance.of(step, seed, round_)
-        return users, len(users), dropped
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
+        """The clients of a round."""
+        return attendance.of(step, seed, round_)
 
     def mean(self, here: UserScores, metric: str) -> float:
         """The mean of a metric over all users, given those of the users here."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,9 +17,8 @@ import torch
 
 from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
-from ..federation.parameter_growth import grow
 from ..federation.parts import Best, Federation, Progress, PartialRound
-from ..federation.cross_silo import CrossSilo
+from ..federation.loop import clients_of
 from ..core.files import replacing
 from ..plugin.state import Snapshot
 from ..core.schema import read_bytes
@@ -140,13 +139,8 @@ def _progress_from(saved: dict[str, Any]) -> Progress:
 def check_tables(path: Path, progress: Progress, federation: Federation) -> None:
     """Raise Corrupt unless a progress that was read from ``path`` has the tables of the run, with their shapes and
     types. Of a method's own private tables only the rows are known, one per user."""
-    f = federation
-    step = f.stream.steps[-1 if f.cross_silo else progress.step + (progress.round > 0) - 1]
-    if f.cross_silo:
-        expected = CrossSilo(f).start()
-    else:
-        expected = grow(Snapshot({}, {}), f.backbone, f.seed, replace(step, old_users=0, old_items=0),
-                        getattr(torch, f.server.precision), torch.device("meta"))  # shapes alone
+    step = federation.stream.steps[progress.step + (progress.round > 0) - 1]
+    expected = clients_of(federation).untrained(federation, step)
     for kind in ("public", "private", "dense", "local", "personalised"):
         known = getattr(expected, kind)
         for found in (getattr(progress.model, kind), getattr(progress.best.model, kind)):

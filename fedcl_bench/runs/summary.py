@@ -213,9 +213,9 @@ def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
 
 def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
     """What clients upload, and what they keep; where there is no server, neither."""
-    if config.is_central or (config.is_domains and config.stream.topology == "central"):
+    if config.stream.topology_in_effect == "central":
         return {"uploaded": [], "kept_at_client": []}
-    if config.is_domains:
+    if config.stream.of_domains:
         public, dense = ([*dict.fromkeys(name.rpartition("/")[2] for name in tables)]
                          for tables in (model.public, model.dense))
         shared = dense if config.stream.topology == "federated" else []

@@ -156,7 +156,7 @@ def test_a_prepared_stream_is_the_same(shops, registry):
         assert prepared.folder_of(other.source, other.stream) != folder
     lay("games", {**GAMES, "u9": ["i1", "i7", "i8"]})
     changed, stream = stream_of(registry)
-    assert changed.source.fingerprint != config.source.fingerprint and stream.steps[1].n_users == 6
+    assert changed.source.fingerprint != config.source.fingerprint and stream.steps[0].n_users == 6
 
 
 @pytest.mark.parametrize("dataset, settings, message", [

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers, stopped_everywhere
+from helpers import executed, federation_of, same_numbers, stopped_everywhere
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
@@ -19,7 +19,6 @@ from fedcl_bench.plugin.method import NoSettings
 from fedcl_bench.plugin.silo import DomainMethod
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
-from fedcl_bench.runs.runner import execute
 
 SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 2, "topk": [3], "valid_metric": "recall@3",
          "base_share": 0.4, "domain_blocks": 3}
@@ -50,10 +49,6 @@ def loaded(config):
     return load_stream(config.source, config.stream, config.features)
 
 
-def made(config, results="results"):
-    return execute(config, lambda: loaded(config), Path(results))
-
-
 def ends(federation):
     """The progress after each step."""
     return [progress for progress in run(federation) if not progress.round and not progress.fraction_done]
@@ -68,7 +63,7 @@ def tables_of(progress):
     ("ffmsr", "ffmsr", FFMSR)])
 def test_a_block_is_a_run_from_the_model_of_the_one_before(registry, method, backbone, settings, monkeypatch):
     config = configured(registry, method, backbone, **settings)
-    federation = config.federation(loaded(config))
+    federation = federation_of(config)
     whole, before = ends(federation), None
     assert [progress.step for progress in whole] == [1, 2, 3]
     for step, progress in zip(federation.stream.steps, whole):
@@ -91,7 +86,7 @@ def test_a_block_is_a_run_from_the_model_of_the_one_before(registry, method, bac
 
 
 def test_one_record_has_every_domains_row_of_tests(registry):
-    result = made(configured(registry))
+    result = executed(configured(registry))
     users = pd.read_parquet(Path(result["record"]) / "users.parquet")
     assert sorted(set(zip(users["trained_block"], users["tested_block"]))) == sorted(
         (2 * t + domain, 2 * s + domain) for t in range(BLOCKS) for s in range(t + 1) for domain in (0, 1))
@@ -103,12 +98,12 @@ def test_one_record_has_every_domains_row_of_tests(registry):
     transfer = np.mean([matrix[-1][s] - diagonal[s] for s in range(4)])
     assert result["continual"]["recall@3"]["BWT"] == pytest.approx(transfer)
     assert result["tested"]["interactions"] == result["tested"]["users"]
-    assert made(configured(registry))["reused"]
+    assert executed(configured(registry))["reused"]
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(registry):
     config = configured(registry)
-    whole = made(config)
+    whole = executed(config)
     stopped, where = stopped_everywhere(config, loaded(config), Path("again"))
     assert len(where) >= 2 * BLOCKS
     same_numbers(stopped, whole)
@@ -117,9 +112,9 @@ def test_an_interrupted_run_ends_with_the_same_bits(registry):
 def test_ffmsr_clusters_anew_in_every_block(registry):
     config = configured(registry, "ffmsr", "ffmsr", **FFMSR)
     received = [{name: table for name, table in tables_of(progress).items() if "centroid" in name}
-                for progress in ends(config.federation(loaded(config)))]
+                for progress in ends(federation_of(config))]
     assert received[0] and all(not torch.equal(table, received[1][name]) for name, table in received[0].items())
-    curve = pd.read_parquet(Path(made(config)["record"]) / "rounds.parquet")
+    curve = pd.read_parquet(Path(executed(config)["record"]) / "rounds.parquet")
     federated = curve[curve["stage"] == 0]
     assert federated["step"].nunique() == 2 * BLOCKS and (federated["bytes_up"] > 0).all()
 
@@ -145,7 +140,7 @@ class Keeps(DomainMethod):
 def test_a_method_hears_of_steps_at_each_domain(registry):
     config = configured(registry, "ft", "recbole:GRU4Rec", topology="local", lr=1e-9)
     method = Keeps()
-    federation = replace(config.federation(loaded(config)), method=method)
+    federation = replace(federation_of(config), method=method)
     whole = ends(federation)
     assert method.heard == [(what, step, items) for step in range(BLOCKS) for what in ("begin", "end")
                             for items in (15, 11) if (what, step) != ("begin", 0)]
@@ -172,8 +167,8 @@ def test_the_command_line_runs_and_tables_it(capsys):
 
 
 def test_the_saved_model_is_the_last_blocks(registry):
-    result = made(configured(registry))
+    result = executed(configured(registry))
     config = configured(registry)
-    last = ends(config.federation(loaded(config)))[-1]
+    last = ends(federation_of(config))[-1]
     saved = read_model(Path(result["record"])).tables
     assert all(torch.equal(table, tables_of(last)[name]) for name, table in (saved.public | saved.dense).items())
