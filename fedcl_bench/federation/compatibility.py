@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..plugin.backbone import Backbone
 from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
+from ..data.stream import Stream
+from ..plugin.local_settings import LocalSettings
 from ..plugin.method import Method, does_something
 from ..plugin.sequential import SequentialBackbone
-
-if TYPE_CHECKING:
-    from .parts import Federation
 
 _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
 
 
-def check(f: Federation) -> None:
-    """Raise UserError unless a run's backbone, method and stream go together."""
-    backbone, method, domains = f.backbone, f.method, bool(f.stream.domains)
+def check(backbone: Backbone, method: Method, stream: Stream, topology: str, local: LocalSettings,
+          init: str = "server", means: bool = False) -> None:
+    """Raise UserError unless a run's backbone, method and stream go together.
+
+    Args:
+        init: who starts the public parameters, ``server`` or ``per_client``.
+        means: new users get the mean of their items' vectors.
+    """
+    domains = bool(stream.domains)
     modules = isinstance(backbone, ModuleBackbone), isinstance(method, DomainMethod)
     if any(modules) and domains:
-        _check_modules(backbone, method, f.topology)
+        _check_modules(backbone, method, topology)
     elif any(modules):
         kind, plugin = ("backbone", backbone) if modules[0] else ("method", method)
         of_domains = ModuleBackbone if modules[0] else DomainMethod
         raise Incompatible(f"{kind} '{plugin.name}' is one of domains; name two or more, as in --dataset A+B.", kind,
                            lambda cls: not issubclass(cls, of_domains))
-    elif f.cross_silo:
+    elif domains or topology == "central":
         _check_in_epochs(backbone, method, domains)
     else:
-        _check_users(f)
-    if f.stream.known:
+        _check_users(backbone, method, bool(stream.steps[0].sessions), local, init, means)
+    if stream.known:
         _check_known_users(backbone)
 
 
-def _check_users(f: Federation) -> None:
+def _check_users(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str, means: bool
+                 ) -> None:
     """Raise UserError unless they go with clients of one user each."""
-    backbone, sessions = f.backbone, bool(f.stream.steps[0].sessions)
     sequential = isinstance(backbone, SequentialBackbone)
     if sequential and not sessions:
         raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
-    _check_method(backbone, f.method, sequential, sessions)
-    if sequential and f.local.negatives != 1:
-        raise UserError(f"setting 'negatives': found {f.local.negatives}, accepted: 1 with a sequential backbone, "
+    _check_method(backbone, method, sequential, sessions)
+    if sequential and local.negatives != 1:
+        raise UserError(f"setting 'negatives': found {local.negatives}, accepted: 1 with a sequential backbone, "
                         f"which has one per target.")
-    if sessions and backbone.own_samples(f.local) is not None:
+    if sessions and backbone.own_samples(local) is not None:
         raise Incompatible(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set "
                            f"stream=blocks, or a sequential backbone with sessions.", "backbone", _is_sequential)
-    if f.server.init == "per_client" and not sequential:
+    if init == "per_client" and not sequential:
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
-    if f.server.fold_in and f.server.cold_start == "mean" and backbone.factor_names is None:
+    if means and backbone.factor_names is None:
         raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
                            f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
                            f"the user.", "backbone", lambda cls: cls.factor_names is not None)

@@ -118,8 +118,8 @@ class Pair:
         """Why method, backbone and stream do not go together; None if they do."""
         try:
             s = self.parts()
-            compatibility.check(Federation(self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method),
-                                           s.local, s.server, s.evaluation, 0, topology=s.stream.topology))
+            compatibility.check(self.backbone_cls(s.backbone), self.method_cls(s.method), self.stream,
+                                s.stream.topology, s.local, s.server.init)
         except UserError as error:
             return str(error)
         return None
