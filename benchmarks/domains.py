@@ -49,7 +49,8 @@ def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tupl
     for silo in clients.silos:
         domain, = silo.domains
         trained = Epoch(f.backbone, f.local, [domain], (), Point(), DrawKey(silo.seed, 0)).batches(start)
-        yield f.stream.domains[domain.number], domain, per_second(lambda: next(trained), batches, f.local.batch_size)
+        speed = per_second(lambda: next(trained), batches, f.local.batch_size)
+        yield f.stream.domains[domain.number].name, domain, speed
 
 
 def recbole(name: str, domain: Domain, batches: int, size: int = 1024, length: int = 50) -> float:

@@ -210,7 +210,7 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     def engine():
         with workers():
             for _ in range(ROUNDS):
-                engine_round(chunks, model, users, opened.training, opened.key(1))
+                engine_round(chunks, model, users, opened.training, opened.key(step.index, 1))
 
     def loop(with_loader: bool):
         loop_round(server, list(private), served if served is None else served.clone(), lists, f, with_loader)

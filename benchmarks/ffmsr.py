@@ -93,7 +93,7 @@ def main() -> None:
         modules = [SASRec(Config(), dataset), *([authors(args.released, dataset)] if args.released else [])]
         speeds += [speed_of(module, domain, args.batches) for module in modules]
         cells = [f"{speed:,.0f} ({speeds[0] / speed:.1f})" for speed in speeds]
-        print(f"| {f.stream.domains[domain.number]} | {' | '.join(cells)} |", flush=True)
+        print(f"| {f.stream.domains[domain.number].name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

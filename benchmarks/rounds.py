@@ -48,7 +48,7 @@ def one_round(name: str, args, streams: dict):
     def run():
         began = time.perf_counter()
         with workers():
-            after = engine_round(chunks, model, users, opened.training, opened.key(0))
+            after = engine_round(chunks, model, users, opened.training, opened.key(step.index, 0))
             trained = time.perf_counter()
             opened.protocol.validate(after, 0)
         return trained - began, time.perf_counter() - trained

@@ -270,3 +270,15 @@ def lay_shop(name, seed, users, items, texts=False):
     if texts:
         rows = [f"i{item}\tword{item % 4} word{item % 3}\n" for item in range(items)]
         Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(rows))
+
+
+def federation_of(config):
+    """The checked parts of a run over its data."""
+    f = config.federation(load_stream(config.source, config.stream, config.features))
+    config.check(f)
+    return f
+
+
+def executed(config, results="results"):
+    """What a run over its data returns."""
+    return execute(config, lambda: load_stream(config.source, config.stream, config.features), Path(results))

@@ -129,8 +129,7 @@ class Model:
     def _scores_in_domain(self, user: str | int) -> np.ndarray:
         """``scores`` in a stream of domains, by the model of the user's."""
         row, backbone = self.row(user), self._silos.federation.backbone
-        number = next(number for number, step in enumerate(self.stream.steps) if row < step.n_users)
-        domain = self._silos.domains[number]
+        domain = next(domain for domain in self._silos.domains if row in domain.users)
         sessions = domain.step.sessions["test"]
         first, end = sessions.of_user[row - domain.users.start:][:2]
         if first == end:

@@ -65,39 +65,43 @@ class Display:
         if progress.fraction_done:
             best = f", best validation {progress.best_value:.4f}" if progress.curve and not stream.domains else ""
             return self._show(stream, progress, f"round {progress.round + 1}: {progress.fraction_done:.0%}{best}")
+        if not (progress.round or progress.trained):
+            return
         if stream.domains:
-            if step == 0:
-                last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
-                self._show(stream, progress, f"validation {metric} " + ", ".join(
-                    f"{name} {last[number]:.4f}" for number, name in enumerate(stream.domains) if number in last))
-                for number, name in enumerate(stream.domains) if progress.trained else ():
-                    self._ended(name, progress, number)
-        elif progress.round or progress.trained:
-            valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
-            text = f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else \
-                "not validated yet"
-            self._show(stream, progress, text)
-            done = progress.round - self._first
-            if done > 1:
-                later = sum(s.interactions for s in stream.steps[step + 1:]) / stream.steps[step].interactions
-                rounds = server.rounds - progress.round + server.rounds * later
-                left = int((time.perf_counter() - self._began) / (done - 1) * rounds)
-                self._bar.update(self._task, status=f"{text}, at most {left // 60}:{left % 60:02d} left")
-            if progress.trained:
-                self._ended(f"block {step}", progress, step)
+            units = range(step * stream.per_step, (step + 1) * stream.per_step)
+            last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
+            self._show(stream, progress, f"validation {metric} " + ", ".join(
+                f"{part.name} {last[unit]:.4f}" for unit, part in zip(units, stream.domains) if unit in last))
+            for unit in units if progress.trained else ():
+                self._ended(stream.name_of(unit).removeprefix("domain ").replace("'", ""), progress, unit)
+            return
+        valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
+        text = f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else \
+            "not validated yet"
+        self._show(stream, progress, text)
+        done = progress.round - self._first
+        if done > 1:
+            later = sum(s.interactions for s in stream.steps[step + 1:]) / stream.steps[step].interactions
+            rounds = server.rounds - progress.round + server.rounds * later
+            left = int((time.perf_counter() - self._began) / (done - 1) * rounds)
+            self._bar.update(self._task, status=f"{text}, at most {left // 60}:{left % 60:02d} left")
+        if progress.trained:
+            self._ended(f"block {step}", progress, step)
 
     def _show(self, stream: Stream, progress: Progress, status: str) -> None:
         """The bar of a block or of all domains, which begins with its first round."""
-        step = 0 if stream.domains else progress.step
+        step = progress.step
         if self._block != step:
             self._block, self._began = step, time.perf_counter()
             self._first = progress.round - (not progress.fraction_done)
             if self._task is not None:
                 self._bar.remove_task(self._task)
-            name = "domains" if stream.domains else f"block {step} of 0-{len(stream.steps) - 1}"
+            several = not stream.domains or len(stream.steps) > 1
+            name = f"block {step} of 0-{len(stream.steps) - 1}" if several else "domains"
             self._task = self._bar.add_task(f"  {name}", total=self._config.server.rounds, status="")
-        if self._verbose and self._told != step and (stream.domains or len(progress.ways) > step):
-            self._told = step
+        about = 0 if stream.domains else step  # the topology is said once
+        if self._verbose and self._told != about and (stream.domains or len(progress.ways) > step):
+            self._told = about
             self._console.print(
                 f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}" if stream.domains else
                 f"  block {step}: clients are trained '{progress.ways[step]}' ({meaning_of(progress.ways[step])})")

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 import pandas as pd
 
 from ..records.run import Run
-from ..records.store import domains_of
+from ..records.store import block_names, domains_of
 from ..reports.frame import results
 
 _BLOCKS = {"trained": "trained_block", "tested": "tested_block"}
@@ -43,16 +43,19 @@ def matrix(runs: Sequence[Run]) -> pd.DataFrame:
     return frame.rename_axis(columns=None).reset_index()
 
 
+def result_columns(result: Mapping[str, Any]) -> list[str]:
+    """What the columns of a table of results are called: those of the blocks, and that of their mean."""
+    blocks = len(result["rounds"])
+    domains = domains_of(result)
+    return block_names(domains, blocks) + ["mean" if domains else f"avg 1-{blocks - 1}"] * (blocks > 1)
+
+
 def table(result: Mapping[str, Any]) -> pd.DataFrame:
     """A row of text per metric: the mean over users on the block just trained, ± standard deviation over seeds.
 
     Args:
         result: what ``execute`` or ``combined`` returns.
     """
-    blocks = range(len(result["rounds"]))
-    columns = [f"block {t}" for t in blocks] + [f"avg 1-{blocks[-1]}"] * (len(blocks) > 1)
-    if names := domains_of(result):
-        columns = [*names, "mean"]
     rows = {}
     for name, values in result["metrics"].items():
         means, deviations = ([*values[f"per_block{suffix}"], values[f"avg_incremental{suffix}"]]
@@ -61,4 +64,4 @@ def table(result: Mapping[str, Any]) -> pd.DataFrame:
             rows[name] = [f"{mean:.4f} ± {std:.4f}" for mean, std in zip(means, deviations) if mean is not None]
         else:
             rows[name] = [f"{mean:.4f}" for mean in means if mean is not None]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=result_columns(result)).rename_axis("metric")

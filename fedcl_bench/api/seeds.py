@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -82,12 +82,7 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStr
     Returns:
         What ``execute`` returns, per seed; its errors too.
     """
-    done = []
-    for config in configs:
-        for earlier in config.blocks_before:
-            _run(earlier, overrides, SharedStream(earlier), replace(execution, rerun=False), notes=False)
-        done.append(_run(config, overrides, stream, execution, notes=config is configs[0]))
-    return done
+    return [_run(config, overrides, stream, execution, notes=config is configs[0]) for config in configs]
 
 
 def _run(config: RunConfig, overrides: Layers, stream: SharedStream, execution: Execution, notes: bool
@@ -100,8 +95,6 @@ def _run(config: RunConfig, overrides: Layers, stream: SharedStream, execution: 
     with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
         for text in inactive_notes(config, overrides) if notes else ():
             display.note(text)
-        if config.stream.domain_blocks > 1:
-            display.note(f"block {config.stream.domain_block} of the {config.stream.domain_blocks} of each domain")
 
         def update(loaded: Stream, progress: Progress) -> None:
             display.update(loaded, progress)

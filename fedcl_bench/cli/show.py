@@ -16,7 +16,7 @@ from ..core.text import for_terminal
 from ..data.source import DatasetSource
 from ..data.settings import StreamSettings
 from ..evaluation.metrics import is_share
-from ..records.store import domains_of
+from ..records.store import block_names, domains_of
 from ..runs.config import RunConfig
 from ..stats.significance import FEW_USERS, interval_of_mean
 
@@ -78,7 +78,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
     if config.evaluation.candidates == "sampled":
         print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")
-    if config.stream.pilot_users and config.is_domains:
+    if config.stream.pilot_users and config.stream.of_domains:
         print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
               f"comparable with all users")
     metrics = result_table(result)
@@ -88,7 +88,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print_table(["test metric", *metrics.columns], rows)
     for note in few_users(result):
         print(note)
-    if len(result["rounds"]) > 1 and not config.is_domains:
+    if len(result["rounds"]) > config.per_step:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
         print(f"{metric} over R[t,s]: {', '.join(parts)}")
@@ -106,7 +106,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
 
 def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block or domain."""
-    names = domains_of(result) or [f"block {block}" for block in range(len(result["rounds"]))]
+    names = block_names(domains_of(result), len(result["rounds"]))
     return [f"{names[block]} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
             if users < FEW_USERS
             for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()

@@ -151,8 +151,8 @@ def load_features(features: FeatureSource, source: DatasetSource, stream: Stream
 
 def _items(stream: Stream) -> list[list[str]]:
     """Of each domain the publisher's ids of its items, without its name."""
-    return [[token[len(name) + 1:] for token in stream.item_tokens[step.old_items:step.n_items].tolist()]
-            for name, step in zip(stream.domains, stream.steps)]
+    return [[token[len(part.name) + 1:] for token in stream.item_tokens[part.items.start:part.items.stop].tolist()]
+            for part in stream.domains]
 
 
 def texts_of(source: DatasetSource, stream: Stream) -> Mapping[str, list[str]]:
@@ -170,8 +170,8 @@ def silent(vectors: Tensor) -> int:
 
 def notes(stream: Stream) -> list[str]:
     """A sentence for each domain in which items have no text."""
-    return [f"{name}: {count:,} of {len(vectors):,} items have no text or vector; theirs are zeros."
-            for name, vectors in zip(stream.domains, stream.features) if (count := silent(vectors))]
+    return [f"{part.name}: {count:,} of {len(vectors):,} items have no text or vector; theirs are zeros."
+            for part, vectors in zip(stream.domains, stream.features) if (count := silent(vectors))]
 
 
 def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], hearing: Callbacks) -> Tensor:

@@ -58,11 +58,10 @@ def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str],
         UserError: as ``read_persons``.
     """
     numbers: dict[str, dict[str, int]] = {}
-    for part, step in zip(source.parts, stream.steps):
+    for part, domain in zip(source.parts, stream.domains):
         persons = read_persons(part.path)
-        users = range(step.old_users, step.n_users)
-        tokens = (stream.user_tokens[user].removeprefix(f"{part.name}:") for user in users)
-        numbers[part.name] = {persons[token]: user for user, token in zip(users, tokens) if token in persons}
+        tokens = (stream.user_tokens[user].removeprefix(f"{part.name}:") for user in domain.users)
+        numbers[part.name] = {persons[token]: user for user, token in zip(domain.users, tokens) if token in persons}
     pairs = {(a, b): [(user, numbers[b][person]) for person, user in numbers[a].items() if person in numbers[b]]
              for a, b in itertools.combinations(numbers, 2)}
     return {names: np.array(users, dtype=np.int64).reshape(-1, 2) for names, users in pairs.items()}
@@ -76,9 +75,10 @@ def known_users(source: DatasetSource, stream: Stream) -> dict[tuple[int, int], 
     """
     shared = shared_users(source, stream)
     if not any(map(len, shared.values())):
-        raise UserError(f"setting 'known_users': found true, but no user of {' and '.join(stream.domains)} is known to "
-                        f"be the same; accepted: false, or domains whose NAME.overlap files have persons in common "
-                        f"(see: data {source.name}).")
-    first = torch.tensor([step.old_users for step in stream.steps])
-    pairs = itertools.combinations(range(len(stream.steps)), 2)
+        names = " and ".join(domain.name for domain in stream.domains)
+        raise UserError(f"setting 'known_users': found true, but no user of {names} is known to be the same; accepted: "
+                        f"false, or domains whose NAME.overlap files have persons in common (see: data "
+                        f"{source.name}).")
+    first = torch.tensor([domain.users.start for domain in stream.domains])
+    pairs = itertools.combinations(range(len(stream.domains)), 2)
     return {pair: torch.from_numpy(users) - first[list(pair)] for pair, users in zip(pairs, shared.values())}

@@ -27,7 +27,7 @@ from ..core.files import folder_beside
 from ..core.version import NUMBERS
 from .recbole_files import SPLITS
 from .settings import CENTRAL_ONLY, DOMAINS_ONLY, StreamSettings
-from .stream import Ragged, Sessions, Step, Stream, fingerprint
+from .stream import DomainPart, Ragged, Sessions, Step, Stream, fingerprint
 
 if TYPE_CHECKING:
     from .source import DatasetConfig, DatasetSource
@@ -67,7 +67,10 @@ def save(stream: Stream, folder: Path) -> int:
     """
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
-    about |= {"domains": list(stream.domains)} if stream.domains else {}
+    if stream.domains:
+        about["domains"] = [{"name": part.name, "users": [part.users.start, part.users.stop],
+                             "items": [part.items.start, part.items.stop], "interactions": list(part.interactions)}
+                            for part in stream.domains]
     try:
         with folder_beside(folder) as beside:
             whole = beside / "whole"
@@ -127,7 +130,9 @@ def load(folder: Path) -> Stream:
         at, splits = numbers["index"], numbers.pop("sessions")
         steps.append(Step(**numbers, **{split: parts(Ragged, f"{at}-{split}") for split in SPLITS},
                           sessions={split: parts(Sessions, f"{at}-{split}-sessions") for split in splits}))
-    return Stream(tuple(steps), arrays["users"], arrays["items"], about["unfiltered"], tuple(about.get("domains", ())))
+    domains = [DomainPart(part["name"], range(*part["users"]), range(*part["items"]), tuple(part["interactions"]))
+               for part in about.get("domains", ())]
+    return Stream(tuple(steps), arrays["users"], arrays["items"], about["unfiltered"], tuple(domains))
 
 
 def _regular(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
 
 from ..core.errors import UserError
 from ..core.settings import setting
@@ -70,9 +69,7 @@ class StreamSettings:
     pilot_core: int = setting(5, "users and items of a pilot keep at least this many interactions", low=0,
                               only_if="pilot_users")
     domain_blocks: int = setting(1, "blocks in time that the interactions of each domain are cut into, the first with "
-                                 "base_share of them; 1: all at once", low=1, only_if="stream=domains")
-    domain_block: int = setting(0, "the one of these blocks that is trained and tested, from the model after the one "
-                                "before; 0 is the first", low=0, only_if="domain_blocks!=1")
+                                 "base_share of them; 1: all at once", low=1, high=10_000, only_if="stream=domains")
     known_users: bool = setting(False, "pooled domains are told which of their users are the same, as the publisher's "
                                 "NAME.overlap says; for backbones that use it", only_if="stream=domains")
 
@@ -82,25 +79,22 @@ class StreamSettings:
         if self.known_users and self.stream == "domains" and self.topology != "central":
             raise UserError(f"setting 'known_users': found true, accepted: false with topology={self.topology}, where "
                             f"domains are not told who the users of others are; or --set topology=central.")
-        if self.domain_block >= self.domain_blocks:
-            raise UserError(f"setting 'domain_block': found {self.domain_block}, accepted: less than domain_blocks, "
-                            f"{self.domain_blocks}.")
+
+    @property
+    def of_domains(self) -> bool:
+        """Whether the clients are domains."""
+        return self.stream == "domains" and not self.split_file
+
+    @property
+    def topology_in_effect(self) -> str:
+        """The topology; federated where the setting has no effect."""
+        return self.topology if self.stream in ("sessions", "domains") and not self.split_file else "federated"
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether a client holds many users' interactions and trains on mini-batches of them."""
+        return self.of_domains or self.topology_in_effect == "central"
 
 
 CENTRAL_ONLY = ("train_share", "valid_share")
-DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "domain_block", "known_users")
-
-
-def is_central(settings: Mapping[str, Any]) -> bool:
-    """Whether one client holds all sessions, given the values of all settings."""
-    return settings["topology"] == "central" and settings["stream"] == "sessions" and not settings["split_file"]
-
-
-def is_domains(settings: Mapping[str, Any]) -> bool:
-    """Whether the clients are domains, given the values of all settings."""
-    return settings["stream"] == "domains" and not settings["split_file"]
-
-
-def in_epochs(settings: Mapping[str, Any]) -> bool:
-    """Whether a client holds many users' interactions and trains on mini-batches of them, given all settings."""
-    return is_central(settings) or is_domains(settings)
+DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "known_users")

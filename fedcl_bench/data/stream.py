@@ -1,8 +1,8 @@
 """Streams: what arrives at which client when.
 
-A stream is a list of steps (blocks D^0, D^1, ... of the interactions in time order, or one step of sessions), each with
-every client's train, valid and test items. Ids are numbered by first appearance, so the users and items known before a
-block always have smaller ids than those new in it.
+A stream is a list of steps of time (blocks D^0, D^1, ... of the interactions in time order, or one step of sessions),
+each with every client's train, valid and test items. Ids are numbered by first appearance, so the users and items known
+before a block always have smaller ids than those new in it; but for domains, each of which has a range of ids.
 """
 
 from __future__ import annotations
@@ -194,16 +194,16 @@ class Step:
     """One step of a stream: a block, or all of it.
 
     Attributes:
-        index: t; of domains, the number of the domain, whose users and items are in no other one.
-        n_users, n_items: users and items seen in blocks 0..t (accumulated).
+        index: t.
+        n_users, n_items: users and items seen in blocks 0..t (accumulated); of domains, all there are.
         old_users, old_items: the same before block t (0 for t = 0).
         interactions: rows of the block.
         train, valid, test: items of each accumulated user in this block. In a stream of sessions: all items of its
             training sessions; the last item of its validation and of its test session, if it has one.
         sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
             in each of the last two, which includes the item to find. With ``topology=central`` the one user there is
-            has all of them. In a domain, a user's session for each is all up to that item; after the first of a
-            domain's blocks there are also those of ``known``, what each user did in the blocks before.
+            has all of them. With domains, a user's session for each is all up to that item; after the first block there
+            are also those of ``known``, what each user did in the blocks before.
     """
 
     index: int
@@ -247,12 +247,44 @@ class Step:
 
 
 @dataclass(frozen=True)
+class DomainPart:
+    """A domain of a stream.
+
+    Attributes:
+        users, items: ids, which are no other domain's.
+        interactions: rows in each step.
+    """
+
+    name: str
+    users: range
+    items: range
+    interactions: tuple[int, ...]
+
+    def of(self, step: Step) -> Step:
+        """What of a step is the domain's, with users and items numbered from 0."""
+        users, first = slice(self.users.start, self.users.stop + 1), self.items.start
+
+        def lists(of_all: Ragged) -> Ragged:
+            ends = of_all.indptr[users]
+            return Ragged(ends - ends[0], of_all.values[ends[0]:ends[-1]] - first)
+
+        def histories(of_all: Sessions) -> Sessions:
+            of_user = of_all.of_user[users]
+            start = of_all.start[of_user[0]:of_user[-1] + 1]
+            rows = slice(start[0], start[-1])
+            return Sessions(of_user - of_user[0], start - start[0], of_all.items[rows] - first, of_all.times[rows])
+        return Step(step.index, len(self.users), len(self.items), 0, 0, self.interactions[step.index],
+                    *(lists(step.split(name)) for name in SPLITS),
+                    {name: histories(sessions) for name, sessions in step.sessions.items()})
+
+
+@dataclass(frozen=True)
 class Stream:
     """All steps, and the publisher's ids of users and items in the order of ours.
 
     ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
     ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
-    ``domains`` are the names of the domains that the steps are, if they are; ids then begin with the domain's name.
+    ``domains`` are the clients, if these are domains; ids then begin with the domain's name.
     ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them.
     ``known`` says of each two domains, by their numbers, which of their users are the same, with ``known_users``:
     int64 (users, 2), each numbered from 0 in its domain.
@@ -262,13 +294,24 @@ class Stream:
     user_tokens: np.ndarray
     item_tokens: np.ndarray
     unfiltered: Mapping[str, float] = field(default_factory=dict)
-    domains: tuple[str, ...] = ()
+    domains: tuple[DomainPart, ...] = ()
     features: tuple[Tensor, ...] = ()
     known: Mapping[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def name_of(self, step: int) -> str:
-        """What messages call a step."""
-        return f"domain '{self.domains[step]}'" if self.domains else f"block {step}"
+    @property
+    def per_step(self) -> int:
+        """How many tests of its own a step has. Records number them all as ``units`` does, and call them blocks."""
+        return len(self.domains) or 1
+
+    def units(self) -> list[Step]:
+        """What is validated and tested by itself: every step, or in every step each domain's part."""
+        return [domain.of(step) for step in self.steps for domain in self.domains] or list(self.steps)
+
+    def name_of(self, unit: int) -> str:
+        """What messages call one of ``units``."""
+        step, number = divmod(unit, self.per_step)
+        domain = [f"domain '{part.name}'" for part in self.domains[number:number + 1]]
+        return ", ".join([*domain, *([f"block {step}"] if not domain or len(self.steps) > 1 else [])])
 
 
 def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:

@@ -24,23 +24,29 @@ def harmonic_mean(r: np.ndarray) -> float:
     return 2.0 * la * ra / (la + ra) if la + ra > 0 else 0.0
 
 
-def backward_transfer(r: np.ndarray) -> float:
-    """BWT = mean over s < T of R[T, s] - R[s, s] (Lopez-Paz & Ranzato, 2017); nan with a single block."""
-    return float(np.mean(r[-1, :-1] - np.diag(r)[:-1])) if len(r) > 1 else float("nan")
+def backward_transfer(r: np.ndarray, per_step: int = 1) -> float:
+    """BWT = mean over s < T of R[T, s] - R[s, s] (Lopez-Paz & Ranzato, 2017); nan with a single block.
+
+    Args:
+        per_step: blocks that are trained at once, as domains are; none of the last ones is an earlier s.
+    """
+    earlier = len(r) - per_step
+    return float(np.mean(r[-1, :earlier] - np.diag(r)[:earlier])) if earlier else float("nan")
 
 
-def forgetting(r: np.ndarray) -> float:
-    """Mean over s < T of max over s <= t < T of R[t, s], minus R[T, s] (Chaudhry et al., 2018); nan with one block."""
-    last = len(r) - 1
-    drops = [max(r[t, s] for t in range(s, last)) - r[last, s] for s in range(last)]
+def forgetting(r: np.ndarray, per_step: int = 1) -> float:
+    """Mean over s < T of max over s <= t < T of R[t, s], minus R[T, s] (Chaudhry et al., 2018); nan with one block.
+    ``per_step`` as for ``backward_transfer``."""
+    earlier = len(r) - per_step
+    drops = [max(r[t, s] for t in range(s, earlier)) - r[-1, s] for s in range(earlier)]
     return float(np.mean(drops)) if drops else float("nan")
 
 
-SUMMARIES = {"LA": learning_average, "RA": retained_average, "HM": harmonic_mean, "BWT": backward_transfer,
-             "forgetting": forgetting}
+SUMMARIES = ("LA", "RA", "HM", "BWT", "forgetting")
 
 
-def summaries(r: np.ndarray) -> dict[str, float | None]:
-    """All summaries of one matrix; None where a summary is undefined."""
-    values = {name: formula(r) for name, formula in SUMMARIES.items()}
+def summaries(r: np.ndarray, per_step: int = 1) -> dict[str, float | None]:
+    """All summaries of one matrix; None where a summary is undefined. ``per_step`` as for ``backward_transfer``."""
+    values = dict(zip(SUMMARIES, (learning_average(r), retained_average(r), harmonic_mean(r),
+                                  backward_transfer(r, per_step), forgetting(r, per_step))))
     return {name: None if np.isnan(value) else value for name, value in values.items()}

@@ -29,12 +29,10 @@ def check_divisible(federation: Federation) -> None:
     """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
     backbone, method = federation.backbone, federation.method
     spread = "--shards: the clients of a run are spread over workers and send sums;"
-    if federation.stream.domains:
-        raise UserError(f"{spread} a domain is one client, whose training is not divided.\nLeave --shards out (`grid "
-                        f"--ray` spreads whole runs).")
-    if federation.central:
-        raise UserError(f"{spread} with topology=central there is one.\nLeave --shards out (`grid --ray` spreads whole "
-                        f"runs).")
+    if federation.cross_silo:
+        one = "a domain is one client, whose training is not divided" if federation.stream.domains else \
+            "with topology=central there is one"
+        raise UserError(f"{spread} {one}.\nLeave --shards out (`grid --ray` spreads whole runs).")
     if backbone.overrides("serve") or backbone.serves_tables:
         raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")

@@ -29,7 +29,7 @@ from ..rng import Tables
 from ..core.errors import UserError
 from ..evaluation.metrics import DEFAULT, EvaluationSettings
 from ..evaluation.ranking import UserScores
-from ..federation.client_sampling import Attendance
+from ..federation.client_sampling import Attendance, Participants
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.server import Population
@@ -54,9 +54,9 @@ class Apart(Population):
     def __init__(self, ask: Callable[[str, Any], Any]):
         self._ask = ask
 
-    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
         users, count, dropped = self._ask("participants", (step.index, round_))
-        return torch.tensor(users), count, dropped
+        return Participants(torch.tensor(users), count, dropped)
 
     def all_reduce(self, here: Tables) -> Tables:
         answer = self._ask("all_reduce", {name: table.numpy() for name, table in here.items()})
@@ -305,5 +305,5 @@ class Conductor:
 
     def _participants(self, parts: list[tuple[int, int]]) -> list[Any]:
         step, round_ = parts[0]
-        users, dropped = self._config.server.attendance.of(self._stream.steps[step], self._config.seed, round_)
-        return [(torch.isin(names, users).nonzero().flatten().numpy(), len(users), dropped) for names in self._names]
+        users, count, dropped = self._config.server.attendance.of(self._stream.steps[step], self._config.seed, round_)
+        return [(torch.isin(names, users).nonzero().flatten().numpy(), count, dropped) for names in self._names]

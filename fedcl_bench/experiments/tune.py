@@ -59,11 +59,12 @@ class Result:
 def finished_run(task: Task, folder: Path) -> Run:
     """What a search reads of a finished run's record.
 
-    Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
+    The first step, which most methods share, counts only where there is no other.
     """
     path = folder / "rounds.parquet"  # of a record that was verified before
     curve = last_stage(parsed(read_bytes(path, CURE), path, CURE, ["step", "valid", "participants"], [STAGE]))
-    curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
+    per_step = task.config.per_step
+    curve = curve[curve["step"] >= (per_step if curve["step"].max() >= per_step else 0)]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
     return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))
 
@@ -74,7 +75,7 @@ def failed_run(task: Task, folder: Path) -> Run:
         updates = (read_run(folder) or {}).get("client_updates", ())
     except Corrupt:
         updates = ()
-    counted = updates if task.config.is_domains else updates[1:] or updates
+    counted = updates[task.config.per_step:] or updates
     return Run(task.config.seed, task.config.hash, (), sum(counted))
 
 
@@ -192,7 +193,7 @@ def _content(study: Study, task: Task, reference: Sequence[Run]) -> dict[str, An
     if not finished:
         return {}
     best = max(finished, key=lambda trial: trial.value(seeds))
-    blocks = "domains" if task.config.is_domains else "blocks 1.. where there is more than one"
+    blocks = "domains" if task.config.stream.of_domains else "blocks 1.. where there is more than one"
     metric = task.config.evaluation.valid_metric
     content = {**search.head(), "settings": {**search.inherited, **best.point},
                "objective": f"best validation {metric}, mean over {blocks}, and over seeds",

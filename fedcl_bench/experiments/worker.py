@@ -11,7 +11,6 @@ import signal
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -126,7 +125,7 @@ def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -
         from ..runs.config import make_config, resolve_device
         from ..runs.plugin_errors import named
         from ..runs.registry import discover
-        from ..runs.runner import Interrupted, Watch, execute, execute_before
+        from ..runs.runner import Interrupted, Watch, execute
 
     torch.set_num_threads(threads)
     reset_peak()
@@ -140,11 +139,7 @@ def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -
                                 "again.")
             watch = Watch(lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
                           warn=lambda text: parent.tell("warn", text), stop=parent.stop)
-
-            def load(of: Any) -> Any:
-                return _stream(of, job.dataset, streams, watch.warn)
-            execute_before(config, load, job.results, watch)
-            content = execute(config, partial(load, config), job.results, watch)
+            content = execute(config, lambda: _stream(config, job.dataset, streams, watch.warn), job.results, watch)
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)

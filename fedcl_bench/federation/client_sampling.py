@@ -18,11 +18,12 @@ class Participants(NamedTuple):
     """The clients of a round.
 
     Attributes:
-        users: ids of those whose update arrives, ascending.
+        users: ids of those here whose update arrives, ascending; count: how many arrive in all.
         dropped: how many others were asked and failed after their training.
     """
 
     users: Tensor
+    count: int
     dropped: int
 
 
@@ -60,16 +61,16 @@ class Attendance:
         if self.known_only and step.index > 0:
             users = users[users < step.old_users]
         if self.complete:
-            return Participants(users, 0)
+            return Participants(users, len(users), 0)
         users = self._available(step, users, seed, round_)
         if self.ratio < 1.0:
             order = rng.sort_keys(_bits(users, seed, "participants", step.index, round_)).argsort()
             users = users[order[:max(1, round(self.ratio * len(users)))]].sort().values
         if self.dropout == 0.0:
-            return Participants(users, 0)
+            return Participants(users, len(users), 0)
         luck = _uniform(users, seed, "dropout", step.index, round_)
         arrived = users[luck >= luck.max().clamp(max=self.dropout)]  # where all would fail, the luckiest does not
-        return Participants(arrived, len(users) - len(arrived))
+        return Participants(arrived, len(arrived), len(users) - len(arrived))
 
     def punctual(self, local_epochs: int) -> bool:
         """Whether all participants do all their local epochs."""

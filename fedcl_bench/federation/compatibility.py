@@ -5,51 +5,64 @@ from __future__ import annotations
 from ..plugin.backbone import Backbone
 from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
-from ..plugin.method import Method, does_something
+from ..data.stream import Stream
 from ..plugin.local_settings import LocalSettings
+from ..plugin.method import Method, does_something
 from ..plugin.sequential import SequentialBackbone
 
 _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
 
 
-def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str) -> None:
-    """Raise UserError unless backbone, method and stream go together.
+def check(backbone: Backbone, method: Method, stream: Stream, topology: str, local: LocalSettings,
+          init: str = "server", means: bool = False) -> None:
+    """Raise UserError unless a run's backbone, method and stream go together.
 
     Args:
-        sessions: whether the stream is one of sessions.
         init: who starts the public parameters, ``server`` or ``per_client``.
+        means: new users get the mean of their items' vectors.
     """
-    if isinstance(backbone, ModuleBackbone):
-        raise Incompatible(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.",
-                           "backbone", lambda cls: not issubclass(cls, ModuleBackbone))
-    if isinstance(method, DomainMethod):
-        raise Incompatible(f"method '{method.name}' is one of domains; name two or more, as in --dataset A+B.",
-                           "method", lambda cls: not issubclass(cls, DomainMethod))
+    domains = bool(stream.domains)
+    modules = isinstance(backbone, ModuleBackbone), isinstance(method, DomainMethod)
+    if any(modules) and domains:
+        _check_modules(backbone, method, topology)
+    elif any(modules):
+        kind, plugin = ("backbone", backbone) if modules[0] else ("method", method)
+        of_domains = ModuleBackbone if modules[0] else DomainMethod
+        raise Incompatible(f"{kind} '{plugin.name}' is one of domains; name two or more, as in --dataset A+B.", kind,
+                           lambda cls: not issubclass(cls, of_domains))
+    elif domains or topology == "central":
+        _check_in_epochs(backbone, method, domains)
+    else:
+        _check_users(backbone, method, bool(stream.steps[0].sessions), local, init, means)
+    if stream.known:
+        _check_known_users(backbone)
+
+
+def _check_users(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str, means: bool
+                 ) -> None:
+    """Raise UserError unless they go with clients of one user each."""
     sequential = isinstance(backbone, SequentialBackbone)
     if sequential and not sessions:
         raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
     _check_method(backbone, method, sequential, sessions)
     if sequential and local.negatives != 1:
-        raise UserError(f"setting 'negatives': found {local.negatives}, accepted: 1 with a sequential backbone, which "
-                        f"has one per target.")
+        raise UserError(f"setting 'negatives': found {local.negatives}, accepted: 1 with a sequential backbone, "
+                        f"which has one per target.")
     if sessions and backbone.own_samples(local) is not None:
         raise Incompatible(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set "
                            f"stream=blocks, or a sequential backbone with sessions.", "backbone", _is_sequential)
     if init == "per_client" and not sequential:
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
+    if means and backbone.factor_names is None:
+        raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
+                           f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
+                           f"the user.", "backbone", lambda cls: cls.factor_names is not None)
 
 
-def check_in_epochs(backbone: Backbone, method: Method, domains: bool, topology: str) -> None:
-    """Raise UserError unless the two go with clients that train in epochs of mini-batches.
-
-    Args:
-        domains: these are domains, and not one client that holds all sessions.
-    """
-    if domains and (isinstance(method, DomainMethod) or isinstance(backbone, ModuleBackbone)):
-        return _check_modules(backbone, method, topology)
-    if isinstance(backbone, ModuleBackbone) or isinstance(method, DomainMethod):
-        return check(backbone, method, True, LocalSettings(), "server")
+def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
+    """Raise UserError unless they go with clients that train on mini-batches of many users' sequences: domains, or one
+    that holds all sessions."""
     if not _is_sequential(type(backbone)):
         said = (f"backbone '{backbone.name}' is not sequential, and domains are sequences of items of many users"
                 if domains else f"setting 'topology': found central, accepted: federated with backbone "
@@ -95,7 +108,7 @@ def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
                             f"'{plugin.name}'.")
 
 
-def check_known_users(backbone: Backbone) -> None:
+def _check_known_users(backbone: Backbone) -> None:
     """Raise UserError unless it makes something of who the domains' users are."""
     def uses(cls: type) -> bool:
         return issubclass(cls, ModuleBackbone) and cls.uses_known_users
@@ -103,15 +116,6 @@ def check_known_users(backbone: Backbone) -> None:
     if not uses(type(backbone)):
         raise Incompatible(f"setting 'known_users': found true, accepted: false with '{backbone.name}', which makes "
                            f"nothing of who the users are.", "backbone", uses)
-
-
-def check_vectors(backbone: Backbone) -> None:
-    """Raise UserError unless clients score by inner products with a vector of their own."""
-    if backbone.factor_names is None:
-        raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
-                           f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
-                           f"the user.", "backbone",
-                           lambda cls: cls.factor_names is not None)
 
 
 def _is_sequential(cls: type) -> bool:

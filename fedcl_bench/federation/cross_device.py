@@ -20,37 +20,16 @@ from ..core.parallel import workers
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from . import server
-from .client_sampling import Attendance
+from .client_sampling import Attendance, Participants
 from .cold_start import ColdStart, cold_start_of, ranks_by, truncated_for_new_users
 from .divergence import require_finite
 from .early_stopping import EarlyStopping
 from .parameter_growth import grow, reset_private
-from .parts import Best, Federation, Progress, Update
+from .parts import Best, Federation, Progress, Update, bytes_of
 from .protocols import Lists, SessionSteps, protocol_of
 from .round import Work, train_clients
 
 Observer = Callable[[DrawKey, Snapshot, Trained], None]
-
-
-@dataclass(frozen=True)
-class Participants:
-    """Who takes part in a round.
-
-    Attributes:
-        users: ids of the participants that are here, ascending; count: of all participants.
-        dropped: how many others failed after their training; None where none can.
-        work: what those here train on, by how they train: stragglers do fewer epochs.
-    """
-
-    users: Tensor
-    count: int
-    dropped: int | None
-    work: list[Work]
-
-    @property
-    def failures(self) -> dict[str, int]:
-        """For the curve of a run whose clients can fail."""
-        return {} if self.dropped is None else {"dropped": self.dropped}
 
 
 @dataclass
@@ -66,10 +45,11 @@ class CrossDevice:
         same_group: whether they are the same in every round, with the same work.
         cold_start: its new users, if they arrive after its training.
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
-        group: who takes part in the round.
+        group, work: who takes part in the round, and what those here train on, by how they train: stragglers do fewer
+            epochs.
     """
 
-    threads, last_stage, together = workers, True, True
+    threads, stages, last_stage, together = workers, ("train",), True, True
 
     federation: Federation
     step: Step
@@ -82,11 +62,7 @@ class CrossDevice:
     cold_start: ColdStart | None
     observe: Observer | None = None
     group: Participants | None = None
-
-    @staticmethod
-    def steps(f: Federation) -> Sequence[Step]:
-        """Steps of time."""
-        return f.stream.steps
+    work: Sequence[Work] = ()
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
@@ -99,10 +75,11 @@ class CrossDevice:
         opened.observe = observe
         return opened, progress
 
-    @property
-    def stages(self) -> Sequence[str]:
-        """They have one."""
-        return ("train",)
+    @staticmethod
+    def untrained(f: Federation, step: Step) -> Snapshot:
+        """The shapes of all tables in a step."""
+        return grow(Snapshot({}, {}), f.backbone, f.seed, replace(step, old_users=0, old_items=0),
+                    getattr(torch, f.server.precision), torch.device("meta"))
 
     def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
         """Of the step, after its rounds so far."""
@@ -117,11 +94,11 @@ class CrossDevice:
         yield from ()  # a round is short
         began, key = time.perf_counter(), self.key(self.step.index, progress.round)
         if self.group is None or not self.same_group:
-            self.group = self._participants(progress)
+            self._choose_participants(progress)
         weights = self.weights(key.round)
         self.method.begin_round(self.step, key.round, self.federation.backbone)
         observe = self.observe and partial(self.observe, key, progress.model)
-        sums = train_clients(self.group.work, progress.model, key, weights, observe)
+        sums = train_clients(self.work, progress.model, key, weights, observe)
         return Update(sums=sums, began=began)
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
@@ -165,18 +142,19 @@ class CrossDevice:
         return result
 
     def taken_part(self) -> dict[str, int]:
-        return {"participants": self.group.count, **self.group.failures}
+        dropped = {"dropped": self.group.dropped} if self.attendance.dropout else {}
+        return {"participants": self.group.count, **dropped}
 
     def sent(self, unit: int, update: Update, round_: int, last: bool) -> dict[str, int]:
         """Bytes that each participant sends and receives in a round; and, where new users arrive after a step's
         ``last`` round, what they receive, all of them together."""
         model = update.model
-        shared = _bytes(model.public, model.dense)
-        sent, answered = (_bytes({name: values[0] for name, values in extra.items()})
+        shared = bytes_of(model.public, model.dense)
+        sent, answered = (bytes_of({name: values[0] for name, values in extra.items()})
                           for extra in (update.uploads, update.answers))
-        down = shared + answered + _bytes({name: table[0] for name, table in model.personalised.items()})
+        down = shared + answered + bytes_of({name: table[0] for name, table in model.personalised.items()})
         if round_ == 0 and self.method.downloads_previous_model():
-            down += _bytes({name: table[:self.step.old_items] for name, table in model.public.items()})
+            down += bytes_of({name: table[:self.step.old_items] for name, table in model.public.items()})
         new = self.cold_start.count if last and self.cold_start is not None else 0
         arrived = {"bytes_down_new": new * shared} if self.federation.server.fold_in else {}
         return {"bytes_up": shared + sent, "bytes_down": down, **arrived}
@@ -194,24 +172,27 @@ class CrossDevice:
         first, final = None if progress.round else model, best.model if ended else None
         return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.all_reduce)
 
-    def state(self, update: Update) -> dict[str, Tables]:
+    def state(self, update: Update | None = None) -> dict[str, Tables]:
         """What the run carries besides the model: the method's state."""
         method = self.federation.method
         return {"client_state": dict(method.client_state), "server_state": dict(method.server_state)}
 
     def end(self, progress: Progress) -> Progress:
-        return end_step(self, progress)
+        """The progress after the step, with whose best model the method makes its memories for the next one."""
+        f, step = self.federation, self.step
+        trained = (step.train.lengths > 0).nonzero().flatten()
+        f.method.end_step(step, progress.best.model, f.backbone, trained, self.key(step.index, 0))
+        return replace(progress, step=step.index + 1, round=0, trained=False, **self.state())
 
     def key(self, unit: int, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, unit, round_)
 
-    def _participants(self, progress: Progress) -> Participants:
-        """Of the next round."""
+    def _choose_participants(self, progress: Progress) -> None:
+        """Those of the next round, and their work."""
         f = self.federation
-        users, count, dropped = f.population.participants(self.step, self.attendance, f.seed, progress.round)
-        work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
-                for training, alike in self._by_epochs(users, progress.round)]
-        return Participants(users, count, dropped if self.attendance.dropout else None, work)
+        self.group = f.population.participants(self.step, self.attendance, f.seed, progress.round)
+        self.work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
+                     for training, alike in self._by_epochs(self.group.users, progress.round)]
 
     def _by_epochs(self, users: Tensor, round_: int) -> list[tuple[Training, Tensor]]:
         """The participants here by how many local epochs they do; at least one entry."""
@@ -261,17 +242,4 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> CrossDevice:
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
                   and not protocol.changes_every_round)
     return CrossDevice(f, known, earlier, training.method, training, protocol, attendance, same_group,
-                    cold_start_of(f, known, model))
-
-
-def end_step(opened: CrossDevice, progress: Progress) -> Progress:
-    """End a step, with the model of its best round: the method's memories for the next one."""
-    f, step = opened.federation, opened.step
-    trained = (step.train.lengths > 0).nonzero().flatten()
-    f.method.end_step(step, progress.best.model, f.backbone, trained, opened.key(step.index, 0))
-    return replace(progress, step=step.index + 1, round=0, trained=False, client_state=dict(f.method.client_state),
-                   server_state=dict(f.method.server_state))
-
-
-def _bytes(*kinds: Tables) -> int:
-    return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
+                       cold_start_of(f, known, model))

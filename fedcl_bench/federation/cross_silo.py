@@ -18,10 +18,9 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from ..core.tuning import SIZES
 from ..data.stream import Step
@@ -29,8 +28,9 @@ from ..evaluation.beyond_accuracy import catalogue_of
 from ..evaluation.ranking import UserScores
 from ..evaluation.sample_ranking import Ranking, rank_by_module, scores_after
 from ..plugin import checks
+from ..plugin.backbone import Backbone
 from ..plugin.method import NoSettings
-from ..plugin.silo import DomainMethod, ModuleBackbone, Stage
+from ..plugin.silo import DomainMethod, DomainModule, ModuleBackbone, Stage
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from ..training import silo_modules
@@ -40,30 +40,38 @@ from ..training.silo_samples import SequentialModule
 from .divergence import require_finite
 from .early_stopping import EarlyStopping
 from .parameter_growth import grow
-from .parts import STAGE, Best, Federation, Progress, Update, PartialRound
+from .parts import STAGE, Best, Federation, PartialRound, Progress, Update, bytes_of
 
 
 class CrossSilo:
-    """A run's silos in its only step of time; ``units`` of early stopping are domains, by their numbers.
+    """A run's silos in a step of time.
+
+    Args:
+        step: None: the last.
 
     Attributes:
+        domains: what the silos hold; units: the same by their numbers in records.
         silos: what trains a model each.
+        exchanges: whether there is a server.
         method: the one that acts.
         stages: of its training; stage: the one that is trained, by its number.
     """
 
     threads = nullcontext  # batches are large enough for PyTorch's own threads
 
-    def __init__(self, f: Federation):
+    def __init__(self, f: Federation, step: Step | None = None):
         self.federation, self.stage, self.stages = f, 0, stages_of(f)
+        self.step = step = (step or f.stream.steps[-1]).to(f.device)
         self.method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
-        domains = [Domain.of(f.stream, step.to(f.device), f.seed) for step in f.stream.steps]
+        domains = [Domain.of(f.stream, step, number, f.seed) for number in range(f.stream.per_step)]
         modules = self._modules(domains)
         dtype = getattr(torch, f.server.precision)
         self.domains = tuple(replace(domain, module=module.to(f.device).to(dtype))
                              for domain, module in zip(domains, modules, strict=True))
+        self.units = {domain.unit: domain for domain in self.domains}
         alone = [Silo((domain,), domain.seed) for domain in self.domains]
         self.silos = [Silo(self.domains, f.seed)] if f.topology == "central" else alone
+        self.exchanges = f.topology == "federated"
 
     def _modules(self, domains: Sequence[Domain]) -> Iterator[Any]:
         """An untrained module of each domain."""
@@ -84,16 +92,21 @@ class CrossSilo:
             silo_modules.check(f.backbone, module, domain.step.n_items)
             yield module
 
-    @staticmethod
-    def steps(f: Federation) -> Sequence[Step]:
-        """Steps of time; domains have one."""
-        return f.stream.steps[:1]
-
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> tuple["CrossSilo", Progress]:
-        """The clients of a step of time, and the progress with what they begin it from."""
-        clients = cls(f)
-        return clients, progress if progress.ways else beginning(f, clients.start())
+        """The clients of a step of time, and the progress with what they begin it from: each domain's best model of the
+        step before."""
+        clients = cls(f, step)
+        if len(progress.ways) > clients.domains[0].unit:  # it has begun
+            return clients, progress
+        model = clients._after(clients.method.begin_step, progress.best.model) if step.index else clients.start()
+        ways = ("domains",) * len(f.stream.domains) or ("central",)
+        return clients, replace(progress, model=model, best=Best(model), server_state={}, ways=progress.ways + ways)
+
+    @classmethod
+    def untrained(cls, f: Federation, step: Step) -> Snapshot:
+        """The tables of a step before the first round."""
+        return cls(f, step).start()
 
     def start(self) -> Snapshot:
         """Untrained parameters: the same dense ones everywhere, whatever the topology, and each item's own row."""
@@ -114,34 +127,44 @@ class CrossSilo:
     @property
     def together(self) -> bool:
         """Whether domains have parameters in common in the stage, and so end it together."""
-        topology = self.federation.topology
-        return topology == "central" or topology == "federated" and self.stages[self.stage].exchanges
+        return len(self.silos) == 1 or self.exchanges and self.stages[self.stage].exchanges
 
     def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
         """Of each domain in a stage, after its rounds so far."""
         f, rounds = self.federation, self.stages[stage].rounds
         if rounds is not None:
             f = replace(f, server=replace(f.server, rounds=rounds or f.server.rounds, patience=0))
-        return {domain.number: EarlyStopping.replay(f, (
-            row for row in progress.curve if row["step"] == domain.number and row.get(STAGE, 0) == stage))
-            for domain in self.domains}
+        return {unit: EarlyStopping.replay(f, (
+            row for row in progress.curve if row["step"] == unit and row.get(STAGE, 0) == stage))
+            for unit in self.units}
 
     def enter(self, stage: int, progress: Progress) -> Progress:
         """Begin a stage, or go on in it: the progress with what it begins from."""
         self.stage, now = stage, self.stages[stage]
         for domain in self.domains:
             domain.module.stage = now.name
-        if progress.within or any(row.get(STAGE, 0) >= stage for row in progress.curve):
+        if progress.within or any(row["step"] in self.units and row.get(STAGE, 0) >= stage for row in progress.curve):
             return progress
-        model = progress.best.model if now.from_best and stage else progress.model
+
+        start = progress.best.model if now.from_best and stage else progress.model
         for silo in self.silos:
-            for domain, module in zip(silo.domains, silo.load(model)):
+            for domain, module in zip(silo.domains, silo.load(start)):
                 with torch.no_grad(), silo_modules.seeded(silo.seed, "stage", stage, device=self.federation.device):
                     module.enter_stage(now.name)
                     first = torch.zeros(1, dtype=torch.int64, device=self.federation.device)  # are its scores right?
                     scores_after(self.federation.backbone, module, domain.step, "valid", first)
         model = replace(merged(silo.exported() for silo in self.silos), client_context=progress.model.client_context)
         return replace(progress, model=model, server_state={} if now.new_optimiser else progress.server_state)
+
+    def _after(self, hook: Callable[[Step, DomainModule, Backbone], None], model: Snapshot) -> Snapshot:
+        """All parameters after a hook of the method at each domain."""
+        changed, f = [], self.federation
+        for domain in self.domains:
+            module = domain.load(model)
+            with torch.no_grad(), silo_modules.seeded(domain.seed, hook.__name__, self.step.index, device=f.device):
+                hook(domain.step, module, f.backbone)
+            changed.append(silo_modules.exported(module, domain.prefix))
+        return replace(merged(changed), client_context=model.client_context)
 
     # ------------------------------------------------------------------------------------------------------- a round
 
@@ -156,7 +179,7 @@ class CrossSilo:
                     yield replace(before, fraction_done=(number + share) / len(epochs),
                                   within=partial(self._within, epochs, before))
                     told = time.perf_counter()
-        units = {domain.number: epoch for epoch in epochs for domain in epoch.domains}
+        units = {domain.unit: epoch for epoch in epochs for domain in epoch.domains}
         return Update({unit: epoch.loss for unit, epoch in units.items()},
                       {unit: epoch.seconds / len(epoch.domains) for unit, epoch in units.items()},
                       *self._trained(epochs, before))
@@ -168,10 +191,10 @@ class CrossSilo:
         reached = {number: point for number, *point in within.epochs}
         epochs = []
         for silo in self.silos:
-            number = silo.domains[0].number
-            if self.together or not stops[number].ended:
+            first = silo.domains[0]
+            if self.together or not stops[first.unit].ended:
                 silo.load(within.model)
-                point = Point(within.server_state, *reached.get(number, ()))
+                point = Point(within.server_state, *reached.get(first.number, ()))
                 epochs.append(Epoch(f.backbone, f.local, silo.domains, self.stages[self.stage].trained, point,
                                     DrawKey(silo.seed, 0, progress.round)))
         return epochs
@@ -193,14 +216,14 @@ class CrossSilo:
         points = [(epoch.domains[0].number, epoch.point()) for epoch in epochs]
         for epoch, (_, point) in zip(epochs, points):
             for domain in epoch.domains:
-                self.require_finite(domain.number, point.loss, model, before.round)
+                self.require_finite(domain.unit, point.loss, model, before.round)
         return PartialRound(model, {name: value.clone() for name, value in state.items()},
                       tuple((number, point.batches, point.loss, point.seconds) for number, point in points))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         """After a round the server makes of all domains' uploads what each of them receives."""
         f = self.federation
-        if f.topology != "federated" or not self.stages[self.stage].exchanges:
+        if not (self.exchanges and self.stages[self.stage].exchanges):
             return update
         parts, uploads, model = [domain.part(update.model) for domain in self.domains], [], update.model
         for domain, part in zip(self.domains, parts):
@@ -220,7 +243,7 @@ class CrossSilo:
             for name, value in download.items():
                 kind = model.public if name in part.public else model.dense
                 kind[domain.prefix + name] = value
-        sent = {domain.number: {"bytes_up": _bytes(upload), "bytes_down": _bytes(download)}
+        sent = {domain.unit: {"bytes_up": bytes_of(upload), "bytes_down": bytes_of(download)}
                 for domain, upload, download in zip(self.domains, uploads, downloads)}
         return replace(update, model=model, sent=sent)
 
@@ -230,7 +253,7 @@ class CrossSilo:
 
     def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
         """Raise RunFailed if training has diverged at a domain."""
-        domain = self.domains[unit]
+        domain = self.units[unit]
         require_finite(loss, domain.part(model), self.federation, domain.step.n_items, self.key(unit, round_))
 
     def key(self, unit: int, round_: int) -> DrawKey:
@@ -243,33 +266,33 @@ class CrossSilo:
         f = self.federation
         metric, k = f.validation
         ranking = Ranking([k], [metric], None, f.evaluation.mask_history)
-        return self._rank(unit, model, "valid", ranking).mean(f.evaluation.valid_metric)
+        domain = self.units[unit]
+        return self._rank(domain, domain.step, model, "valid", ranking).mean(f.evaluation.valid_metric)
 
     def best(self, unit: int, model: Snapshot, round_: int, best: Best) -> Best:
         """The best round so far with a domain's part from another model."""
-        part, prefix = self.domains[unit].part(model), self.domains[unit].prefix
+        part, prefix = self.units[unit].part(model), self.units[unit].prefix
         public = best.model.public | {prefix + name: value for name, value in part.public.items()}
         dense = best.model.dense | {prefix + name: value for name, value in part.dense.items()}
-        return Best(replace(best.model, public=public, dense=dense), 0 if self.federation.stream.domains else round_)
+        return Best(replace(best.model, public=public, dense=dense), round_)
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
-        """The scores of a domain's users, by their ids among those of all domains; of one that holds all sessions, by
-        the number of the session. Nothing is analysed."""
-        f, domain, catalogue = self.federation, self.domains[unit], None
+        """A domain's row R[t, .]: of this and every earlier step the scores of its users, by their ids among those of
+        all domains; of one that holds all sessions, by the number of the session. Nothing is analysed."""
+        f, domain, catalogue = self.federation, self.units[unit], None
         if any(metric.of_items for metric in f.metrics):
             with torch.no_grad():
                 catalogue = catalogue_of([domain.step], domain.load(best.model).eval().item_vectors())
-        scores = self._rank(unit, best.model, "test", Ranking(f.topk, f.metrics, catalogue, f.evaluation.mask_history))
-        if f.stream.domains:
-            users = torch.arange(domain.users.start, domain.users.stop, device=f.device)
-            counts = domain.step.sessions["test"].count
-            scores = replace(scores, users=users.repeat_interleave(counts)[scores.users])
-        return [(unit, unit, scores)], []
+        ranking = Ranking(f.topk, f.metrics, catalogue, f.evaluation.mask_history)
+        earlier = [Domain.of(f.stream, step.to(f.device), domain.number, f.seed)
+                   for step in f.stream.steps[:self.step.index]]
+        return [(unit, tested.unit, replace(scores, users=tested.tested[scores.users]))
+                for tested in [*earlier, domain]
+                for scores in [self._rank(domain, tested.step, best.model, "test", ranking)]], []
 
-    def _rank(self, unit: int, model: Snapshot, split: str, ranking: Ranking) -> UserScores:
-        """Metrics of a domain's sessions of a split, by their number."""
-        domain = self.domains[unit]
-        return rank_by_module(self.federation.backbone, domain.load(model), domain.step, split, ranking)
+    def _rank(self, domain: Domain, step: Step, model: Snapshot, split: str, ranking: Ranking) -> UserScores:
+        """Metrics of a domain's sessions of a split in a step of its own, by their number."""
+        return rank_by_module(self.federation.backbone, domain.load(model), step, split, ranking)
 
     # ------------------------------------------------------------------------------------------------ what is recorded
 
@@ -294,14 +317,10 @@ class CrossSilo:
         return {"server_state": update.state}
 
     def end(self, progress: Progress) -> Progress:
-        """The progress after the step."""
-        return replace(progress, step=len(self.federation.stream.steps), round=0, trained=False)
-
-
-def beginning(f: Federation, model: Snapshot) -> Progress:
-    """The progress before the first round, from a model of all domains."""
-    ways = ("domains",) * len(f.stream.domains) or ("central",)
-    return Progress(model=model, best=Best(model), ways=ways)
+        """The progress after the step, of whose best model each domain may keep something."""
+        model = self._after(self.method.end_step, progress.best.model)
+        return replace(progress, step=self.step.index + 1, round=0, trained=False,
+                       best=replace(progress.best, model=model))
 
 
 def stages_of(f: Federation) -> tuple[Stage, ...]:
@@ -310,7 +329,3 @@ def stages_of(f: Federation) -> tuple[Stage, ...]:
     if not stages and isinstance(f.backbone, ModuleBackbone):
         stages = f.backbone.stages()
     return tuple(stages) or (Stage("train"),)
-
-
-def _bytes(tables: Mapping[str, Tensor]) -> int:
-    return sum(value.numel() * value.element_size() for value in tables.values())

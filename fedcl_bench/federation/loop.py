@@ -34,9 +34,9 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
-    kind, progress = CrossSilo if federation.cross_silo else CrossDevice, progress or Progress()
+    kind, progress = clients_of(federation), progress or Progress()
     with kind.threads():
-        for step in kind.steps(federation)[progress.step:]:
+        for step in federation.stream.steps[progress.step:]:
             clients, progress = kind.open(federation, step, progress, observe)
             for stage in range(len(clients.stages)):
                 stops = clients.early_stopping(stage, progress)
@@ -46,6 +46,11 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
                     yield progress
             progress = clients.end(progress)
             yield progress
+
+
+def clients_of(f: Federation) -> type[CrossDevice] | type[CrossSilo]:
+    """The kind of a run's clients."""
+    return CrossSilo if f.cross_silo else CrossDevice
 
 
 def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStopping], progress: Progress

@@ -20,6 +20,7 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..plugin.state import Snapshot
 from ..plugin.local_settings import LocalSettings
+from ..rng import Tables
 from . import compatibility
 from .client_sampling import Attendance
 from .server import Population
@@ -159,11 +160,6 @@ class Federation:
             self.method.backbone = self.backbone
 
     @property
-    def central(self) -> bool:
-        """Whether one client holds all sessions."""
-        return self.topology == "central" and not self.stream.domains
-
-    @property
     def cross_silo(self) -> bool:
         """Whether clients hold many users each: they are domains, or one holds all sessions."""
         return self.topology == "central" or bool(self.stream.domains)
@@ -192,50 +188,29 @@ class Federation:
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
-        if self.stream.domains:
-            return self._check_domains()
-        longest = self.topk[-1]
-        for step in self.stream.steps:
+        longest, settings = self.topk[-1], "setting 'topk'/'valid_metric'"
+        for unit, step in enumerate(self.stream.units()):
+            where = self.stream.name_of(unit)
             if longest > step.n_items:
-                raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most the number of "
-                                f"items, {step.n_items} in block {step.index}.")
+                raise UserError(f"{settings}: found {longest}, accepted: at most the number of items, {step.n_items} "
+                                f"in {where}.")
             for split in ("valid", "test"):
                 if len(step.split(split).values) == 0:
-                    raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
-                                    f"in it; use fewer blocks (--set blocks=N).")
-            if not self.central:
+                    raise UserError(f"{where} has no {split} interaction: every user has fewer than 3 rows in it; use "
+                                    f"fewer blocks (--set blocks=N).")
+            if not self.cross_silo:
                 self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
         if self.evaluation.candidates == "sampled" and longest > ranked:
-            raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
-                            f"{ranked}; the item to find would always be among so many.")
-        self.check_kinds()
+            raise UserError(f"{settings}: found {longest}, accepted: at most sampled_candidates, {ranked}; the item to "
+                            f"find would always be among so many.")
+        compatibility.check(self.backbone, self.method, self.stream, self.topology, self.local, self.server.init,
+                            self.server.fold_in > 0 and self.server.cold_start == "mean")
         self._check_fold_in()
         self._check_protection()
-        checks.check_declaration(self.backbone)
-        self.method.check(self.stream)
-
-    def _check_domains(self) -> None:
-        """Every domain must have enough items for the lists."""
-        self.check_kinds()
-        if self.stream.known:
-            compatibility.check_known_users(self.backbone)
-        for name, step in zip(self.stream.domains, self.stream.steps):
-            if self.topk[-1] > step.n_items - step.old_items:
-                raise UserError(f"setting 'topk'/'valid_metric': found {self.topk[-1]}, accepted: at most the number "
-                                f"of items, {step.n_items - step.old_items} in domain '{name}'.")
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
         self.method.check(self.stream)
-
-    def check_kinds(self) -> None:
-        """Raise UserError unless backbone, method and stream go together; see ``compatibility.py``."""
-        if self.cross_silo:
-            return compatibility.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
-        sessions = bool(self.stream.steps[0].sessions)
-        compatibility.check(self.backbone, self.method, sessions, self.local, self.server.init)
-        if self.server.fold_in and self.server.cold_start == "mean":
-            compatibility.check_vectors(self.backbone)
 
     def _check_fold_in(self) -> None:
         """Somebody must be left to train in every block."""
@@ -274,3 +249,8 @@ class Federation:
                 raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with all but "
                                 f"{left} of the {step.n_items} items, and {needed} must be left to draw "
                                 f"negatives from.")
+
+
+def bytes_of(*kinds: Tables) -> int:
+    """What tables take."""
+    return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())

@@ -19,7 +19,7 @@ from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces
 from ..stats.clip_noise import Protection, upload_key
-from .client_sampling import Attendance
+from .client_sampling import Attendance, Participants
 from .sums import RoundSums
 
 
@@ -33,10 +33,9 @@ class Population:
 
     all_reduce: Callable[[Tables], Tables] | None = None
 
-    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
-        """Ids, ascending, of the clients here whose updates arrive in a round; how many do in all; how many fail."""
-        users, dropped = attendance.of(step, seed, round_)
-        return users, len(users), dropped
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
+        """The clients of a round."""
+        return attendance.of(step, seed, round_)
 
     def mean(self, here: UserScores, metric: str) -> float:
         """The mean of a metric over all users, given those of the users here."""

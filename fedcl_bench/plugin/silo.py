@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .backbone import Backbone, BackboneSettings
+from ..data.stream import Step
 from ..rng import DrawKey, Tables
 from ..core.errors import PluginError
 from .method import Method
@@ -287,6 +288,21 @@ class DomainMethod(Method):
     def module(self, backbone: ModuleBackbone, data: DomainData) -> DomainModule:
         """An untrained module of a domain: the backbone's, or one that has more around it."""
         return backbone.module(data)
+
+    def begin_step(self, step: Step, module: DomainModule,  # type: ignore[override]  # of one domain
+                   backbone: Backbone) -> None:
+        """At a domain: before each step of time but the first, with the best model of the one before.
+
+        What it changes in parameters and buffers is what the step starts from. What the method keeps from step to step,
+        it keeps in persistent buffers.
+
+        Args:
+            step: the domain's, with users and items numbered from 0.
+        """
+
+    def end_step(self, step: Step, module: DomainModule,  # type: ignore[override]
+                 backbone: Backbone) -> None:
+        """At a domain: after each step of time, with its best model; otherwise as ``begin_step``."""
 
     def upload(self, module: DomainModule, draw: DrawKey) -> Tables:
         """At a domain: what it sends after its epoch.

@@ -24,12 +24,26 @@ LeftOut = Callable[[Corrupt], None]
 
 # Settings that say how numbers are taken.
 PROTOCOL = ("stream", "candidates", "sampled_candidates", "candidate_lists", "mask_history", "pilot_users",
-            "domain_blocks", "domain_block")
+            "domain_blocks")
 
 
 def domains_of(head: Mapping[str, Any]) -> list[str]:
     """The names of a run's domains, given its record or the head of it; none if its blocks are blocks."""
     return head["dataset"].split(JOIN) if head["settings"].get("stream") == "domains" else []
+
+
+def block_names(domains: Sequence[str], blocks: int) -> list[str]:
+    """What tables call the blocks of a run, given the names of its domains: of domains over time each one's."""
+    if not domains:
+        return [f"block {block}" for block in range(blocks)]
+    steps = [f", block {step}" for step in range(blocks // len(domains))] if blocks > len(domains) else [""]
+    return [name + step for step in steps for name in domains]
+
+
+def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:
+    """The blocks of the steps of time 1, 2, ...; of the first if there is no other. Domains have one each in a step."""
+    per_step = dataset.count(JOIN) + 1
+    return tuple(range(per_step, blocks)) or tuple(range(blocks))
 
 
 def describe(meta: Mapping[str, Any]) -> str:
@@ -176,8 +190,8 @@ def one_protocol(runs: Iterable[Run], where: str) -> None:
 
 
 def incremental(run: Run) -> tuple[int, ...]:
-    """Blocks 1, 2, ... of a run; block 0 if it has no other; all domains of one whose blocks are these."""
-    return tuple(range(0 if domains_of(run.head) else 1, run.head["blocks"])) or (0,)
+    """The blocks that a run's means are over, see ``averaged_blocks``."""
+    return averaged_blocks(run.head["dataset"], run.head["blocks"])
 
 
 def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

@@ -13,7 +13,7 @@ from ..core.errors import UserError, unknown
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..records.run import Run
-from ..records.store import domains_of, incremental
+from ..records.store import block_names, domains_of, incremental
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec
 from .cells import Filling, Table
@@ -170,13 +170,13 @@ def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[s
 # From what is shown to the table
 
 
-def _table(layout: Layout, source: Source) -> PaperTable:
-    """The layout as a table's definition."""
+def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
+    """The layout as the definition of a table of so many blocks."""
     values = {"method": layout.methods, "backbone": layout.backbones, "dataset": layout.datasets,
               "metric": layout.metrics, "block": ("mean",)}
     down, across = list(layout.rows), list(layout.columns)
     if "block" in (*down, *across):
-        values["block"] = (*(f"block{t}" for t in range(max(run.head["blocks"] for run in source.runs))), "mean")
+        values["block"] = (*(f"block{t}" for t in range(blocks)), "mean")
     unnamed = [name for name in DIMENSIONS if name not in (*down, *across, "block")]
     if "metric" in unnamed and (not across or len(layout.metrics) > 1):
         across.append("metric")
@@ -194,12 +194,13 @@ def _table(layout: Layout, source: Source) -> PaperTable:
                       baseline=layout.against)
 
 
-def _names(layout: Layout, joined: Sequence[Sequence[str]]) -> Callable[[str], str]:
+def _names(layout: Layout, joined: Sequence[Sequence[str]], blocks: int) -> Callable[[str], str]:
     """What things are called: by a paper's labels if one is named."""
     titles = {text: RunSpec(method, "", "", settings).title for text in layout.methods
               for method, settings in [parse_method(text)]}
-    for t in range(max(map(len, joined)) if all(joined) else 0):
-        titles[f"block{t}"] = joined[0][t] if len(joined) == 1 else f"domain {t}"
+    if all(joined):
+        domains = joined[0] if len(joined) == 1 else [f"domain {number}" for number in range(max(map(len, joined)))]
+        titles |= {f"block{t}": name for t, name in enumerate(block_names(domains, blocks))}
     labels = get(layout.paper).LABELS if layout.paper else {}
 
     def label(name: str) -> str:
@@ -256,7 +257,8 @@ def build_any(layout: Layout, source: Source) -> Table:
         UserError: for an unknown name, metric or dimension; for records that cannot stand in one table.
     """
     layout, domains = _completed(layout, source)
-    label, table = _names(layout, list(domains.values())), _table(layout, source)
+    blocks = max(run.head["blocks"] for run in source.runs)
+    label, table = _names(layout, list(domains.values()), blocks), _table(layout, source, blocks)
     source = replace(source, assignments=())  # the specs of the rows have them
     runs = {name: find(source, table.row_spec(*name))[0] for name in table.run_names()}
     for dataset in layout.datasets:

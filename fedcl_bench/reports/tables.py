@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from ..core.text import JOIN
 from ..experiments.papers import Key, PaperTable, get
 from ..records.run import Run
-from ..records.store import incremental, one_data, one_protocol
+from ..records.store import averaged_blocks, incremental, one_data, one_protocol
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, PairedComparison, compare_paired, holm
 from . import notes
@@ -111,7 +111,7 @@ def blocks_behind(key: Key, count: int) -> tuple[int, ...]:
     if key.metric in COSTS or key.column in ("static", "dynamic", "diff"):
         return ()
     if key.column == "mean":
-        return tuple(range(0 if JOIN in key.dataset else 1, count)) or (0,)  # all domains count
+        return averaged_blocks(key.dataset, count)
     if key.column in ("avg", "change"):
         return tuple(range(1, count))
     return (0,) if key.column == "value" else (int(key.column.removeprefix("block").removeprefix("D")),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,14 +17,13 @@ import torch
 
 from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
-from ..federation.parameter_growth import grow
 from ..federation.parts import Best, Federation, Progress, PartialRound
-from ..federation.cross_silo import CrossSilo
 from ..core.files import read_bytes, replacing
+from ..federation.loop import clients_of
 from ..plugin.state import Snapshot
 from .plugin_errors import words
 
-VERSION = 1  # of the format; raised whenever the fields of ``Progress``, or what they mean, change
+VERSION = 2  # of the format; raised whenever the fields of ``Progress``, or what they mean, change
 DIGEST = 32  # bytes of a checksum
 CURE = "Delete the file; what it held is computed again."
 _SNAPSHOTS = "model", "previous"
@@ -139,13 +138,8 @@ def _progress_from(saved: dict[str, Any]) -> Progress:
 def check_tables(path: Path, progress: Progress, federation: Federation) -> None:
     """Raise Corrupt unless a progress that was read from ``path`` has the tables of the run, with their shapes and
     types. Of a method's own private tables only the rows are known, one per user."""
-    f = federation
-    step = f.stream.steps[-1 if f.cross_silo else progress.step + (progress.round > 0) - 1]
-    if f.cross_silo:
-        expected = CrossSilo(f).start()
-    else:
-        expected = grow(Snapshot({}, {}), f.backbone, f.seed, replace(step, old_users=0, old_items=0),
-                        getattr(torch, f.server.precision), torch.device("meta"))  # shapes alone
+    step = federation.stream.steps[progress.step + (progress.round > 0) - 1]
+    expected = clients_of(federation).untrained(federation, step)
     for kind in ("public", "private", "dense", "local", "personalised"):
         known = getattr(expected, kind)
         for found in (getattr(progress.model, kind), getattr(progress.best.model, kind)):

@@ -15,7 +15,7 @@ import torch
 from ..plugin.backbone import Backbone
 from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
-from ..data.settings import StreamSettings, in_epochs, is_central, is_domains
+from ..data.settings import StreamSettings
 from ..core.errors import Incompatible, UserError
 from ..evaluation.metrics import DEFAULT, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
@@ -80,20 +80,9 @@ class RunConfig:
         return extra_metrics(self.registry, self.evaluation)
 
     @property
-    def is_central(self) -> bool:
-        """Whether one client holds all sessions."""
-        return is_central(flat([self.stream]))
-
-    @property
-    def is_domains(self) -> bool:
-        """Whether the clients are domains."""
-        return is_domains(flat([self.stream]))
-
-    @property
-    def blocks_before(self) -> tuple[RunConfig, ...]:
-        """The runs of the domains' earlier blocks, each of which the next one begins from."""
-        earlier = range(self.stream.domain_block if self.is_domains else 0)
-        return tuple(replace(self, stream=replace(self.stream, domain_block=block)) for block in earlier)
+    def per_step(self) -> int:
+        """How many of a record's blocks a step of time has: one, or one per domain."""
+        return len(self.source.parts) if self.stream.of_domains else 1
 
     def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
@@ -149,7 +138,7 @@ class RunConfig:
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device),
                           metrics=metrics_of(self.registry, self.evaluation),
-                          topology=self.stream.topology if self.is_central or self.is_domains else "federated")
+                          topology=self.stream.topology_in_effect)
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
@@ -202,7 +191,7 @@ _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
     """What a backbone ignores is of a user's training in a round, which there is none of where clients hold many."""
-    return {} if in_epochs(flat(parts)) else backbone.ignored
+    return {} if any(part.in_epochs for part in parts if isinstance(part, StreamSettings)) else backbone.ignored
 
 
 def of_other_stages(backbone: type, method: type) -> dict[str, str]:
@@ -344,7 +333,7 @@ def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:
 def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
     """A run's backbone; a RecBole model is another one where clients are domains."""
     plugin = registry.get("backbone", name)
-    return plugin.of_domains() if is_domains(flat([parts.stream])) else plugin
+    return plugin.of_domains() if parts.stream.of_domains else plugin
 
 
 def effective(parts: Iterable[Any]) -> dict[str, Any]:

@@ -97,14 +97,13 @@ def _of_step(f: Federation, step: Step) -> int:
 def _in_epochs(f: Federation) -> int:
     """Of clients that hold many users: also gradients, what the optimiser remembers, and all items' scores of a
     mini-batch."""
-    steps, backbone = f.stream.steps, f.backbone
-    items = steps[-1].n_items
-    scored = max(step.n_items - step.old_items for step in steps) if f.stream.domains else items
+    backbone, items = f.backbone, f.stream.steps[-1].n_items
+    scored = max((len(domain.items) for domain in f.stream.domains), default=items)
     if isinstance(backbone, ModuleBackbone):  # whose tables are the modules', of vectors of the setting dim
         parameters = items * backbone.settings.dim
     else:
         dense = sum(table.numel() for table in backbone.new_dense(f.seed).values())
-        parameters = items * _per_row(backbone.new_rows(f.seed, range(0), range(0))[0]) + len(steps) * dense
+        parameters = items * _per_row(backbone.new_rows(f.seed, range(0), range(0))[0]) + f.stream.per_step * dense
     texts = 4 * sum(vectors.numel() for vectors in f.stream.features or ()) if f.device.type == "cuda" else 0
     of_optimiser = 2 * (f.local.optimiser == "adam") + 1
     return _bytes_of_number(f) * (parameters * (_SNAPSHOTS + of_optimiser)

@@ -6,29 +6,24 @@ import itertools
 import os
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Protocol
 
 from ..data.stream import Stream
-from ..core.errors import Busy, Corrupt, OutOfMemory, RunFailed, UserError, ran_out
+from ..core.errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
-from ..federation.cross_silo import beginning
 from ..core.files import sweep
-from ..records.record import MODEL, Record
-from ..records.run import refuse
-from .checkpoints import CURE, check_tables, load_progress, save_progress
+from ..records.record import Record
+from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require
-from .model_file import read_model
 from .summary import failed, of_features, summary, write_record
 
 _Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
-WAIT = 0.5  # seconds between looks at a run of another process
 LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
@@ -131,11 +126,10 @@ def _resumed(config: RunConfig, federation: Federation, record: Record, watch: W
     saved = _load_or_set_aside(record.checkpoint, config.hash, federation, watch.warn)
     if saved is None:
         return None
-    step, round_, domains = saved[0].step, saved[0].round, federation.stream.domains
+    step, round_ = saved[0].step, saved[0].round
     where = f"within round {round_ + 1}" if saved[0].within else f"after round {round_}"
-    watch.note(f"all {'domains' if domains else 'blocks'} are trained, writing the record."
-               if step == len(federation.stream.steps) else
-               f"resuming {'' if domains else f'in block {step}, '}{where}." if round_ or saved[0].within else
+    watch.note("all blocks are trained, writing the record." if step == len(federation.stream.steps) else
+               f"resuming in block {step}, {where}." if round_ or saved[0].within else
                f"resuming at the start of block {step}.")
     return _Start(*saved)
 
@@ -149,24 +143,6 @@ def _from_base(config: RunConfig, federation: Federation, base: Path | None, wat
     watch.note(f"block 0: from an earlier run with the same block 0 ({progress.round} rounds, best validation "
                f"{federation.evaluation.valid_metric} {progress.best_value:.4f})")
     return _Start(progress, seconds, shared=True)
-
-
-def _from_block_before(config: RunConfig, federation: Federation, results: Path) -> _Start | None:
-    """From the model after the domains' block before, if there is one.
-
-    Raises:
-        UserError: if there is no finished run of that block, or its model cannot be read or is of other domains.
-    """
-    if not config.blocks_before:
-        return None
-    before = config.stream.domain_block - 1
-    record = Record.of(config.blocks_before[-1].name, results)
-    if _finished(record, refuse) is None:
-        raise UserError(f"setting 'domain_block': found {before + 1}, which begins from the model after block {before};"
-                        f" accepted: this once there is a finished run of that, with --set domain_block={before}.")
-    progress = beginning(federation, read_model(record.folder, str(federation.device)).tables)
-    check_tables(record.folder / MODEL, progress, federation)
-    return _Start(progress)
 
 
 class _Saving:
@@ -207,8 +183,7 @@ class _Saving:
             where = f"after round {progress.round}" if progress.round else "at the start"
             if progress.within:
                 where = f"at {progress.fraction_done:.0%} of round {progress.round + 1}"
-            where += "" if stream.domains else f" of block {progress.step}"
-            raise Interrupted(f"stopped {where}; the same command goes on from there.")
+            raise Interrupted(f"stopped {where} of block {progress.step}; the same command goes on from there.")
         return progress
 
 
@@ -230,28 +205,10 @@ def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
              f"and its numbers mean little; a smaller lr may help.")
 
 
-def _client_updates(progress: Progress | None, n_steps: int) -> list[int]:
+def _client_updates(progress: Progress | None, blocks: int) -> list[int]:
     """Participants summed over the rounds so far, per block."""
     rows = progress.curve if progress else ()
-    return [sum(int(row["participants"]) for row in rows if row["step"] == step) for step in range(n_steps)]
-
-
-def execute_before(config: RunConfig, load: Callable[[RunConfig], Stream], results: Path, watch: Watch) -> None:
-    """Run the domains' earlier blocks, as far as they are not finished. One that another process is at is waited for.
-
-    Args:
-        load: as for ``execute``, of any configuration. results, watch: as for ``execute``, with its errors.
-    """
-    for earlier in config.blocks_before:
-        while True:
-            try:
-                execute(earlier, partial(load, earlier), results, watch)
-                break
-            except Busy:
-                if watch.stop():
-                    raise Interrupted(f"stopped while another process was at block {earlier.stream.domain_block}; the "
-                                      f"same command goes on from there.") from None
-                time.sleep(WAIT)
+    return [sum(int(row["participants"]) for row in rows if row["step"] == block) for block in range(blocks)]
 
 
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
@@ -286,12 +243,11 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         elif done := _finished(record, lambda error: watch.warn(f"{error.wrong}; set aside as "
                                                                 f"{record.set_aside().name}, running again.")):
             return {**done, "record": str(record.folder), "reused": True}
-        # In a stream of one step, or of domains, no method acts after it, so there is nothing to share it for.
-        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1 and not stream.domains
+        # In a stream of one step no method acts after it, so there is nothing to share it for.
+        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
         base = config.base_file(results) if shares_base else None
         start = _resumed(config, federation, record, watch) or (
-            _from_base(config, federation, None if rerun else base, watch)) or (
-            _from_block_before(config, federation, results)) or _Start()
+            _from_base(config, federation, None if rerun else base, watch)) or _Start()
         saving = _Saving(config, engine, record.checkpoint, base, start, began)
         progress = start.progress
         try:
@@ -300,13 +256,14 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                 progress = saving.after(progress, stream, watch.stop)
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, watch.warn)
-            most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
-            interactions = [len(step.test.values) for step in stream.steps]
+            most = most_rounds(stream, progress.curve, config.server.attendance, config.seed) \
+                if config.server.upload_clip else None  # without it, noise guarantees nothing
+            interactions = [len(unit.test.values) for unit in stream.units()]
             content = summary(config, progress, saving.elapsed(), start.shared, most, interactions)
             content = write_record(record, {**content, **of_features(config, stream)}, progress, federation)
             sweep(results / SHARED)
         except RunFailed as error:
-            record.fail(failed(config, str(error), _client_updates(progress, len(stream.steps))))
+            record.fail(failed(config, str(error), _client_updates(progress, len(stream.units()))))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
         except (OutOfMemory, RuntimeError, MemoryError) as error:
             if not (isinstance(error, OutOfMemory) or ran_out(error)):

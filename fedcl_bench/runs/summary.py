@@ -109,17 +109,13 @@ def frames(progress: Progress) -> dict[str, pd.DataFrame]:
             "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
 
 
-def matrices(progress: Progress, domains: bool = False) -> dict[str, np.ndarray]:
-    """R[t, s] of every metric, nan above the diagonal.
-
-    Args:
-        domains: the steps are domains, which are tested once: with a model of their own, whatever comes after.
-    """
-    steps = 1 + max(t for t, _, _ in progress.tests)
-    result = {metric: np.full((steps, steps), np.nan) for metric in progress.tests[0][2].values}
+def matrices(progress: Progress) -> dict[str, np.ndarray]:
+    """R[t, s] of every metric, nan above the diagonal; a domain is tested with its own latest model."""
+    blocks = 1 + max(t for t, _, _ in progress.tests)
+    result = {metric: np.full((blocks, blocks), np.nan) for metric in progress.tests[0][2].values}
     for t, s, scores in progress.tests:
         for metric in result:
-            result[metric][t:steps if domains else t + 1, s] = scores.mean(metric)
+            result[metric][t:, s] = scores.mean(metric)  # until a later test of it
     return result
 
 
@@ -171,13 +167,12 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     asked = curve["participants"] + curve.get("dropped", 0)  # who fails has received the model
     notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
     metrics, matrix, continual = {}, {}, {}
-    averaged = slice(None if config.is_domains else 1, None)
-    for name, r in matrices(progress, config.is_domains).items():
+    for name, r in matrices(progress).items():
         diagonal = [float(x) for x in np.diag(r)]
-        metrics[name] = {"per_block": diagonal,
-                         "avg_incremental": float(np.mean(diagonal[averaged])) if len(diagonal) > 1 else None}
+        later = diagonal[config.per_step:] or diagonal
+        metrics[name] = {"per_block": diagonal, "avg_incremental": float(np.mean(later)) if len(r) > 1 else None}
         matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
-        continual[name] = summaries(r)
+        continual[name] = summaries(r, config.per_step if len(r) > config.per_step else 1)
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
         "seed": config.seed, "device": config.device, "settings": config.settings, "inactive_settings": config.inactive,
@@ -204,13 +199,13 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
 
 
 def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
-    """What a record says of the features of a run's items, per domain; nothing if it has none.
+    """What a record says of the features of a run's items, per block; nothing if it has none.
 
     ``silent`` are the items without a text or vector, whose features are zeros.
     """
     if config.features is None:
         return {}
-    each = stream.features
+    each = stream.features * len(stream.steps)
     return {"features": {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
                          "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
                          "dim": [v.shape[2] for v in each]}}
@@ -218,9 +213,9 @@ def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
 
 def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
     """What clients upload, and what they keep; where there is no server, neither."""
-    if config.is_central or (config.is_domains and config.stream.topology == "central"):
+    if config.stream.topology_in_effect == "central":
         return {"uploaded": [], "kept_at_client": []}
-    if config.is_domains:
+    if config.stream.of_domains:
         public, dense = ([*dict.fromkeys(name.rpartition("/")[2] for name in tables)]
                          for tables in (model.public, model.dense))
         shared = dense if config.stream.topology == "federated" else []

@@ -30,19 +30,20 @@ _MINE = 0  # the domain that must not notice
 
 def of_domain(f: Federation, progress: Progress, number: int) -> Tables:
     """A domain's parameters after a round."""
-    tables, prefix = progress.model.public | progress.model.dense, f"{f.stream.domains[number]}/"
+    tables, prefix = progress.model.public | progress.model.dense, f"{f.stream.domains[number].name}/"
     return {name: table for name, table in tables.items() if name.startswith(prefix)}
 
 
 def runs(pair: Pair) -> str:
     """It trains and tests every domain, with finite parameters."""
-    last, steps = pair.points[-1], pair.stream.steps
-    if [t for t, _, _ in last.tests] != list(range(len(steps))):
-        raise Violated(f"tested {[t for t, _, _ in last.tests]}, expected all {len(steps)} domains")
+    last, domains = pair.points[-1], pair.stream.domains
+    if [t for t, _, _ in last.tests] != list(range(len(domains))):
+        raise Violated(f"tested {[t for t, _, _ in last.tests]}, expected all {len(domains)} domains")
     for name, table in all_tables(last).items():
         if table.isnan().any():
             raise Violated(f"{name} has entries that are no number at the end")
-    return f"{len(steps)} domains, {len(last.curve)} rounds of {len(last.model.public) + len(last.model.dense)} tables"
+    tables = len(last.model.public) + len(last.model.dense)
+    return f"{len(domains)} domains, {len(last.curve)} rounds of {tables} tables"
 
 
 def every_parameter_trained(pair: Pair) -> str:
@@ -184,7 +185,7 @@ def evaluation_data(pair: Pair) -> str:
     def trained(stream: Stream) -> list[Tables]:
         f = pair.federation(stream)
         return [of_domain(f, progress, number) for progress in run(f) if not progress.fraction_done and not
-                progress.step for number in range(len(f.stream.steps))]
+                progress.step for number in range(len(f.stream.domains))]
 
     where = "the test" if chooses else "validation and test"
     for left, right in zip(trained(domain_stream(DOMAINS)), trained(domain_stream(DOMAINS, 1 if chooses else 2))):

@@ -19,6 +19,7 @@ from ..rng import Tables
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
+from ..federation import compatibility
 from ..federation.round import trainer_of
 from ..federation.cross_device import begin_step, open_step
 from ..training.trained import Trained
@@ -116,8 +117,8 @@ class Pair:
         """Why method, backbone and stream do not go together; None if they do."""
         try:
             s = self.parts()
-            Federation(self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local, s.server,
-                       s.evaluation, 0, topology=s.stream.topology).check_kinds()
+            compatibility.check(self.backbone_cls(s.backbone), self.method_cls(s.method), self.stream,
+                                s.stream.topology, s.local, s.server.init)
         except UserError as error:
             return str(error)
         return None

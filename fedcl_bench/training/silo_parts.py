@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from .. import rng
-from ..data.stream import Prefixes, Ragged, Sessions, Step, Stream
+from ..data.stream import Prefixes, Ragged, Step, Stream
 from ..plugin.silo import DomainData, DomainModule
 from ..plugin.state import Snapshot
 from ..rng import Tables
@@ -20,40 +21,48 @@ from . import silo_modules
 
 @dataclass(frozen=True)
 class Domain:
-    """What a domain, or the one client that holds all sessions, holds.
+    """What a domain, or the one client that holds all sessions, holds in a step of time.
 
     Attributes:
-        number: its place among all domains.
+        number: its place among all domains; unit: the same of the step's part of it, see ``Stream.units``.
         prefix: before the names of its parameters.
         step: its interactions, users and items numbered from 0.
         rows: its items among those of all domains.
         users: the ids of its users among those of all domains.
+        tested: what records know each of its test sessions by: the id of its user, or its number if there is one user.
         samples: every beginning of its training histories that ends in what it trains on.
         seed: of its draws when it is trained alone; they are no other domain's.
         module: it holds the parameters that were last loaded.
     """
 
     number: int
+    unit: int
     prefix: str
     step: Step
     rows: slice
     users: range
+    tested: Tensor
     samples: Prefixes
     seed: int
     module: DomainModule | None = None
 
     @classmethod
-    def of(cls, stream: Stream, step: Step, seed: int) -> "Domain":
-        """The domain that is a stream's step, without a module.
+    def of(cls, stream: Stream, step: Step, number: int, seed: int) -> "Domain":
+        """One of a stream's domains in a step, or the client of all sessions, without a module.
 
         Args:
             seed: of the run.
         """
-        numbered, prefix = _numbered_from_zero(step), ""
-        if stream.domains:
-            prefix, seed = f"{stream.domains[step.index]}/", rng.key(seed, "domain", step.index) >> 1
-        return cls(step.index, prefix, numbered, slice(step.old_items, step.n_items),
-                   range(step.old_users, step.n_users), numbered.samples(), seed)
+        count, unit = step.sessions["test"].count, step.index * stream.per_step + number
+        if not stream.domains:
+            tested = torch.arange(int(count.sum()), device=count.device)
+            return cls(number, unit, "", step, slice(step.n_items), range(step.n_users), tested, step.samples(), seed)
+        part = stream.domains[number]
+        users = torch.arange(part.users.start, part.users.stop, device=count.device)
+        tested = users.repeat_interleave(count[part.users.start:part.users.stop])
+        own = part.of(step)
+        return cls(number, unit, f"{part.name}/", own, slice(part.items.start, part.items.stop), part.users, tested,
+                   own.samples(), rng.key(seed, "domain", number) >> 1)
 
     def data(self, features: Tensor | None, known: Mapping[tuple[int, int], Tensor]) -> DomainData:
         """What it knows before it trains.
@@ -78,17 +87,6 @@ class Domain:
         """Its module with its part of all parameters."""
         silo_modules.load(self.module, self.part(model))
         return self.module
-
-
-def _numbered_from_zero(step: Step) -> Step:
-    """A domain's step without the users and items of the domains before it."""
-    def lists(all_users: Ragged) -> Ragged:
-        return Ragged(all_users.indptr[step.old_users:], all_users.values - step.old_items)
-
-    sessions = {name: Sessions(split.of_user[step.old_users:], split.start, split.items - step.old_items, split.times)
-                for name, split in step.sessions.items()}
-    return Step(0, step.n_users - step.old_users, step.n_items - step.old_items, 0, 0, step.interactions,
-                lists(step.train), lists(step.valid), lists(step.test), sessions)
 
 
 def as_one_client(step: Step) -> Step:

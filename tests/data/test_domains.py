@@ -3,11 +3,13 @@ over time, where what a block trains on, validates and tests is what a plain loo
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers import lay_log, stream_of
 from hypothesis import given, settings, strategies as st
 
@@ -41,12 +43,11 @@ def shops():
 
 def histories(stream, number, split):
     """User to items of its history of a split, by the publisher's ids with the domain's name."""
-    step = stream.steps[number]
-    sessions = step.sessions[split]
+    step, sessions = stream.steps[0], stream.steps[0].sessions[split]
     users = np.repeat(stream.user_tokens[:step.n_users], sessions.count.numpy())
-    bounds = sessions.start.tolist()
+    bounds, name = sessions.start.tolist(), f"{stream.domains[number].name}:"
     return {user: stream.item_tokens[sessions.items[a:b].numpy()].tolist()
-            for user, a, b in zip(users, bounds, bounds[1:])}
+            for user, a, b in zip(users, bounds, bounds[1:]) if user.startswith(name)}
 
 
 def named(name, items):
@@ -55,15 +56,15 @@ def named(name, items):
 
 def test_each_domain_is_split_by_leave_one_out(shops, registry):
     _, stream = stream_of(registry, shops)
-    assert stream.domains == ("books", "games")
+    assert [domain.name for domain in stream.domains] == ["books", "games"]
     for number, (name, data) in enumerate({"books": BOOKS, "games": GAMES}.items()):
-        step = stream.steps[number]
+        step, = stream.steps
         for split, held_out in (("train", 2), ("valid", 1), ("test", 0)):
             expected = {f"{name}:{user}": named(name, items[:len(items) - held_out])
                         for user, items in data.items() if len(items) >= 3}
             if split != "train":
                 found = {stream.user_tokens[user]: stream.item_tokens[step.split(split).of(user).numpy()].tolist()
-                         for user in range(step.n_users) if step.split(split).lengths[user]}
+                         for user in stream.domains[number].users if step.split(split).lengths[user]}
                 assert found == {user: items[-1:] for user, items in expected.items()}
             else:  # who has too few trains alone
                 expected |= {f"{name}:{user}": named(name, items) for user, items in data.items() if len(items) < 3}
@@ -72,13 +73,18 @@ def test_each_domain_is_split_by_leave_one_out(shops, registry):
 
 def test_ids_are_of_a_domain_alone(shops, registry):
     _, stream = stream_of(registry, shops)
-    books, games = stream.steps
-    assert (books.n_users, books.n_items, games.n_users, games.n_items) == (3, 6, 5, 10)
-    assert (games.old_users, games.old_items, games.index) == (3, 6, 1)
+    books, games = stream.domains
+    assert (books.users, books.items, games.users, games.items) == (range(3), range(6), range(3, 5), range(6, 10))
     assert stream.user_tokens.tolist() == [*named("books", BOOKS), *named("games", GAMES)]
     assert stream.item_tokens[6:].tolist() == named("games", ["i9", "i1", "i7", "i8"])
-    assert not (games.train.lengths[:3].any() or games.test.lengths[:3].any())
-    assert all(int(sessions.items.min()) >= 6 for sessions in games.sessions.values())
+    step, = stream.steps
+    assert (step.n_users, step.n_items, step.interactions) == (5, 10, sum((*books.interactions, *games.interactions)))
+    for part in (books, games):
+        own = part.of(step)
+        assert own.n_users == len(part.users) and own.n_items == len(part.items)
+        assert torch.equal(own.test.values + part.items.start, step.test.part(torch.tensor(part.users)).values)
+        for sessions in own.sessions.values():
+            assert 0 <= int(sessions.items.min()) and int(sessions.items.max()) < own.n_items
 
 
 def random_shop(seed, users=60, items=12):
@@ -91,18 +97,21 @@ def test_a_pilot_draws_users_and_keeps_the_core(registry):
         lay_log(name, rows_of(random_shop(seed)))
     pilot = {"pilot_users": 20, "pilot_core": 4}
     _, stream = stream_of(registry, "books+games", **pilot)
-    for number, name in enumerate(stream.domains):
+    for number, domain in enumerate(stream.domains):
         rows = [(user, item) for user, items in histories(stream, number, "test").items() for item in items]
         users, items = (pd.Series(column).value_counts() for column in zip(*rows))
         assert 5 <= len(users) <= 20 and users.min() >= 4 and items.min() >= 4
-        assert stream.steps[number].n_items - stream.steps[number].old_items == len(items)
-        everything = {f"{name}:{user}": named(name, history) for user, history in random_shop(number + 1).items()}
+        assert len(domain.items) == len(items)
+        everything = {f"{domain.name}:{user}": named(domain.name, history)
+                      for user, history in random_shop(number + 1).items()}
         for user, history in histories(stream, number, "test").items():
             assert history == [item for item in everything[user] if item in items.index]
     _, beside_another = stream_of(registry, "tools+games", **pilot)
     assert histories(beside_another, 1, "test") == histories(stream, 1, "test")
     _, again = stream_of(registry, "books+games", split_seed=1, **pilot)
     assert histories(again, 0, "test").keys() != histories(stream, 0, "test").keys()
+    _, whole = stream_of(registry, "books+games")
+    assert len(whole.domains[0].users) == 60
 
 
 def test_a_dataset_keeps_its_own_columns_and_filters(registry):
@@ -131,7 +140,7 @@ def test_a_prepared_stream_is_the_same(shops, registry):
         assert prepared.folder_of(other.source, other.stream) != folder
     lay_log("games", rows_of({**GAMES, "u9": ["i1", "i7", "i8"]}))
     changed, stream = stream_of(registry, shops)
-    assert changed.source.fingerprint != config.source.fingerprint and stream.steps[1].n_users == 6
+    assert changed.source.fingerprint != config.source.fingerprint and stream.steps[0].n_users == 6
 
 
 @pytest.mark.parametrize("dataset, values, message", [
@@ -145,11 +154,10 @@ def test_a_prepared_stream_is_the_same(shops, registry):
     ("books+games", {"pilot_users": 2}, "domain 'books': no item is left of a pilot of 2 users"),
     ("books+games", {"pilot_core": 2}, "'pilot_core'.* has no effect without pilot_users"),
     ("books+games", {"min_interactions": 2}, "stream=domains"), ("books+games", {"blocks": 3}, "stream=domains"),
-    ("books+games", {"domain_blocks": 2, "domain_block": 2}, "'domain_block': found 2, accepted: less than .* 2"),
-    ("books+games", {"domain_block": 1}, "'domain_block': found 1, accepted: less than domain_blocks, 1"),
+    ("books+games", {"domain_block": 1}, "unknown setting .*'domain_block'"),
     ("books+games", {"base_share": 0.4}, "'base_share'.* has no effect with stream=domains and domain_blocks=1"),
     ("books+games", {"domain_blocks": 0}, "'domain_blocks' .*: found 0"),
-    ("books+games", {"domain_blocks": 60, "domain_block": 40}, "domain 'books', block 40: no user has 3 interactions"),
+    ("books+games", {"domain_blocks": 60}, r"domain 'books', block \d+: no user has 3 interactions"),
     ("books+few", {}, "domain 'few': no user has 3 interactions.* found at most 2"),
     ("books+one", {}, "domain 'one': nobody has 2 interactions to train on"),
     ("+".join(["a" * 60, "b" * 60]), {}, "have 121 characters, accepted: at most 100")])
@@ -199,20 +207,18 @@ def by_hand(data, blocks, share, now):
 
 
 def found_in(step):
-    """The same of a step."""
+    """The same of a domain's step."""
     train, samples = step.sessions["train"], step.samples()
     users = np.repeat(np.arange(step.n_users), train.count.numpy())
     of = {int(first): int(user) for first, user in zip(train.start[:-1], users)}
-    trained = [(of[int(first)] - step.old_users, (train.items[first:end] - step.old_items).tolist())
-               for first, end in zip(samples.first, samples.end)]
+    trained = [(of[int(first)], train.items[first:end].tolist()) for first, end in zip(samples.first, samples.end)]
     held = {}
     for split in ("valid", "test"):
         sessions = step.sessions[split]
-        for user in range(step.old_users, step.n_users):
+        for user in range(step.n_users):
             for session in range(sessions.of_user[user], sessions.of_user[user + 1]):
                 first, end = sessions.start[session:session + 2]
-                held.setdefault(user - step.old_users, []).append(
-                    (sessions.items[first:end] - step.old_items).tolist())
+                held.setdefault(user, []).append(sessions.items[first:end].tolist())
                 assert step.split(split).of(user).tolist() == sessions.items[end - 1:end].tolist()
     return trained, {user: tuple(histories) for user, histories in held.items()}
 
@@ -221,47 +227,43 @@ def found_in(step):
 @given(seed=st.integers(0, 10 ** 6), blocks=st.integers(2, 4), share=st.sampled_from([0.3, 0.5, 0.6]))
 def test_every_block_is_what_a_loop_over_users_takes(seed, blocks, share):
     shops = [("books", shop(seed)), ("games", shop(seed + 1, users=5, items=9, rows=60))]
-    for now in range(blocks):
-        try:
-            stream = build_domains(shops, StreamSettings(stream="domains", domain_blocks=blocks, domain_block=now,
-                                                         base_share=share))
-        except UserError as error:
-            assert f"block {now}: " in str(error)
-            assert any(not samples or not held for samples, held in (by_hand(data, blocks, share, now)
-                                                                     for _, data in shops))
-            continue
-        for (_, data), step in zip(shops, stream.steps):
-            samples, held = by_hand(data, blocks, share, now)
-            trained, tested = found_in(step)
-            assert sorted(trained) == sorted(samples) and tested == held
-        assert [(step.n_users, step.n_items) for step in stream.steps] == [(9, 7), (14, 16)]
+    expected = [[by_hand(data, blocks, share, now) for _, data in shops] for now in range(blocks)]
+    try:
+        stream = build_domains(shops, StreamSettings(stream="domains", domain_blocks=blocks, base_share=share))
+    except UserError as error:
+        assert any(f"block {now}: " in str(error) and any(not samples or not held for samples, held in both)
+                   for now, both in enumerate(expected))
+        return
+    assert [(step.n_users, step.n_items) for step in stream.steps] == [(14, 16)] * blocks
+    for step, (samples, held) in zip(stream.units(), itertools.chain(*expected), strict=True):
+        trained, tested = found_in(step)
+        assert sorted(trained) == sorted(samples) and tested == held
 
 
 def test_blocks_share_out_all_interactions_and_the_whole_is_one_block():
     shops, whole = [("books", shop(3)), ("games", shop(4))], StreamSettings(stream="domains")
-    steps = [build_domains(shops, StreamSettings(stream="domains", domain_blocks=3, domain_block=now)).steps
-             for now in range(3)]
-    assert [sum(block[domain].interactions for block in steps) for domain in (0, 1)] == [80, 80]
+    cut = build_domains(shops, StreamSettings(stream="domains", domain_blocks=3))
+    assert [sum(domain.interactions) for domain in cut.domains] == [80, 80]
+    assert statistics(cut)["interactions"] == [rows for step in range(3) for domain in cut.domains
+                                               for rows in [domain.interactions[step]]]
     everything = build_domains(shops, whole)
     assert all("known" not in step.sessions for step in everything.steps)
     assert statistics(everything)["samples"] == [len(step.sessions["train"].prefixes().end)
-                                                 for step in everything.steps]
+                                                 for step in everything.units()]
 
 
-def test_a_prepared_block_is_the_same(registry):
+def test_prepared_blocks_are_the_same(registry):
     for name, seed in (("books", 1), ("games", 2)):
         lay_log(name, zip(*(getattr(shop(seed), column).tolist() for column in ("user", "item", "time"))))
-    second, stream = stream_of(registry, "books+games", domain_blocks=3, domain_block=1)
-    folder = prepared.folder_of(second.source, second.stream)
+    cut, stream = stream_of(registry, "books+games", domain_blocks=3)
+    folder = prepared.folder_of(cut.source, cut.stream)
     prepared.save(stream, folder)
-    kept = load_stream(second.source, second.stream)
-    assert [found_in(step) for step in kept.steps] == [found_in(step) for step in stream.steps]
-    others = [stream_of(registry, "books+games", **changed)[0]
-              for changed in ({}, {"domain_blocks": 3}, {"domain_blocks": 2, "domain_block": 1})]
-    assert len({folder, *(prepared.folder_of(other.source, other.stream) for other in others)}) == 4
-    assert len({second.hash, *(other.hash for other in others)}) == 4
-    alone = stream_of(registry, "books+games", domain_blocks=1)[0]
-    assert alone.hash == others[0].hash and "domain_blocks" not in others[0].settings
+    kept = load_stream(cut.source, cut.stream)
+    assert kept.domains == stream.domains
+    assert [found_in(step) for step in kept.units()] == [found_in(step) for step in stream.units()]
+    others = [stream_of(registry, "books+games", **changed)[0] for changed in ({}, {"domain_blocks": 2})]
+    assert len({folder, *(prepared.folder_of(other.source, other.stream) for other in others)}) == 3
+    assert len({cut.hash, *(other.hash for other in others)}) == 3
 
 
 # Their files

@@ -118,8 +118,8 @@ def test_features_stand_in_the_streams_order_and_silence_is_zeros():
     stream = made()
     assert [tuple(vectors.shape) for vectors in stream.features] == [(6, 1, 16), (4, 1, 16)]
     assert all(vectors.dtype == torch.float32 for vectors in stream.features)
-    for name, texts, vectors, step in zip(stream.domains, (BOOK_TEXTS, GAME_TEXTS), stream.features, stream.steps):
-        items = [token.split(":")[1] for token in stream.item_tokens[step.old_items:step.n_items]]
+    for domain, texts, vectors in zip(stream.domains, (BOOK_TEXTS, GAME_TEXTS), stream.features):
+        items = [token.split(":")[1] for token in stream.item_tokens[domain.items.start:domain.items.stop]]
         words = [" ".join(texts.get(item, ("", ""))) for item in items]
         np.testing.assert_array_equal(vectors.numpy(), tfidf.encode(words, 16))
     assert list(map(silent, stream.features)) == [2, 1]  # i4 has no words, i5 no row; "!" says nothing

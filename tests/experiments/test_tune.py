@@ -71,14 +71,14 @@ def settings_of(result):
 # The objective
 
 
-@pytest.mark.parametrize("blocks, is_domains, best, updates", [
-    ({"b0": [0.9], "b1": [0.1, 0.3, 0.2], "b2": [0.5, 0.1]}, False, (0.3, 0.5), 25),
-    ({"b0": [0.1, 0.7]}, False, (0.7,), 10),
-    ({"b0": [0.9, 0.2], "b1": [0.1, 0.3]}, True, (0.9, 0.3), 20)])
-def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path, blocks, is_domains, best, updates):
+@pytest.mark.parametrize("blocks, per_step, best, updates", [
+    ({"b0": [0.9], "b1": [0.1, 0.3, 0.2], "b2": [0.5, 0.1]}, 1, (0.3, 0.5), 25),
+    ({"b0": [0.1, 0.7]}, 1, (0.7,), 10),
+    ({"b0": [0.9, 0.2], "b1": [0.1, 0.3]}, 2, (0.9, 0.3), 20)])
+def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path, blocks, per_step, best, updates):
     """Or of all domains. The folder has no other file, so nothing else can be read."""
     write_curve(tmp_path / "a", **blocks)
-    run = tune.finished_run(SimpleNamespace(config=SimpleNamespace(seed=3, hash="h", is_domains=is_domains)),
+    run = tune.finished_run(SimpleNamespace(config=SimpleNamespace(seed=3, hash="h", per_step=per_step)),
                             tmp_path / "a")
     assert run == Run(3, "h", best, updates) and run.value == pytest.approx(sum(best) / len(best))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers, stopped_everywhere
+from helpers import executed, federation_of, same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from session_oracle import clicked_together, left_padded, single_client
 from torch import nn
@@ -55,12 +55,6 @@ def configured(registry, name="sasrec", method="ft", seed=0, **settings):
     backbone = name.split(",")[0]
     overrides = {**SMALL, **BACKBONES.get(name, {}), **settings}
     return make_config(registry, method, backbone, "./log.inter", seed, [("test", overrides)])
-
-
-def federation_of(config):
-    f = config.federation(load_stream(config.source, config.stream))
-    config.check(f)
-    return f
 
 
 def cut(sessions):
@@ -168,7 +162,7 @@ def test_an_epoch_goes_on_from_the_batch_that_it_was_stopped_after(registry, log
 
 def test_the_record_has_both_curves(registry, log, tmp_path):
     config = configured(registry, "miasrec", topk=[3, 5])
-    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     folder = Path(result["record"])
     rounds, users = pd.read_parquet(folder / "rounds.parquet"), pd.read_parquet(folder / "users.parquet")
     assert list(rounds["round"]) == [0, 1, 2] and (rounds[["bytes_up", "bytes_down"]] == 0).all(None)
@@ -183,7 +177,7 @@ def test_the_record_has_both_curves(registry, log, tmp_path):
 
 def test_metrics_of_items_are_taken_too(registry, log, tmp_path):
     config = configured(registry, "gru4rec", extra_metrics=["popularity"], rounds=1)
-    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     assert result["metrics"]["popularity@3"]["per_block"][0] > 0.0
 
 

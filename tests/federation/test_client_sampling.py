@@ -29,24 +29,24 @@ def step():
 
 def test_failing_clients(step):
     """As often as asked, whatever their number, in a way that depends on nothing but seed, step and round."""
-    everybody, none = Attendance().of(step, 0, 0)
+    everybody, _, none = Attendance().of(step, 0, 0)
     assert none == 0 and len(everybody) == 2970
     some = [Attendance(dropout=0.2).of(step, 0, round_) for round_ in range(20)]
-    share = sum(dropped for _, dropped in some) / (20 * 2970)
+    share = sum(each.dropped for each in some) / (20 * 2970)
     assert share == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / (20 * 2970)) ** 0.5)
-    assert all(len(users) + dropped == 2970 for users, dropped in some)
+    assert all(count == len(users) and count + dropped == 2970 for users, count, dropped in some)
     assert not torch.equal(some[0].users, some[1].users)
     assert torch.equal(some[0].users, Attendance(dropout=0.2).of(step, 0, 0).users)
     assert not torch.equal(some[0].users, Attendance(dropout=0.2).of(step, 1, 0).users)
     left = [Attendance(ratio=0.003, dropout=0.99999).of(step, 0, round_) for round_ in range(10)]
-    assert all(len(users) == 1 and dropped == 8 for users, dropped in left)  # of nine, and never nobody
+    assert all(len(users) == 1 and dropped == 8 for users, _, dropped in left)  # of nine, and never nobody
     lowest = [Attendance(ratio=0.003).of(step, 0, round_).users[0] for round_ in range(10)]
-    assert [int(users[0]) for users, _ in left] != [int(user) for user in lowest]
+    assert [int(each.users[0]) for each in left] != [int(user) for user in lowest]
 
 
 def test_who_is_asked_does_not_depend_on_who_fails(step):
     asked = Attendance(ratio=0.3).of(step, 5, 7).users
-    arrived, dropped = Attendance(ratio=0.3, dropout=0.5).of(step, 5, 7)
+    arrived, _, dropped = Attendance(ratio=0.3, dropout=0.5).of(step, 5, 7)
     assert dropped and torch.isin(arrived, asked).all() and len(arrived) + dropped == len(asked)
 
 
@@ -103,7 +103,7 @@ def test_what_failing_clients_trained_is_lost(registry):
     """The round is that of the others alone; the failing ones keep what they had."""
     progress = last(registry, client_dropout=0.5)
     first = small_stream().steps[0]
-    users, dropped = Attendance(dropout=0.5).of(first, 0, 0)
+    users, _, dropped = Attendance(dropout=0.5).of(first, 0, 0)
     assert progress.curve[0]["participants"] == len(users) and progress.curve[0]["dropped"] == dropped > 0
     assert "dropped" not in last(registry).curve[0]
 

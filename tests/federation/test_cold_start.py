@@ -243,9 +243,9 @@ def test_bytes(registry, stream):
 
 def test_who_is_asked(stream):
     for settings in ({}, {"ratio": 0.5}, {"availability": "activity"}, {"dropout": 0.3}):
-        users, _ = Attendance(**settings, known_only=True).of(stream.steps[1], 0, 1)
+        users, *_ = Attendance(**settings, known_only=True).of(stream.steps[1], 0, 1)
         assert len(users) and int(users.max()) < stream.steps[1].old_users
-        first, _ = Attendance(**settings, known_only=True).of(stream.steps[0], 0, 1)
+        first, *_ = Attendance(**settings, known_only=True).of(stream.steps[0], 0, 1)
         assert torch.equal(first, Attendance(**settings).of(stream.steps[0], 0, 1).users)
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import by_domain, lay_shop
+from helpers import by_domain, executed, federation_of
 
 from fedcl_bench.plugin import checks
-from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import execute
 
 SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64"}
@@ -23,10 +21,7 @@ DCSR = {"heads": 2, "layers": 1, "anchor_rows": 4}
 
 
 @pytest.fixture
-def shops(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lay_shop("books", 1, 20, 15)
-    lay_shop("games", 2, 12, 11)
+def shops(shops):
     for name, items in (("books", 15), ("games", 11)):
         texts = [f"i{item}\tabout {item % 4} and {item % 3}\n" for item in range(1, items)]  # one item has none
         Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(texts))
@@ -38,9 +33,7 @@ def configured(registry, method, backbone, **settings):
 
 def progresses(config, *, after=Progress()):
     """What a run has after each round that follows some progress, with new modules."""
-    f = config.federation(load_stream(config.source, config.stream, config.features))
-    config.check(f)
-    return [progress for progress in run(f, after) if not progress.fraction_done]
+    return [progress for progress in run(federation_of(config), after) if not progress.fraction_done]
 
 
 def is_resumed_to_the_bit(seen, config):
@@ -61,7 +54,7 @@ def test_feddcsr_averages_the_shared_encoder_and_representations(registry, shops
         alike = name.startswith("shared.encoder.") or name == "anchor"
         assert torch.equal(first, second) == alike, name
     assert all(map(torch.any, dense["anchor"])) and any(dense["batches"])
-    result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     uploaded = set(result["privacy"]["uploaded"])
     assert "anchor" in uploaded and all(name == "anchor" or name.startswith("shared.encoder.") for name in uploaded)
     assert uploaded.isdisjoint(result["privacy"]["kept_at_client"])
@@ -92,7 +85,7 @@ def test_mergerec_merges_the_best_models_once_and_tests_that(registry, shops, tm
             assert torch.equal(first, second)
         else:
             assert torch.equal(first, second) and not torch.equal(*alone[name]), name
-    result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
     merged = rounds["stage"] == 1
     assert merged.sum() == 2 and (rounds["loss"] == 0).equals(merged) and (rounds["bytes_up"] > 0).equals(merged)

@@ -3,23 +3,21 @@ in stages, with what a method uploads and receives."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_shop, same_numbers, stopped_everywhere
+from helpers import executed, federation_of, same_numbers, stopped_everywhere
 from test_silos import TOPOLOGIES
 
 import fedcl_bench as fb
 from fedcl_bench import rng
 from fedcl_bench.training import silo_modules
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.core.errors import Corrupt, PluginError, RunFailed, UserError
+from fedcl_bench.core.errors import PluginError, RunFailed, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo
-from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
@@ -128,21 +126,8 @@ def finish(config):
     return last
 
 
-@pytest.fixture
-def shops(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lay_shop("books", 1, 20, 15)
-    lay_shop("games", 2, 12, 11)
-
-
 def configured(registry, method="ft", backbone="pooled", **settings):
     return make_config(registry, method, backbone, "books+games", 0, [("test", {**SMALL, **settings})])
-
-
-def federation_of(config):
-    f = config.federation(load_stream(config.source, config.stream))
-    config.check(f)
-    return f
 
 
 def samples_of(step, length):
@@ -260,7 +245,7 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
     steps = seen[2].server_state["step of books/items.weight"]
     assert steps.max() < seen[1].server_state["step of books/items.weight"].max()  # the optimiser is new
 
-    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
     assert (rounds.groupby("step")["stage"].value_counts().unstack()[0] == 2).all()
     assert (rounds["bytes_up"] > 0).eq(rounds["stage"] == 0).all()
@@ -296,27 +281,6 @@ def test_distances_are_those_of_the_items_vectors(known, shops):
         fb.DomainModule().item_vectors()
 
 
-def test_checkpoints_of_stages_are_those_of_the_run(known, shops, tmp_path):
-    f = federation_of(configured(known, "hints", rounds=12, patience=2, lr=0.05))
-    for progress in run(f):
-        save_progress(tmp_path / "kept.pt", progress, 1.0)
-        assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == progress.round
-    narrower = replace(progress.model, dense={name: rows[:1] for name, rows in progress.model.dense.items()})
-    save_progress(tmp_path / "kept.pt", replace(progress, model=narrower), 1.0)
-    with pytest.raises(Corrupt, match="does not fit the run's data and settings: .* as table 'dense"):
-        load_progress(tmp_path / "kept.pt", "cpu", f)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_checkpoints_within_a_round_are_those_of_the_run(known, shops, tmp_path, monkeypatch, topology):
-    monkeypatch.setattr(SIZES, "report_every", 0.0)
-    f = federation_of(configured(known, topology=topology))
-    progress = [progress for progress in run(f) if progress.round == 1 and progress.within][0]
-    within = progress.within()
-    save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: within), 1.0)
-    assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].within().epochs == within.epochs
-
-
 def test_an_epoch_that_diverges_is_no_checkpoint(known, shops, tmp_path, monkeypatch):
     monkeypatch.setattr(SIZES, "report_every", 0.0)
     config = configured(known, lr=1e200, precision="float32")
@@ -334,7 +298,7 @@ def test_domains_that_train_together_are_prepared_together(known, shops, method,
 
 def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):
     config = configured(known, "hints", topk=[1, 3])
-    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     users = pd.read_parquet(Path(result["record"]) / "users.parquet")
     hits = users[users["metric"] == "hit@3"].set_index("user")["value"]
     model = fb.load(tmp_path / "results", plugins=[Path(config.backbone.path).parent]).model()

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import by_domain, lay_shop, same_numbers, stopped_everywhere
+from helpers import by_domain, executed, federation_of, lay_shop, same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from test_central import BACKBONES, Plain, cut
 
@@ -35,22 +35,9 @@ SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3
 TOPOLOGIES = ("federated", "local", "central")
 
 
-@pytest.fixture
-def shops(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lay_shop("books", 1, 20, 15)
-    lay_shop("games", 2, 12, 11)
-
-
 def configured(registry, topology="federated", name="sasrec", seed=0, **settings):
     overrides = {**SMALL, **BACKBONES.get(name, {}), "topology": topology, **settings}
     return make_config(registry, "ft", name.split(",")[0], "books+games", seed, [("test", overrides)])
-
-
-def federation_of(config):
-    f = config.federation(load_stream(config.source, config.stream))
-    config.check(f)
-    return f
 
 
 class PlainDomains:
@@ -229,7 +216,7 @@ def test_the_record_says_what_was_shared(registry, shops, tmp_path):
     results = {}
     for topology in TOPOLOGIES:
         config = configured(registry, topology, topk=[3, 5], rounds=2)
-        results[topology] = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+        results[topology] = executed(config, tmp_path / "results")
     result = results["federated"]
     folder = Path(result["record"])
     rounds, users = pd.read_parquet(folder / "rounds.parquet"), pd.read_parquet(folder / "users.parquet")
@@ -273,7 +260,7 @@ def test_history_is_ranked_unless_it_is_masked(registry, shops, masked):
 
 def test_metrics_of_items_count_the_domains_users(registry, shops, tmp_path):
     config = configured(registry, "federated", extra_metrics=["novelty", "popularity"], rounds=1)
-    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     assert all(0.0 < value < 20.0 for value in result["metrics"]["popularity@3"]["per_block"])
     assert all(value > 0.5 for value in result["metrics"]["novelty@3"]["per_block"])
 
@@ -362,17 +349,6 @@ def test_topologies_stand_in_one_table_and_test(shops, capsys):
     with pytest.raises(AssertionError):  # another protocol
         assert main(["compare", "ft", "ft:mask_history=true", "--backbone", "sasrec", "--dataset", "books+games",
                      "--metric", "recall@3", *same]) == 0
-
-
-def test_compact_records_hold_domains(shops, capsys):
-    assert main(command("--quiet", "--set", "pilot_users=10", "--set", "pilot_core=1")) == 0
-    assert main(["pack", "--results", "results", "--out", "packed"]) == 0
-    capsys.readouterr()
-    assert main(["tables", "--records", "packed", "--rows", "method", "--columns", "block", "--metrics", "recall@3",
-                 "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set", "valid_metric=recall@3", "--set",
-                 "pilot_users=10", "--set", "pilot_core=1"]) == 0
-    table = capsys.readouterr().out
-    assert "| books | games | mean |" in table and "Of pilots with 10 users of each domain" in table
 
 
 def test_tuning_looks_at_every_domain(shops, capsys, same_process):

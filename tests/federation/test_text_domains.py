@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import by_domain, lay_shop
+from helpers import by_domain, executed, federation_of
 
 import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
@@ -17,7 +17,6 @@ from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import execute
 
 TABLE = "content.code_table"
 SMALL = {"max_length": 4, "dim": 6, "heads": 2, "inner_size": 5, "batch_size": 16, "rounds": 3, "patience": 2,
@@ -28,20 +27,19 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 @pytest.fixture
-def shops(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number, (name, users, items) in enumerate((("books", 20, 15), ("games", 12, 11))):
-        lay_shop(name, number + 1, users, items)
+def shops(shops):
+    for number, (name, items) in enumerate((("books", 15), ("games", 11))):
         rows = [f"i{item}\t{' '.join(WORDS[(item * step + number) % len(WORDS)] for step in (1, 2, 3, 5))}\n"
                 for item in range(items)]
         Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(rows))
 
 
-def federation_of(registry, method, backbone, **settings):
-    config = make_config(registry, method, backbone, "books+games", 0, [("test", {**SMALL, **settings})])
-    f = config.federation(load_stream(config.source, config.stream, config.features))
-    config.check(f)
-    return f
+def configured(registry, method, backbone, **settings):
+    return make_config(registry, method, backbone, "books+games", 0, [("test", {**SMALL, **settings})])
+
+
+def trained_by(*names, **settings):
+    return federation_of(configured(*names, **settings))
 
 
 def rounds_of(f):
@@ -54,7 +52,7 @@ def each_round(f):
 
 
 def pfcr(registry, **settings):
-    return federation_of(registry, "pfcr", "vqrec", **CODED, prompts=8, prompt_heads=2, federated_rounds=2,
+    return trained_by(registry, "pfcr", "vqrec", **CODED, prompts=8, prompt_heads=2, federated_rounds=2,
                          **settings)
 
 
@@ -62,7 +60,7 @@ def pfcr(registry, **settings):
     ("unisrec", {"experts": 2}), ("vqrec", {**CODED, "permutation_rounds": 1})])
 @pytest.mark.parametrize("topology", ["federated", "local", "central"])
 def test_each_trains_under_each_topology(registry, shops, backbone, options, topology):
-    f = federation_of(registry, "ft", backbone, topology=topology, **options)
+    f = trained_by(registry, "ft", backbone, topology=topology, **options)
     assert cold_start.notes(f) == []  # which asks other backbones for their private tables
     progress = rounds_of(f)[-1]
     assert len(progress.tests) == 2 and all(row["loss"] == row["loss"] for row in progress.curve)
@@ -73,7 +71,7 @@ def test_each_trains_under_each_topology(registry, shops, backbone, options, top
 
 def test_domains_that_train_together_have_one_quantiser(registry, shops):
     def codes(topology):
-        f = federation_of(registry, "ft", "vqrec", topology=topology, **CODED)
+        f = trained_by(registry, "ft", "vqrec", topology=topology, **CODED)
         f = replace(f, stream=replace(f.stream, features=(f.stream.features[0], f.stream.features[0][:11] + 0.01)))
         return [domain.module.codes for domain in CrossSilo(f).domains]
 
@@ -83,7 +81,7 @@ def test_domains_that_train_together_have_one_quantiser(registry, shops):
 
 
 def test_the_permutation_is_trained_and_then_fixed(registry, shops):
-    seen = rounds_of(federation_of(registry, "ft", "vqrec", topology="local", permutation_rounds=2, **CODED, rounds=2))
+    seen = rounds_of(trained_by(registry, "ft", "vqrec", topology="local", permutation_rounds=2, **CODED, rounds=2))
     table = [progress.model.dense["books/code_table"] for progress in seen]
     raw = [progress.model.dense["books/permutation"] for progress in seen]
     assert torch.equal(table[0], table[1]) and not torch.equal(raw[0], raw[1])
@@ -137,11 +135,9 @@ def test_the_shared_table_takes_the_gradients_step(registry, shops):
 
 
 def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):
-    settings = {**SMALL, **CODED, "prompts": 8, "prompt_heads": 2, "federated_rounds": 1,
-                "rounds": 1}
-    config = make_config(registry, "pfcr", "vqrec", "books+games", 0, [("test", settings)])
+    config = configured(registry, "pfcr", "vqrec", **CODED, prompts=8, prompt_heads=2, federated_rounds=1, rounds=1)
     stream = load_stream(config.source, config.stream, config.features)
-    result = execute(config, lambda: stream, tmp_path / "results")
+    result = executed(config, tmp_path / "results")
     assert result["privacy"]["uploaded"] == [TABLE, "features"] and "prompts" in result["privacy"]["kept_at_client"]
     users = pd.read_parquet(Path(result["record"]) / "users.parquet")
     hits = users[users["metric"] == "hit@3"].set_index("user")["value"]
