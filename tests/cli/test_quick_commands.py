@@ -66,3 +66,12 @@ def test_readers_of_records_import_what_they_need():
                 "fedcl_bench.federation.parts", "fedcl_bench.experiments.grid", "fedcl_bench.cli.commands.run",
                 "fedcl_bench.toolbox.transformer")
     assert imported(commands, needless, OMP_NUM_THREADS="1") == [[0], [0]]
+
+
+def test_statistics_of_a_paper_are_those_of_the_data(output):
+    """Table 1 needs no records: ML-100K's counts are the printed ones."""
+    table = output("tables", "--table", "1", "--datasets", "ml-100k")
+    for counts in (("587", "697", "827", "943"), ("1,136", "1,146", "1,148", "1,152"),
+                   ("58,771", "13,060", "13,060", "13,062"), ("91.19", "98.36", "98.62", "98.80")):
+        assert " | ".join(f"{count} ({count})" for count in counts) in table
+    assert "missing" not in table
