@@ -149,6 +149,9 @@ def pretended() -> Iterator[PretendedGPU]:
     with ExitStack() as stack:
         for name, answer in says.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        # A build with CUDA asks the driver here.
+        stack.enter_context(mock.patch.object(torch.optim.Optimizer, "_accelerator_graph_capture_health_check",
+                                              lambda optimiser: None, create=True))
         stack.enter_context(mock.patch.object(torch.func, "vmap", mode.vmap(torch.func.vmap)))
         stack.enter_context(mock.patch.object(torch, "load", mode.load(torch.load)))
         stack.enter_context(mode)
