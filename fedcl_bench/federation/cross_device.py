@@ -22,8 +22,7 @@ from ..plugin.state import Snapshot
 from . import server
 from .client_sampling import Attendance, Participants
 from .cold_start import ColdStart, cold_start_of, ranks_by, truncated_for_new_users
-from .divergence import require_finite
-from .early_stopping import EarlyStopping
+from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of
 from .protocols import Lists, SessionSteps, protocol_of

@@ -37,8 +37,7 @@ from ..training import silo_modules
 from ..training.mini_batches import Epoch, Point
 from ..training.silo_parts import Domain, Silo, as_one_client, merged
 from ..training.silo_samples import SequentialModule
-from .divergence import require_finite
-from .early_stopping import EarlyStopping
+from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow
 from .parts import STAGE, Best, Federation, PartialRound, Progress, Update, bytes_of
 

@@ -14,8 +14,7 @@ from typing import Any, Iterator, Mapping
 from ..kernels.memory import keep_freed_blocks
 from .cross_device import CrossDevice, Observer
 from .cross_silo import CrossSilo
-from .divergence import locate_errors
-from .early_stopping import EarlyStopping
+from .early_stopping import EarlyStopping, locate_errors
 from .parts import Best, Federation, Progress, Update
 
 

@@ -23,9 +23,8 @@ from ..plugin.local_settings import LocalSettings
 from ..rng import Tables
 from . import compatibility
 from .client_sampling import Attendance
-from .server import Population
+from .server import Population, RoundSums
 from .settings import FederationSettings as FederationSettings
-from .sums import RoundSums
 
 STAGE = "stage"  # of a round: the number of its stage, where a method has several
 

@@ -21,8 +21,7 @@ from ..core.parallel import in_order
 from ..training.sampling import Chunk, LaterChunk
 from ..plugin.sequential import SequentialBackbone
 from ..core.tuning import SIZES
-from .server import clip
-from .sums import RoundSums
+from .server import RoundSums, clip
 
 AnyChunk = Chunk | LaterChunk | SessionChunk
 

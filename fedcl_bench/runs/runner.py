@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Protocol
 
 from ..data.stream import Stream
 from ..core.errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
-from ..federation.divergence import largest
+from ..federation.early_stopping import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds

@@ -13,7 +13,7 @@ from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
 from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.divergence import require_finite
+from fedcl_bench.federation.early_stopping import require_finite
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
