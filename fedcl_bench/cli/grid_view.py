@@ -19,7 +19,7 @@ from ..api.stopping import stop_between_rounds
 from ..core.settings import as_text
 from ..core.text import for_terminal
 from ..experiments.grid import Outcome, Task, state
-from ..experiments.pool import Board, Pool
+from ..experiments.pool import GridState, Pool
 from ..experiments.tune import Result
 from ..runs.specs import seed_text
 from ..stats.significance import ALIKE
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _left(board: Board) -> str:
+def _left(board: GridState) -> str:
     left = board.time_left()
     return f", about {duration(left)} left" if left and (board.running or board.waiting) else ""
 
@@ -65,13 +65,13 @@ class View:
     def warn(self, message: str) -> None:
         self._console.print(for_terminal(message))
 
-    def ended(self, outcome: Outcome, board: Board) -> None:
+    def ended(self, outcome: Outcome, board: GridState) -> None:
         """A line for a run that ended."""
         number = f"{len(board.outcomes):>{len(str(board.tasks))}}/{board.tasks}"
         what = f"{outcome.took:.1f} s" if outcome.status == "finished" else first_line(outcome.error)
         self.note(f"{number} {outcome.status}: {outcome.task.label}: {what}{_left(board)}")
 
-    def show(self, board: Board) -> None:
+    def show(self, board: GridState) -> None:
         """Draw the table anew, at most four times a second."""
         if not self._shows or time.monotonic() - self._shown < 0.25:
             return

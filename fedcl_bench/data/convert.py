@@ -21,9 +21,9 @@ from ..core.errors import UserError, unknown
 from ..core.files import write_atomically
 from . import archives
 from .overlap import persons_file
-from .publishers import FORMATS, TEXT, Format, Kind, Table
+from .publishers import FORMATS, TEXT, Format, Kind, RawTable
 from .source import Published, load_config
-from .table_reader import (SEPARATORS, Layout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
+from .table_reader import (SEPARATORS, TableLayout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
                            read_parquet, text_batches)
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RawFile:
     """A table's file on disk, and what messages call it (files from a zip lie in a temporary folder)."""
 
-    table: Table
+    table: RawTable
     path: Path
     label: str
 
@@ -204,7 +204,7 @@ def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[
                     + (f"\nThat is part of {published.url}" if published.url else ""))
 
 
-def _file_of(table: Table, folders: list[Path], where: str) -> Path | None:
+def _file_of(table: RawTable, folders: list[Path], where: str) -> Path | None:
     """A table's file in the first folder that has it, or else the one marked copy of it."""
     there = [path for folder in dict.fromkeys(folders) if folder.is_dir() for path in sorted(folder.iterdir())
              if table.matches(path.name) and path.is_file()]
@@ -261,19 +261,19 @@ def _written(kind: Kind, text: str) -> str | None:
         return None
 
 
-def _layout(file: RawFile) -> Layout:
+def _layout(file: RawFile) -> TableLayout:
     """How a file of text is written, given its table and its first line."""
     table, columns = file.table, list(file.table.columns)
     encoding = table.encoding if table.encoding == "utf-8" or not _is_utf8(file.path) else "utf-8"
     names = tuple(columns)
-    expected = f"lines of {Layout(table.separator, names, False).expected}"
+    expected = f"lines of {TableLayout(table.separator, names, False).expected}"
     first = first_lines(file.path, file.label, expected, encoding)[0]
     if table.header:
         names = tuple(name.rpartition(".")[2] for name in fields_of(first, table.separator))
         if missing := [name for name in columns if name not in names]:
             raise UserError(f"{file.label}, line 1: has no column '{missing[0]}' ({first[:60]!r}), expected "
                             f"{', '.join(columns)}, separated by {SEPARATORS[table.separator]}.")
-    return Layout(table.separator, names, table.header, table.separator == ",", encoding)
+    return TableLayout(table.separator, names, table.header, table.separator == ",", encoding)
 
 
 def _is_utf8(path: Path) -> bool:

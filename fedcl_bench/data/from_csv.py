@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.files import replacing, write_atomically
 from ..core.text import safe_name
-from .table_reader import SEPARATORS, Layout, content_of, fields_of, first_lines, joined, text_batches
+from .table_reader import SEPARATORS, TableLayout, content_of, fields_of, first_lines, joined, text_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
     return Imported(writer.rows, writer.written, *different, writer.left_out, notes, files)
 
 
-def detect(path: Path, columns: Columns) -> Layout:
+def detect(path: Path, columns: Columns) -> TableLayout:
     """How a table is written, from its first lines.
 
     Raises:
@@ -136,13 +136,13 @@ def detect(path: Path, columns: Columns) -> Layout:
         if set(wanted) <= set(names):
             if doubled := [name for name in wanted if names.count(name) > 1]:
                 raise UserError(f"{path}: has several columns '{doubled[0]}'; rename one of them.")
-            return Layout(separator, tuple(names), True)
+            return TableLayout(separator, tuple(names), True)
     separator = max(rows, key=lambda candidate: len(rows[candidate]))
     names = rows[separator]
     if all(re.fullmatch("[1-9][0-9]*", column) for column in wanted):
         numbers = tuple(str(i + 1) for i in range(len(names)))
         if set(wanted) <= set(numbers):
-            return Layout(separator, numbers, not _is_time(names[int(columns.time) - 1]))
+            return TableLayout(separator, numbers, not _is_time(names[int(columns.time) - 1]))
     missing = next(column for column in wanted if column not in names)
     headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
     hint = "\nIf that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
@@ -223,7 +223,7 @@ class _Distinct:
 class _Writer:
     """Rows of the table to lines of the atomic file, and what is counted on the way."""
 
-    def __init__(self, path: Path, columns: Columns, layout: Layout, keeps: Callable | None) -> None:
+    def __init__(self, path: Path, columns: Columns, layout: TableLayout, keeps: Callable | None) -> None:
         self.path, self.columns, self.layout, self.keeps = path, columns, layout, keeps
         self.rows = self.written = 0
         self.left_out: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import Sequence
 
 from ..core.errors import UserError
 from ..core.text import quoted
-from .table_reader import Layout, fields_of, first_lines, line_of, text_batches
+from .table_reader import TableLayout, fields_of, first_lines, line_of, text_batches
 
 _WORDS = ":token_seq"
 
@@ -50,7 +50,7 @@ def _all_texts(path: Path, item_column: str) -> dict[str, str]:
                         f"header, as item_id:token).")
     words = [name for name in header if name.endswith(_WORDS)]
     texts: dict[str, str] = {}
-    for batch in text_batches(path, str(path), Layout("\t", tuple(header), True), header):
+    for batch in text_batches(path, str(path), TableLayout("\t", tuple(header), True), header):
         columns = [batch.column(name).to_pylist() for name in (header[names.index(item_column)], *words)]
         for item, *text in zip(*columns):
             if item in texts or "\n" in "".join(text):

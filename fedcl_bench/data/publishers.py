@@ -55,7 +55,7 @@ TEXT = None  # is not looked at
 
 
 @dataclass(frozen=True)
-class Table:
+class RawTable:
     """How one of a publisher's files is written.
 
     Attributes:
@@ -104,9 +104,9 @@ class Format:
             each user is (see ``overlap``).
     """
 
-    interactions: tuple[Table, ...]
+    interactions: tuple[RawTable, ...]
     columns: Mapping[str, str | tuple[str, ...]]
-    items: tuple[Table, ...] = ()
+    items: tuple[RawTable, ...] = ()
     describe: Callable[..., Iterable[Sequence[str]]] | None = None
     described: tuple[str, ...] = ("title", "genres")
     distinct: bool = False
@@ -116,7 +116,7 @@ class Format:
     persons: str = ""
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[RawTable, ...]:
         """Of interactions, then of items."""
         return (*self.interactions, *self.items)
 
@@ -154,7 +154,8 @@ def _session_set() -> Format:
     def of(files: Mapping[str, str], reader: Callable[..., Iterator[pd.DataFrame]],
            otherwise: Format | None = None) -> Format:
         columns = {"session": TEXT, "item": ID, "position": ID, "split": TEXT}
-        return Format(tuple(Table(file, columns, reader=partial(reader, split=split)) for split, file in files.items()),
+        return Format(tuple(RawTable(file, columns, reader=partial(reader, split=split))
+                            for split, file in files.items()),
                       {**_fields("session", "item", "position"), "split:token": "split"}, otherwise=otherwise)
 
     return of({TRAIN: "all_train_seq.txt", TEST: "test.txt"}, pickled_rows,
@@ -192,8 +193,8 @@ def _domain(time: str, described: Mapping[str, str]) -> Format:
         time: the column that orders a user's interactions.
         described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
     """
-    items = (Table("item.parquet", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
-    return Format((Table("inter.parquet", {"user_id": CODE, "item_id": CODE, time: WHOLE}),),
+    items = (RawTable("item.parquet", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
+    return Format((RawTable("inter.parquet", {"user_id": CODE, "item_id": CODE, time: WHOLE}),),
                   _fields("user_id", "item_id", time), items, describe=iter, described=tuple(described.values()))
 
 
@@ -204,7 +205,7 @@ def _identified(domain: str, persons: str) -> Format:
         domain: what the table calls it.
         persons: names whoever has the ids.
     """
-    inter = Table("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE},
+    inter = RawTable("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE},
                   reader=partial(_split_sequences, domain=domain))
     return Format((inter,), _fields("user_id", "item_id", "order"), persons=persons)
 
@@ -220,46 +221,47 @@ FORMATS = {
     "session-diginetica": _session_set(),
     "session-retailrocket": _session_set(),
     "ml-100k": Format(
-        (Table("u.data", {"user id": ID, "item id": ID, "rating": NUMBER, "timestamp": WHOLE}, header=False),),
+        (RawTable("u.data", {"user id": ID, "item id": ID, "rating": NUMBER, "timestamp": WHOLE}, header=False),),
         _fields("user id", "item id", "timestamp", rating="float"),
-        (Table("u.item", {"movie id": ID, "movie title": TEXT, "release date": TEXT, "video release date": TEXT,
+        (RawTable("u.item", {"movie id": ID, "movie title": TEXT, "release date": TEXT, "video release date": TEXT,
                           "IMDb URL": TEXT, **dict.fromkeys(_GENRES, FLAG)},
                separator="|", header=False, encoding="latin-1"),), _genres_as_flags),
     "ml-latest-small": Format(
-        (Table("ratings.csv", {"userId": ID, "movieId": ID, "rating": NUMBER, "timestamp": WHOLE}, separator=","),),
+        (RawTable("ratings.csv", {"userId": ID, "movieId": ID, "rating": NUMBER, "timestamp": WHOLE}, separator=","),),
         _fields("userId", "movieId", "timestamp", rating="float"),
-        (Table("movies.csv", {"movieId": ID, "title": TEXT, "genres": TEXT}, separator=","),), _genres_in_one_field),
+        (RawTable("movies.csv", {"movieId": ID, "title": TEXT, "genres": TEXT}, separator=","),), _genres_in_one_field),
     "lastfm-2k": Format(
-        (Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "timestamp": MILLISECONDS}),),
+        (RawTable("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "timestamp": MILLISECONDS}),),
         _fields("userID", "artistID", "timestamp"), distinct=True),
     "hetrec2011-ml": Format(
-        (Table("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER,
+        (RawTable("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER,
                                                    "timestamp": MILLISECONDS}),),
         _fields("userID", "movieID", "timestamp", rating="float"),
-        (Table("movies.dat", {"id": ID, "title": TEXT}, encoding="latin-1"),
-         Table("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table),
+        (RawTable("movies.dat", {"id": ID, "title": TEXT}, encoding="latin-1"),
+         RawTable("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table),
     "xing": Format(
-        (Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
+        (RawTable("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
                                "session_id": ID, "split": TEXT},
                reader=partial(hdf.tables_of, keys=SPLITS, key_column="split", columns=(
                    "user_id", "item_id", "interaction_type", "created_at", "session_id")), is_code=True),),
         {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
          "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},
         otherwise=Format(
-            (Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),),
+            (RawTable("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID,
+                                           "created_at": WHOLE}),),
             _fields("user_id", "item_id", "created_at", interaction_type="token"),
             counted=False, settings={"session_from": "gap", "session_split": "last"})),
     "retailrocket": Format(
-        (Table("events.csv", {"timestamp": MILLISECONDS, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID},
+        (RawTable("events.csv", {"timestamp": MILLISECONDS, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID},
                separator=","),),
         _fields("visitorid", "itemid", "timestamp", event="token")),
     "lastfm-1k": Format(
-        (Table("userid-timestamp-artid-artname-traid-traname.tsv",
+        (RawTable("userid-timestamp-artid-artname-traid-traname.tsv",
                {"userid": LISTENER, "timestamp": ISO_TIME, "musicbrainz-artist-id": TEXT, "artist-name": TEXT,
                 "musicbrainz-track-id": TEXT, "track-name": TEXT}, header=False),),
         _fields("userid", ("musicbrainz-artist-id", "artist-name"), "timestamp")),
     "tmall": Format(
-        (Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "time_stamp": DAY_OF_2014, "action_type": ID},
+        (RawTable("user_log_format1.csv", {"user_id": ID, "item_id": ID, "time_stamp": DAY_OF_2014, "action_type": ID},
                separator=","),),
         _fields("user_id", "item_id", "time_stamp", action_type="token")),
 }

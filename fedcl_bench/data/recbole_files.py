@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError
-from .table_reader import Layout, first_lines, line_of, text_batches
+from .table_reader import TableLayout, first_lines, line_of, text_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +95,7 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
             raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "
                             f"(tab-separated header, as user_id:token).")
     wanted = {name: kind for name, kind in {**required, **(optional or {})}.items() if name in names}
-    batches = list(text_batches(path, str(path), Layout("\t", tuple(names), True, quoted=False), list(wanted)))
+    batches = list(text_batches(path, str(path), TableLayout("\t", tuple(names), True, quoted=False), list(wanted)))
     if not any(batch.num_rows for batch in batches):
         raise UserError(f"{path}: has no rows; expected a header line and one interaction per line.")
     table = pa.Table.from_batches(batches)

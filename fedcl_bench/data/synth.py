@@ -86,7 +86,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class SyntheticItems:
     """What all users choose from.
 
     Attributes:
@@ -108,12 +108,13 @@ class Written:
     items: int
 
 
-def catalogue(world: World) -> Catalogue:
+def catalogue(world: World) -> SyntheticItems:
     """The items of a world: memory grows with items x blocks."""
     weight = torch.arange(1, world.items + 1, dtype=torch.float64) ** -world.exponent
     score = _drifting(rng.normal_rows(world.seed, "synth popularity", 0, world.items, world.blocks).T, world.drift)
     properties = rng.normal_rows(world.seed, "synth properties", 0, world.items, FACTORS).float()
-    return Catalogue(weight.cumsum(0) / weight.sum(), score.argsort(dim=1, descending=True, stable=True), properties)
+    return SyntheticItems(weight.cumsum(0) / weight.sum(), score.argsort(dim=1, descending=True, stable=True),
+                          properties)
 
 
 def _drifting(noise: torch.Tensor, drift: float) -> torch.Tensor:
@@ -131,7 +132,7 @@ def activity(world: World, users: range) -> torch.Tensor:
     return mean.round().long().clamp(1, max(1, world.items // 2))
 
 
-def interactions(world: World, items: Catalogue, users: range) -> np.ndarray:
+def interactions(world: World, items: SyntheticItems, users: range) -> np.ndarray:
     """All interactions of some users, by user and within a user by time: ``user``, ``item`` and ``second``, int64. They
     depend on no other user."""
     count = activity(world, users)
@@ -166,7 +167,7 @@ def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, position: torc
     return (t + LATE * torch.special.xlogy(left, left)).clamp_(0.0, math.nextafter(1.0, 0.0))
 
 
-def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor,
+def _choices(world: World, items: SyntheticItems, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor,
              block: torch.Tensor, tastes: torch.Tensor) -> torch.Tensor:
     """The item of each row: proposals are made for all rows at once until each has one.
 

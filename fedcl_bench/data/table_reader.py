@@ -1,7 +1,7 @@
 """The one reader of tables: files of text and Parquet as batches of columns, all of them as text.
 
 Text is read by pyarrow, some rows at a time, so that memory does not grow with the file. How a table is written is a
-``Layout``: publishers' are given (``convert``), that of a user's own table is detected (``from_csv``).
+``TableLayout``: publishers' are given (``convert``), that of a user's own table is detected (``from_csv``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEAD = 1 << 16  # bytes that a header and its separator are found in
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How a table of text is written.
 
     Attributes:
@@ -86,7 +86,7 @@ def line_of(path: Path, row: int) -> int:
         return next(itertools.islice(filled, row - 1, None), row)
 
 
-def text_batches(path: Path, label: str, layout: Layout, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Columns of a table of text, compressed or not, as text, some rows at a time.
 
     Args:
@@ -126,7 +126,7 @@ def text_batches(path: Path, label: str, layout: Layout, wanted: Sequence[str]) 
         raise UserError(f"{label}: cannot be read ({error.strerror or _reason(error)}).") from None
 
 
-def _not_text(error: Exception, label: str, layout: Layout) -> str:
+def _not_text(error: Exception, label: str, layout: TableLayout) -> str:
     """What a message says of an error of pyarrow's."""
     place = re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error))
     if place:

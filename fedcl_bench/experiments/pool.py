@@ -30,7 +30,7 @@ class Running:
 
 
 @dataclass
-class Board:
+class GridState:
     """The state of a grid, for display."""
 
     tasks: int
@@ -78,8 +78,8 @@ class Pool:
     """
 
     def __init__(self, results: Path, data_dir: Path | None, plugins: Sequence[Path], jobs: int, threads: int = 1,
-                 show: Callable[[Board], None] = lambda board: None,
-                 ended: Callable[[Outcome, Board], None] = lambda outcome, board: None,
+                 show: Callable[[GridState], None] = lambda board: None,
+                 ended: Callable[[Outcome, GridState], None] = lambda outcome, board: None,
                  warn: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False,
                  crew: Crew | None = None):
         self.results, self.data_dir, self.plugins, self.jobs = results, data_dir, plugins, jobs
@@ -103,7 +103,7 @@ class Pool:
             retry_failed: run those again whose record says that they failed.
         """
         tasks = list(tasks)
-        board = Board(len(tasks), self.jobs)
+        board = GridState(len(tasks), self.jobs)
         begun = set()  # runs with a checkpoint
         for task in tasks:
             recorded = state(task, self.results)
@@ -119,7 +119,7 @@ class Pool:
         by_hash = {outcome.task.config.hash: outcome for outcome in board.outcomes}
         return [by_hash[task.config.hash] for task in tasks]
 
-    def _work(self, board: Board) -> None:
+    def _work(self, board: GridState) -> None:
         retry_at: dict[str, float] = {}
         stopping = False
         while board.running or board.waiting:
@@ -146,7 +146,7 @@ class Pool:
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.running]
 
-    def _next(self, board: Board, retry_at: Mapping[str, float]) -> Task | None:
+    def _next(self, board: GridState, retry_at: Mapping[str, float]) -> Task | None:
         """The first waiting task that may begin.
 
         Among tasks with the same block 0, one computes it and the others wait until its file exists.
@@ -162,7 +162,7 @@ class Pool:
     def _has_base(self, task: Task) -> bool:
         return task.config.base_file(self.results).exists()
 
-    def _give(self, task: Task, board: Board) -> None:
+    def _give(self, task: Task, board: GridState) -> None:
         spec = task.spec
         job = Job(spec.method, spec.backbone, spec.dataset, task.config.seed, task.layers, self.data_dir, self.results,
                   tuple(self.plugins), task.config.hash, task.config.device)
@@ -173,7 +173,7 @@ class Pool:
         board.running.append(worker.running)
         worker.send(job)
 
-    def _listen(self, worker: Worker, board: Board, retry_at: dict[str, float]) -> None:
+    def _listen(self, worker: Worker, board: GridState, retry_at: dict[str, float]) -> None:
         """Take one message of a worker that has something to say, or note its death."""
         running = worker.running
         try:
@@ -209,7 +209,7 @@ class Pool:
         self.ended(outcome, board)
 
 
-def _order(board: Board, begun: set[str]) -> None:
+def _order(board: GridState, begun: set[str]) -> None:
     """Runs with a checkpoint first, then those whose like took longest, so that no long run is left for the end."""
     seconds: dict[tuple[str, ...], list[float]] = {}
     for outcome in board.outcomes:

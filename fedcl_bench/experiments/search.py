@@ -187,7 +187,7 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """What became of a point on a seed.
 
     Attributes:
@@ -216,7 +216,7 @@ class Trial:
 
     point: Point
     asked: optuna.Trial
-    runs: list[Run] = field(default_factory=list)
+    runs: list[TrialRun] = field(default_factory=list)
 
     @property
     def diverged(self) -> bool:
@@ -227,7 +227,7 @@ class Trial:
         return fmean(run.value for run in self.runs) if len(self.runs) == seeds and not self.diverged else None
 
 
-Steps = Generator[list[tuple[Point, int]], list[Run], None]  # yields points with seeds, is sent their runs
+Steps = Generator[list[tuple[Point, int]], list[TrialRun], None]  # yields points with seeds, is sent their runs
 
 
 class Study:
@@ -245,7 +245,7 @@ class Study:
 
     TRIES = 10  # of TPE for a point, before one is taken in random order
 
-    def __init__(self, search: Search, reference: list[Run]):
+    def __init__(self, search: Search, reference: list[TrialRun]):
         import optuna
 
         self.search, self.trials = search, list[Trial]()

@@ -25,8 +25,8 @@ from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..core.settings import unknown_setting
 from ..stats.significance import ALIKE
 from .grid import Outcome, Task, make_tasks, merged, state
-from .search import (REFERENCE, Combination, Effort, Point, Run, Search, Study, Trial, default_settings, known_settings,
-                     make_search)
+from .search import (REFERENCE, Combination, Effort, Point, Search, Study, Trial, TrialRun, default_settings,
+                     known_settings, make_search)
 
 Runner = Callable[[list[Task]], list[Outcome]]
 
@@ -56,7 +56,7 @@ class Result:
         return self.search.combination
 
 
-def finished_run(task: Task, folder: Path) -> Run:
+def finished_run(task: Task, folder: Path) -> TrialRun:
     """What a search reads of a finished run's record.
 
     The first step, which most methods share, counts only where there is no other.
@@ -66,17 +66,17 @@ def finished_run(task: Task, folder: Path) -> Run:
     per_step = task.config.per_step
     curve = curve[curve["step"] >= (per_step if curve["step"].max() >= per_step else 0)]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
-    return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))
+    return TrialRun(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))
 
 
-def failed_run(task: Task, folder: Path) -> Run:
+def failed_run(task: Task, folder: Path) -> TrialRun:
     """What a search reads of the record of a run that diverged."""
     try:
         updates = (read_run(folder) or {}).get("client_updates", ())
     except Corrupt:
         updates = ()
     counted = updates[task.config.per_step:] or updates
-    return Run(task.config.seed, task.config.hash, (), sum(counted))
+    return TrialRun(task.config.seed, task.config.hash, (), sum(counted))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Tuning:
         whole = {"value", "trials", "command", "objective", "client_updates"} <= content.keys()
         return content if same and whole else None
 
-    def run_of(self, outcome: Outcome) -> Run:
+    def run_of(self, outcome: Outcome) -> TrialRun:
         """What a search reads of a run that finished or diverged."""
         read = finished_run if outcome.status == "finished" else failed_run
         return read(outcome.task, outcome.task.record(self.results).folder)
@@ -182,7 +182,7 @@ def _lost(outcomes: Sequence[Outcome]) -> tuple[str, str] | None:
                  if outcome.status in ("error", "busy")), None)
 
 
-def _content(study: Study, task: Task, reference: Sequence[Run]) -> dict[str, Any]:
+def _content(study: Study, task: Task, reference: Sequence[TrialRun]) -> dict[str, Any]:
     """The file of a search that has ended; empty if no trial finished. Of equal values the first one wins.
 
     Args:

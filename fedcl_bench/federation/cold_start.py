@@ -124,7 +124,7 @@ def notes(f: Federation) -> list[str]:
             f"remember of their first interactions."]
 
 
-class Popularity(Method):
+class PopularItems(Method):
     """Ranks for some users by how often items were trained on; for all others as ``method`` does."""
 
     name = "popularity"
@@ -155,7 +155,7 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:
             strangers[part.old_users:part.n_users] = True
-    return Popularity(method, _everywhere(f, {"counts": counts})["counts"], strangers)
+    return PopularItems(method, _everywhere(f, {"counts": counts})["counts"], strangers)
 
 
 def _everywhere(f: Federation, here: Tables) -> Tables:

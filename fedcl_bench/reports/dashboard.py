@@ -1,7 +1,7 @@
 """What records hold, for a page to look at: variants of methods, and the rows of the page's tables.
 
 Nothing is chosen here by settings, as for a table: every record of a folder is shown. Runs that differ only in their
-seed are one ``Variant``, and variants that were tested on the same items are one ``Cell``.
+seed are one ``Variant``, and variants that were tested on the same items are one ``GridCell``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Variant:
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class GridCell:
     """Variants that can be compared: of one backbone and dataset, tested on the same items.
 
     Attributes:
@@ -127,7 +127,7 @@ def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
                  for _, _, title, group in sorted(titled, key=lambda item: item[:3]))
 
 
-def gather(runs: Sequence[Run], registry: Registry) -> list[Cell]:
+def gather(runs: Sequence[Run], registry: Registry) -> list[GridCell]:
     """All cells of some records, sorted by dataset, backbone and stream.
 
     Args:
@@ -147,7 +147,7 @@ def gather(runs: Sequence[Run], registry: Registry) -> list[Cell]:
         variants = _variants(groups[key], registry)
         reference = next((variant for name in REFERENCES for variant in variants if variant.meta["method"] == name),
                          variants[0])
-        cells.append(Cell(key[0], key[1], stream, key[3], variants, reference))
+        cells.append(GridCell(key[0], key[1], stream, key[3], variants, reference))
     return cells
 
 
@@ -160,7 +160,7 @@ def _mean(values: Sequence[float | None], form: str = ".4f") -> str | Number:
     return DASH if len(there) < len(values) else Number.as_(float(np.mean(there)), form)
 
 
-def leaderboard(cell: Cell) -> list[TableRow]:
+def leaderboard(cell: GridCell) -> list[TableRow]:
     """A row per variant, the best first: metrics on the block just trained, averaged over the blocks but block 0, with
     their sample deviation over seeds; continual metrics; costs of the whole run."""
     rows: list[TableRow] = []
@@ -178,7 +178,7 @@ def leaderboard(cell: Cell) -> list[TableRow]:
     return sorted(rows, key=lambda row: -row[cell.metric][0] if cell.metric in row else 0.0)
 
 
-def compared(cell: Cell) -> list[tuple[Variant, Comparison | str]]:
+def compared(cell: GridCell) -> list[tuple[Variant, Comparison | str]]:
     """Every other variant against the reference over users, or why it cannot be compared. Holm's correction is over
     the variants of the cell."""
     result: list[tuple[Variant, Comparison | str]] = []
@@ -195,7 +195,7 @@ def compared(cell: Cell) -> list[tuple[Variant, Comparison | str]]:
             for variant, test in result]
 
 
-def tests(cell: Cell, results: Iterable[tuple[Variant, Comparison | str]]) -> list[TableRow]:
+def tests(cell: GridCell, results: Iterable[tuple[Variant, Comparison | str]]) -> list[TableRow]:
     """A row per variant against the reference; a positive difference is better."""
     rows = []
     for variant, test in results:
@@ -212,7 +212,7 @@ def tests(cell: Cell, results: Iterable[tuple[Variant, Comparison | str]]) -> li
     return rows
 
 
-def groups(cell: Cell) -> list[TableRow]:
+def groups(cell: GridCell) -> list[TableRow]:
     """A row per variant and a column per group that has somebody: its metric, averaged over the blocks but block 0.
     Groups of items have a metric of their own."""
     rows = []
@@ -229,7 +229,7 @@ def groups(cell: Cell) -> list[TableRow]:
     return rows
 
 
-def differing_settings(cell: Cell) -> list[TableRow]:
+def differing_settings(cell: GridCell) -> list[TableRow]:
     """A row per variant and a column per setting that is not the same in all of them."""
     frame = pd.DataFrame([_settings(variant.meta["settings"]) for variant in cell.variants]).sort_index(axis=1)
     frame = frame.loc[:, frame.nunique(dropna=False) > 1]

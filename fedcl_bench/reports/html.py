@@ -21,7 +21,7 @@ from ..records.run import Run
 from ..records.store import user_scores
 from . import dashboard
 from .comparison import Comparison
-from .dashboard import Cell, Number, TableRow, Variant
+from .dashboard import GridCell, Number, TableRow, Variant
 from .frame import mean_matrix, validation_curves
 from .cells import DASH
 
@@ -63,7 +63,7 @@ def _points(px: Any, rows: Sequence[TableRow], x: str, y: str, colors: Mapping[s
     return figure.update_layout(legend_title_text="")
 
 
-def _curves(px: Any, cell: Cell, colors: Mapping[str, str]) -> Any:
+def _curves(px: Any, cell: GridCell, colors: Mapping[str, str]) -> Any:
     """The validation metric by round, a panel per block."""
     frame = pd.concat(
         pd.DataFrame({"method": _name(variant.title), "block": block, "round": np.arange(len(curve.mean)) + 1,
@@ -75,7 +75,7 @@ def _curves(px: Any, cell: Cell, colors: Mapping[str, str]) -> Any:
                    "block {}".format)
 
 
-def _matrices(px: Any, cell: Cell) -> Any | None:
+def _matrices(px: Any, cell: GridCell) -> Any | None:
     """R[t, s] of every variant; None with a single block."""
     matrices = np.stack([mean_matrix(variant.runs, cell.metric) for variant in cell.variants])
     if matrices.shape[1] == 1:
@@ -86,7 +86,7 @@ def _matrices(px: Any, cell: Cell) -> Any | None:
                    lambda i: _name(cell.variants[int(i)].title))
 
 
-def _differences(px: Any, cell: Cell, results: Iterable[tuple[Variant, Comparison | str]],
+def _differences(px: Any, cell: GridCell, results: Iterable[tuple[Variant, Comparison | str]],
                  colors: Mapping[str, str]) -> Any | None:
     """The share of users by their difference from the reference; None if nothing could be compared with it."""
     parts = []

@@ -34,7 +34,7 @@ Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to ro
 
 
 @dataclass(frozen=True)
-class Job:
+class FigureJob:
     """What is to be drawn from which runs.
 
     Attributes:
@@ -171,7 +171,7 @@ class Skip(Exception):
 Drawn = Iterator[tuple[str, Figure] | str]
 
 
-def _improvements(job: Job) -> Drawn:
+def _improvements(job: FigureJob) -> Drawn:
     base = job.paper.BASELINE
     methods = [method for method in job.methods if method != base]
     if base not in job.methods or not methods:
@@ -201,7 +201,7 @@ def _improvements(job: Job) -> Drawn:
     yield job.file("figure3"), draw.estimates(rows, job.looks, title)
 
 
-def _over_values(job: Job, spec: RunSpec, name: str, values: set[float],
+def _over_values(job: FigureJob, spec: RunSpec, name: str, values: set[float],
                  recorded: set[float]) -> tuple[dict[float, frame.OverSeeds | None], list[Run]]:
     """The metric for each value of a setting, and the runs; ``recorded`` are the values that have records."""
     points, every = {}, []
@@ -215,7 +215,8 @@ def _over_values(job: Job, spec: RunSpec, name: str, values: set[float],
     return points, every
 
 
-def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = None, above_label: str = "") -> Drawn:
+def sensitivity(figure: str, job: FigureJob, above: Callable[[float], str] | None = None,
+                above_label: str = "") -> Drawn:
     """A figure of the paper that varies one setting at a time, per dataset and backbone.
 
     Args:
@@ -265,7 +266,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
         yield notes[-1] + command
 
 
-def _forgetting(job: Job) -> Drawn:
+def _forgetting(job: FigureJob) -> Drawn:
     cells, notes = job.gathered
     yield from notes
     for (dataset, backbone), cell in cells.items():
@@ -276,7 +277,7 @@ def _forgetting(job: Job) -> Drawn:
                    draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
 
 
-def _curves(job: Job) -> Drawn:
+def _curves(job: FigureJob) -> Drawn:
     cells, notes = job.gathered
     yield from notes
     for (dataset, backbone), cell in cells.items():
@@ -291,7 +292,7 @@ def _curves(job: Job) -> Drawn:
                    draw.validation_curves(by_method, job.looks, job.label(metrics.pop()), title))
 
 
-def _ranks(job: Job) -> Drawn:
+def _ranks(job: FigureJob) -> Drawn:
     cells, notes = job.gathered
     yield from notes
     rows = {(backbone, dataset): cell for (dataset, backbone), cell in cells.items() if all(cell.values())}
@@ -314,7 +315,7 @@ def _ranks(job: Job) -> Drawn:
     yield job.file("cd"), draw.critical_difference_diagram(labels, test, title)
 
 
-def _by_dataset(job: Job, rows: Rows,
+def _by_dataset(job: FigureJob, rows: Rows,
                 measure: Callable[[list[Run]], Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What ``measure`` makes of the runs of rows of FCUCR's Figure 2: dataset to panel to row, None without runs; and
     sentences on what is missing.
@@ -333,7 +334,7 @@ def _by_dataset(job: Job, rows: Rows,
     return panels, notes
 
 
-def _early(job: Job) -> Drawn:
+def _early(job: FigureJob) -> Drawn:
     column = f"early_{job.metric}"
 
     def curve(runs: list[Run]) -> frame.Curve:
@@ -354,7 +355,7 @@ PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test ta
 _EDGES = np.linspace(0.0, 1.0, 21)
 
 
-def _probability(job: Job) -> Drawn:
+def _probability(job: FigureJob) -> Drawn:
     ours = job.paper.OURS
     rows = {row: (ours, dict(job.paper.row_spec(row, "", "").settings)) for row in job.paper.TRANSFER}
     look = {row: Look(job.label(row), line="--") for row in rows} | {ours: replace(job.looks[ours], line="-")}
@@ -364,13 +365,13 @@ def _probability(job: Job) -> Drawn:
         yield f"probability-{dataset}", draw.user_histograms(panels, look, "predicted probability of the test target")
 
 
-def _noise(job: Job) -> Drawn:
+def _noise(job: FigureJob) -> Drawn:
     def text(deviation: float) -> str:
         return f"{gaussian_epsilon(deviation, DELTA):.1f}" if deviation else "∞"
     return sensitivity("noise", job, text, "ε at δ = 10⁻⁵")
 
 
-def _of_table(number: int, job: Job) -> Drawn:
+def _of_table(number: int, job: FigureJob) -> Drawn:
     """A table of FFMSR as a figure, a line each, as far as there are records of the job's datasets and backbones."""
     source = Source(job.runs, job.registry, job.tuned, tuple(job.changes.items()), lambda dataset: {}, job.where,
                     job.failed)
@@ -398,7 +399,7 @@ def _of_table(number: int, job: Job) -> Drawn:
                    f"{job.command(str(number), job.datasets).replace('--figure', '--table')}")
 
 
-def _title(job: Job, built: Table, dataset: str, source: Source) -> str:
+def _title(job: FigureJob, built: Table, dataset: str, source: Source) -> str:
     seeds = {cell.seeds for cell in built.cells() if cell.seeds}
     users = source.pilot_users
     return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset),
@@ -406,7 +407,7 @@ def _title(job: Job, built: Table, dataset: str, source: Source) -> str:
                       f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])
 
 
-def _line_label(job: Job, number: int, line: tuple[str, str], several: bool) -> str:
+def _line_label(job: FigureJob, number: int, line: tuple[str, str], several: bool) -> str:
     """What a line is called: its row, and where its table has several, its backbone. Table 3 has a line per method,
     and of what trains alone or pooled a line per backbone."""
     backbone, row = line
@@ -415,7 +416,7 @@ def _line_label(job: Job, number: int, line: tuple[str, str], several: bool) -> 
     return f"{job.label(backbone)}, " * several + job.paper.label(number, row)
 
 
-MAKERS: dict[str, dict[str, Callable[[Job], Drawn]]] = {
+MAKERS: dict[str, dict[str, Callable[[FigureJob], Drawn]]] = {
     "f3crec": {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": _curves,
                "cd": _ranks},
     "fcucr": {"early": _early, "probability": _probability, "k": partial(sensitivity, "k"),

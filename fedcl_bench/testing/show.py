@@ -11,7 +11,7 @@ from ..runs.registry import Plugin
 from .report import Report, Verdict
 
 
-class Board:
+class CheckDisplay:
     """Shows verdicts as they come: a line that moves on a terminal, and every failure at once.
 
     Args:
@@ -24,7 +24,7 @@ class Board:
         self.status = None
         self.count: Counter = Counter()
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "CheckDisplay":
         if not self.quiet and sys.stderr.isatty():
             self.status = self.console.status(f"{self.plugin.kind} {self.plugin.name}: starting")
             self.status.start()

@@ -22,7 +22,7 @@ from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.experiments import pool
-from fedcl_bench.experiments.pool import Board, Pool, Running
+from fedcl_bench.experiments.pool import GridState, Pool, Running
 
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=70"]
 
@@ -327,7 +327,7 @@ def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeyp
 def test_one_run_makes_a_block_0_at_a_time(tasks, tmp_path):
     workers = Pool(tmp_path, None, (), jobs=4)
     ft, other, kd, _ = tasks("ft", "kd", seeds=2)
-    board = Board(3, 4, waiting=[kd, other], running=[Running(ft, 0.0)])
+    board = GridState(3, 4, waiting=[kd, other], running=[Running(ft, 0.0)])
     assert workers._next(board, {}) is other and workers._next(board, {}) is None and board.waiting == [kd]
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / f"{kd.config.base_hash}.pt").touch()
@@ -337,7 +337,7 @@ def test_one_run_makes_a_block_0_at_a_time(tasks, tmp_path):
 def test_runs_with_checkpoints_first_then_long_ones(tasks):
     ft, kd, reg, f3crec = tasks("ft", "kd", "reg", "f3crec")
     done = [Outcome(task, "finished", seconds) for task, seconds in ((ft, 5.0), (kd, 9.0), (reg, 7.0))]
-    board = Board(4, 1, outcomes=done, waiting=[ft, kd, reg, f3crec])
+    board = GridState(4, 1, outcomes=done, waiting=[ft, kd, reg, f3crec])
     pool._order(board, {reg.config.hash})
     assert board.waiting == [reg, f3crec, kd, ft]
 
@@ -356,9 +356,9 @@ def test_time_left(tasks, monkeypatch):
     """The mean of the method's own runs where there are some, else of the dataset's; jobs side by side."""
     monkeypatch.setattr(pool.time, "monotonic", lambda: 104.0)
     ft0, ft1, kd0, kd1 = tasks("ft", "kd", seeds=2)
-    assert Board(4, 2, waiting=[ft0]).time_left() is None
+    assert GridState(4, 2, waiting=[ft0]).time_left() is None
     done = [Outcome(ft0, "finished", 99.0, took=10.0)]
-    assert Board(4, 2, done, [Running(ft1, 100.0)], [kd0, kd1]).time_left() == (6 + 10 + 10) / 2
+    assert GridState(4, 2, done, [Running(ft1, 100.0)], [kd0, kd1]).time_left() == (6 + 10 + 10) / 2
     done.append(Outcome(kd0, "finished", 99.0, took=30.0))
-    assert Board(4, 2, done, [Running(ft1, 100.0)], [kd1]).time_left() == (6 + 30) / 2
-    assert Board(4, 8, done, [], [kd1]).time_left() == 30
+    assert GridState(4, 2, done, [Running(ft1, 100.0)], [kd1]).time_left() == (6 + 30) / 2
+    assert GridState(4, 8, done, [], [kd1]).time_left() == 30

@@ -18,7 +18,7 @@ from fedcl_bench.data import source
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import search, tune
 from fedcl_bench.experiments.grid import Outcome, make_tasks
-from fedcl_bench.experiments.search import Combination, Effort, Run
+from fedcl_bench.experiments.search import Combination, Effort, TrialRun
 from fedcl_bench.runs.summary import failed
 from fedcl_bench.runs.specs import RunSpec, Tuned, Where
 from fedcl_bench.experiments import pool
@@ -80,7 +80,7 @@ def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path, blocks, per_
     write_curve(tmp_path / "a", **blocks)
     run = tune.finished_run(SimpleNamespace(config=SimpleNamespace(seed=3, hash="h", per_step=per_step)),
                             tmp_path / "a")
-    assert run == Run(3, "h", best, updates) and run.value == pytest.approx(sum(best) / len(best))
+    assert run == TrialRun(3, "h", best, updates) and run.value == pytest.approx(sum(best) / len(best))
 
 
 def test_a_failed_run_costs_what_was_done(tmp_path, registry):
@@ -292,12 +292,12 @@ def test_tpe_finds_the_better_region_and_interruptions_change_nothing(searching,
 def test_tpe_never_ends_before_the_points(registry):
     """Where it comes back to what it knows, other points are taken; each is proposed once."""
     study = search.Study(search.make_search(registry, KD, Effort(budget=6, seed=2**40), {"lr": 1.0}),
-                         [Run(0, "", (0.5,), 10)])
+                         [TrialRun(0, "", (0.5,), 10)])
     steps = study.steps()
     wanted = next(steps)
     with pytest.raises(StopIteration):
         while True:
-            wanted = steps.send([Run(0, "", () if point["top_n"] == 50 else (point["lambda_kd"],), 1)
+            wanted = steps.send([TrialRun(0, "", () if point["top_n"] == 50 else (point["lambda_kd"],), 1)
                                  for point, _ in wanted])
     assert len(study.trials) == 10 == len({json.dumps(trial.point) for trial in study.trials})
 

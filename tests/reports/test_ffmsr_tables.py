@@ -14,7 +14,7 @@ from helpers import lay_shop
 import fedcl_bench as fb
 from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers import Printed
-from fedcl_bench.reports.paper_figures import MAKERS, Job, Skip
+from fedcl_bench.reports.paper_figures import MAKERS, FigureJob, Skip
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
 from fedcl_bench.records.published import write as write_packs
@@ -99,8 +99,8 @@ def test_lines_across_backbones_are_tested_by_every_metric(pilots):
 def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
     monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4))
     settings = {name: str(value).strip("[]") for name, value in pilots.assignments}
-    job = Job(ffmsr, "ffmsr", pilots.registry, list(pilots.runs), Path("results"), None, settings, ["ft"], ["sasrec"],
-              ["books+games"], "recall@3")
+    job = FigureJob(ffmsr, "ffmsr", pilots.registry, list(pilots.runs), Path("results"), None, settings, ["ft"],
+                    ["sasrec"], ["books+games"], "recall@3")
     ((name, figure),) = MAKERS["ffmsr"]["4"](job)
     assert name == "table4-books+games-recall3"
     title = " ".join(figure.legends[0].get_title().get_text().split())

@@ -78,11 +78,11 @@ def _of_recbole(plugin: Plugin) -> list[Plugin]:
 
 def _check(registry, chosen, args: argparse.Namespace) -> int:
     from ...testing import check_plugin
-    from ...testing.show import Board
+    from ...testing.show import CheckDisplay
 
     reports = []
     for plugin in chosen:
-        with Board(plugin, quiet=args.json) as board:
+        with CheckDisplay(plugin, quiet=args.json) as board:
             report = check_plugin(registry, plugin, full=args.full, watch=board.add, partners=args.partners)
         reports.append(report)
         if not args.json:

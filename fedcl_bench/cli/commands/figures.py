@@ -13,7 +13,7 @@ from .. import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_fo
                      save_figure, say_tuned, settings_of, tuned_of)
 
 if TYPE_CHECKING:
-    from ...reports.paper_figures import Drawn, Job
+    from ...reports.paper_figures import Drawn, FigureJob
     from ...records.run import Run
 
 EXAMPLES = """\
@@ -69,7 +69,7 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
-    from ...reports.paper_figures import MAKERS, Job
+    from ...reports.paper_figures import MAKERS, FigureJob
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     for method in methods:
         registry.get("method", method)
     tuned = tuned_of(args)
-    job = Job(paper, args.paper, registry, runs, args.records, tuned,
+    job = FigureJob(paper, args.paper, registry, runs, args.records, tuned,
               settings_of(args), methods, _present("backbone", args.backbones, paper, runs),
               _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where_of(args), failed)
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw_all(makers: dict[str, Callable[[Job], Drawn]], job: Job,
+def _draw_all(makers: dict[str, Callable[[FigureJob], Drawn]], job: FigureJob,
               args: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """Draw and save figures; the files, and what is to be said of records that are not there.
 
