@@ -36,7 +36,8 @@ ROUNDS = 2
 _COMMON = {"rounds": ROUNDS, "patience": 0, "precision": "float64", "topk": "3,5", "valid_metric": "ndcg@5"}
 _STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10},
             "domains": {"stream": "domains", "batch_size": 16}}
-_WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 8, "prompts": 8}}  # of several heads
+# Dimensions of several heads; as many centroids as give no two items the same codes, whose tie rounding would break.
+_WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 16, "prompts": 8}}
 # Sizes, where a plugin has them under the usual names.
 _SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2,
           "learning_steps": 2}
