@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcl_bench import Backbone, BackboneSettings, rng, setting
-from fedcl_bench.toolbox.recbole_model import build_model
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -36,6 +35,8 @@ class FedMF(Backbone):
 
     def recbole_model(self, n_users, n_items):
         """RecBole's BPR of this size; its state_dict has exactly this backbone's tables."""
+        from fedcl_bench.toolbox.recbole_model import build_model
+
         return build_model("BPR", n_users, n_items, {"embedding_size": self.settings.dim})
 
     def new_rows(self, seed, users, items):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
-from ..kernels.memory import importing
+from ..core.tuning import importing
 from ..core.settings import as_text
 
 with importing():

@@ -8,7 +8,7 @@ from typing import Any, Iterable
 from ..core.errors import UserError
 from ..core.files import closed_to_others
 from ..core.text import quoted
-from ..kernels.memory import importing
+from ..core.tuning import importing
 from ..core.settings import LARGEST_SEED, MOST_SEEDS
 
 with importing():

@@ -10,12 +10,11 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..reports.comparison import against_each
-from ..reports.selection import parse_method
+from ..reports.selection import matching, parse_method
 from ..runs.config import CORE_SETTINGS
 from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, expected_settings, seed_text
 from ..records.store import load_runs
-from ..runs.matching import matching
 from .origin import Origin, warned
 
 

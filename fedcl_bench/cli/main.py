@@ -146,7 +146,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _execute(args: argparse.Namespace) -> int:
-    from ..kernels.memory import importing
+    from ..core.tuning import importing
 
     if module := _IMPORTS.get(getattr(args, "action", args.command)):
         with importing():

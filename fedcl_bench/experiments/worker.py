@@ -117,7 +117,8 @@ def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -
         pipe: of the operating system, or what has its ``poll``, ``recv`` and ``send``.
         streams: streams of earlier jobs, by what they were made of; kept up to date.
     """
-    from ..kernels.memory import importing, reset_peak
+    from ..core.tuning import importing
+    from ..kernels.memory import reset_peak
     with importing():
         import torch
 

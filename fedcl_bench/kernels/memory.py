@@ -7,10 +7,9 @@ import functools
 import gc
 import resource
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -31,20 +30,6 @@ def keep_freed_blocks() -> None:
         return
     mallopt(_M_TRIM_THRESHOLD, 1 << 30)
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """While PyTorch is imported, and ever after, Python does not search its 200,000 objects for unreachable ones."""
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def peak_mib() -> float:

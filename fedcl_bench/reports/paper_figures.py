@@ -18,7 +18,6 @@ from ..core.text import JOIN
 from ..experiments.papers import Key, figure_specs
 from ..records.run import Run
 from ..records.store import one_protocol
-from ..runs.matching import failure, matching
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
 from ..stats.significance import TooFew
@@ -26,7 +25,7 @@ from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from . import draw, frame
 from .comparison import over_grid
 from .draw import Look, Panel, SettingPanel
-from .selection import DAGGER, Source, checked_spec, command_for, grid_command
+from .selection import DAGGER, Source, checked_spec, command_for, failure, grid_command, matching
 from .tables import Table, build
 
 Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # what a row is called to its method and settings of its own

@@ -16,7 +16,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec, spelled_spec, tuned_file
 from fedcl_bench.records.store import load_runs
-from fedcl_bench.runs.matching import matching
+from fedcl_bench.reports.selection import matching
 
 QUICK = ["--set", "rounds=1", "--set", "blocks=2", "--set", "dim=4"]
 

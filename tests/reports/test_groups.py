@@ -21,7 +21,7 @@ from fedcl_bench.reports.html import report
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
-from fedcl_bench.runs.matching import matching
+from fedcl_bench.reports.selection import matching
 
 SMALL = (("rounds", 2), ("k_core", 50))
 TINY = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4, "rounds": 1, "progress": False}

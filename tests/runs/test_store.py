@@ -19,7 +19,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs, one_protocol, user_scores
-from fedcl_bench.runs.matching import matching
+from fedcl_bench.reports.selection import matching
 
 QUICK = (("rounds", 2),)
 REAL = RunSpec("f3crec", "fedmf", "ml-100k", QUICK)

@@ -99,7 +99,7 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...kernels.memory import importing
+    from ...core.tuning import importing
     from ...runs.metadata import refuse_typos
 
     from_file = _merge_config_file(args)
