@@ -19,6 +19,7 @@ from ..core.errors import UserError
 from ..federation.parts import Progress
 from ..records.record import Record
 from .config import RunConfig
+from .summary import test_means
 
 KINDS = ("tensorboard", "csv", "wandb")
 Row = Mapping[str, Any]
@@ -168,9 +169,7 @@ class RunLog:
     def update(self, progress: Progress) -> None:
         """Write the rounds and tests of a running run that are new."""
         if self._targets:
-            self._write(progress.curve, (
-                {"trained_block": t, "tested_block": s, "metric": metric, "mean": float(values.mean()),
-                 "users": len(values)} for t, s, scores in progress.tests for metric, values in scores.values.items()))
+            self._write(progress.curve, test_means(progress))
 
     def finish(self, record: Path) -> None:
         """Write what a finished record has and the log lacks: everything, if nothing had to be run."""

@@ -14,13 +14,13 @@ from ..core.errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.early_stopping import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
-from ..federation.server import most_rounds
 from ..core.files import sweep
 from ..records.record import Record
 from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require
-from .summary import failed, of_features, summary, write_record
+from .model_file import write_model
+from .summary import failed, frames, summary
 
 _Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
@@ -256,11 +256,9 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                 progress = saving.after(progress, stream, watch.stop)
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, watch.warn)
-            most = most_rounds(stream, progress.curve, config.server.attendance, config.seed) \
-                if config.server.upload_clip else None  # without it, noise guarantees nothing
-            interactions = [len(unit.test.values) for unit in stream.units()]
-            content = summary(config, progress, saving.elapsed(), start.shared, most, interactions)
-            content = write_record(record, {**content, **of_features(config, stream)}, progress, federation)
+            content = summary(config, progress, saving.elapsed(), start.shared, stream)
+            write_model(record.folder, progress, federation)
+            content = record.finish(content, frames(progress))
             sweep(results / SHARED)
         except RunFailed as error:
             record.fail(failed(config, str(error), _client_updates(progress, len(stream.units()))))

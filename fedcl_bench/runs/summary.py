@@ -18,31 +18,15 @@ from ..data.features import silent
 from ..data.stream import Stream
 from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries
-from ..federation.parts import STAGE, Federation, Progress
+from ..federation.parts import STAGE, Progress
+from ..federation.server import most_rounds
 from ..kernels import ops
 from ..kernels.memory import peak_mib
 from ..plugin.silo import ModuleBackbone
 from ..plugin.state import Snapshot
-from ..records.record import Record
 from ..rng import Tables
 from ..stats import accounting
 from .config import RunConfig
-from .model_file import write_model
-
-
-def write_record(record: Record, content: dict[str, Any], progress: Progress, federation: Federation
-                 ) -> dict[str, Any]:
-    """Write all files of a finished run.
-
-    Args:
-        content: of ``run.json``, as ``summary`` gives it.
-        federation: gives the model the original ids of users and items, and the state that the method ranks by.
-
-    Returns:
-        The content of ``run.json``.
-    """
-    write_model(record.folder, progress, federation)
-    return record.finish(content, frames(progress))
 
 
 def failed(config: RunConfig, message: str, updates: Sequence[int] = ()) -> dict[str, Any]:
@@ -54,12 +38,6 @@ def failed(config: RunConfig, message: str, updates: Sequence[int] = ()) -> dict
     return {"error": message, "method": config.method.name, "backbone": config.backbone.name,
             "dataset": config.source.name, "seed": config.seed, "settings": config.settings, "hash": config.hash,
             "environment": environment(config.device), "client_updates": list(updates)}
-
-
-def privacy_notes(config: RunConfig, rounds: int) -> list[str]:
-    """What clipping and noise guarantee the client that took part in most rounds, and what they do not."""
-    method = config.method.cls(config.method_settings)
-    return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config))]
 
 
 def method_uploads(config: RunConfig) -> list[str]:
@@ -87,25 +65,26 @@ def _processor() -> str:
     return platform.processor() or "unknown"
 
 
+def test_means(progress: Progress) -> list[dict[str, Any]]:
+    """The mean over users of each metric of each test: the rows of ``metrics.parquet``."""
+    return [{"trained_block": t, "tested_block": s, "metric": metric, "mean": float(values.mean()),
+             "users": len(values)} for t, s, scores in progress.tests for metric, values in scores.values.items()]
+
+
 def frames(progress: Progress) -> dict[str, pd.DataFrame]:
     """The Parquet files of a record, by name."""
-    means, users = [], []
-    for t, s, scores in progress.tests:
-        for metric, values in scores.values.items():
-            means.append((t, s, metric, float(values.mean()), len(values)))
-            users.append(pd.DataFrame({"trained_block": np.int16(t), "tested_block": np.int16(s),
-                                       "user": scores.users.cpu().numpy(), "metric": metric,
-                                       "value": values.cpu().numpy()}))
-    every = pd.concat(users, ignore_index=True)
+    every = pd.concat([pd.DataFrame({"trained_block": np.int16(t), "tested_block": np.int16(s),
+                                     "user": scores.users.cpu().numpy(), "metric": metric,
+                                     "value": values.cpu().numpy()})
+                       for t, s, scores in progress.tests for metric, values in scores.values.items()],
+                      ignore_index=True)
     every["metric"] = every["metric"].astype("category")
     analysis = [pd.DataFrame({"block": np.int16(t), "kind": kind, "id": ids.cpu().numpy().astype(np.int32),
                               "value": values.cpu().numpy()}) for t, kind, ids, values in progress.analysis]
     shifts = pd.concat(analysis or [pd.DataFrame({"block": np.zeros(0, np.int16), "kind": [], "id": np.zeros(
         0, np.int32), "value": np.zeros(0)})], ignore_index=True)
     shifts["kind"] = shifts["kind"].astype("category")
-    return {"analysis.parquet": shifts,
-            "metrics.parquet": pd.DataFrame(
-                means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
+    return {"analysis.parquet": shifts, "metrics.parquet": pd.DataFrame(test_means(progress)),
             "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
 
 
@@ -140,32 +119,33 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
         clients, up to that round.
     """
     result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
-    for _, block in last_stage(curve).groupby("step"):
-        valid = block["valid"].to_numpy()
-        first = int(np.argmax(valid >= NEARLY * np.nanmax(valid))) + 1  # nan is not
-        rows = block.iloc[:first]
-        asked = rows["participants"] + rows.get("dropped", 0)
+    spent = _bytes_of_all(curve).assign(seconds=curve["train_seconds"] + curve["evaluate_seconds"])
+    for _, valid in last_stage(curve).groupby("step")["valid"]:
+        first = int(np.argmax(valid.to_numpy() >= NEARLY * valid.max())) + 1  # nan is not
         result["rounds"].append(first)
-        result["seconds"].append(float((rows["train_seconds"] + rows["evaluate_seconds"]).sum()))
-        result["bytes_up"].append(int((rows["bytes_up"] * rows["participants"]).sum()))
-        result["bytes_down"].append(int((rows["bytes_down"] * asked).sum()))
+        for name, of_round in spent.loc[valid.index[:first]].items():
+            result[name].append(of_round.sum().item())
     return result
 
 
-def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool,
-            most_rounds: int | None = None, interactions: Sequence[int] | None = None) -> dict[str, Any]:
+def _bytes_of_all(curve: pd.DataFrame) -> pd.DataFrame:
+    """What all clients together sent and received in each round; who fails has received the model."""
+    asked = curve["participants"] + curve.get("dropped", 0)
+    return pd.DataFrame({"bytes_up": curve["bytes_up"] * curve["participants"],
+                         "bytes_down": curve["bytes_down"] * asked})
+
+
+def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool, stream: Stream | None = None
+            ) -> dict[str, Any]:
     """The content of ``run.json`` but for status and file hashes.
 
     Args:
         elapsed: wall time of the run, in seconds.
         shared_base: whether block 0 was taken from an earlier run.
-        most_rounds: that a client took part in; None: all of the run's.
-        interactions: to find in each block's test; None: not known.
+        stream: the run's data; None if they are not at hand: what only they tell is left out.
     """
     curve = pd.DataFrame(list(progress.curve))
-    per_block = curve.groupby("step")
-    asked = curve["participants"] + curve.get("dropped", 0)  # who fails has received the model
-    notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
+    per_block, sent = curve.groupby("step"), _bytes_of_all(curve)
     metrics, matrix, continual = {}, {}, {}
     for name, r in matrices(progress).items():
         diagonal = [float(x) for x in np.diag(r)]
@@ -178,7 +158,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "seed": config.seed, "device": config.device, "settings": config.settings, "inactive_settings": config.inactive,
         "metrics": metrics,
         "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
-                   "interactions": None if interactions is None else list(interactions)},
+                   "interactions": stream and [len(unit.test.values) for unit in stream.units()]},
         "continual": continual, "matrix": matrix,
         **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
         "rounds": per_block.size().tolist(),
@@ -188,27 +168,34 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
         "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
-                  "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
-                  "total_down": int((curve["bytes_down"] * asked + curve.get("bytes_down_new", 0)).sum())},
+                  "total_up": int(sent["bytes_up"].sum()),
+                  "total_down": int((sent["bytes_down"] + curve.get("bytes_down_new", 0)).sum())},
         "nearly_best": nearly_best(curve),
         "privacy": {**_who_has(config, progress.best.model, progress.client_state),
-                    "upload_noise": config.server.upload_noise, "notes": notes},
+                    "upload_noise": config.server.upload_noise,
+                    "notes": _privacy_notes(config, progress, stream)},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": {**environment(config.device), "ways": list(progress.ways)},
+        **({"features": _of_features(config, stream)} if stream and config.features else {}),
     }
 
 
-def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
-    """What a record says of the features of a run's items, per block; nothing if it has none.
+def _privacy_notes(config: RunConfig, progress: Progress, stream: Stream | None) -> list[str]:
+    """What clipping and noise guarantee the client that took part in most rounds, and what they do not."""
+    rounds = len(progress.curve)
+    if stream and config.server.upload_clip:  # without it, noise guarantees nothing
+        rounds = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
+    method = config.method.cls(config.method_settings)
+    return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config))]
 
-    ``silent`` are the items without a text or vector, whose features are zeros.
-    """
-    if config.features is None:
-        return {}
+
+def _of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
+    """What a record says of the features of a run's items, per block. ``silent`` are the items without a text or
+    vector, whose features are zeros."""
     each = stream.features * len(stream.steps)
-    return {"features": {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
-                         "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
-                         "dim": [v.shape[2] for v in each]}}
+    return {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
+            "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
+            "dim": [v.shape[2] for v in each]}
 
 
 def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
