@@ -15,7 +15,7 @@ from ..federation import cold_start
 from ..federation.parts import Federation, Progress
 from ..runs.config import RunConfig, inactive_notes
 from ..runs.logs import RunLog, Target
-from ..runs.runner import Engine, Here, Watch, execute
+from ..runs.runner import Engine, Watch, execute
 from ..runs.specs import Layers
 from .progress_bars import Display
 
@@ -68,7 +68,7 @@ class Execution:
     quiet: bool = False
     verbose: bool = False
     logs: Sequence[Target] = ()
-    engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Here()
+    engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Engine()
 
 
 def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStream,

@@ -35,6 +35,7 @@ from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.server import Population
 from ..runs.config import RunConfig
 from ..runs.memory_check import require
+from ..runs.runner import Engine
 from ..plugin.local_settings import LocalSettings
 from .cluster import other_versions, versions
 from .partition import check_divisible, divide, outline, progress_part, stream_part, whole_progress
@@ -170,7 +171,7 @@ class Group(Protocol):
         """End all shards, in whatever state they are."""
 
 
-class Conductor:
+class Conductor(Engine):
     """Runs federations on shards; an engine of ``runner.execute``.
 
     Args:
@@ -207,7 +208,6 @@ class Conductor:
             self._close()
 
     def whole(self, progress: Progress) -> Progress:
-        """All of the progress that ``run`` has yielded last."""
         while self._gathered[0] < self._seen:
             try:
                 parts = self._answer([GATHER] * self._shards)

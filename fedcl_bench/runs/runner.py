@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Protocol
+from typing import Any, Callable, Iterator
 
 from ..data.stream import Stream
 from ..core.errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
@@ -22,34 +22,23 @@ from .memory_check import ended, require
 from .model_file import write_model
 from .summary import failed, frames, summary
 
-_Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
 LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
-class Engine(Protocol):
-    """What trains a run: this process, or the shards of ``shards.py``."""
+class Engine:
+    """What trains a run: this process. Classes made from it train elsewhere, as on the shards of ``shards.py``."""
 
     def check(self, federation: Federation) -> None:
         """Raise UserError, before anything is written, if it cannot: there is not enough memory, say."""
-
-    def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
-        """The progress after every round and step, from ``progress`` on, at least as much of it as is shown."""
-
-    def whole(self, progress: Progress) -> Progress:
-        """All of the progress that ``run`` has yielded last."""
-
-
-class Here:
-    """Trains a run in this process."""
-
-    def check(self, federation: Federation) -> None:
         require(federation)
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
+        """The progress after every round and step, from ``progress`` on, at least as much of it as is shown."""
         return run(federation, progress)
 
     def whole(self, progress: Progress) -> Progress:
+        """All of the progress that ``run`` has yielded last."""
         return progress
 
 
@@ -74,26 +63,6 @@ class Watch:
     stop: Callable[[], bool] = lambda: False
 
 
-def _load_or_set_aside(path: Path, run: str, federation: Federation, warn: Callable[[str], None], base: bool = False
-                       ) -> _Saved | None:
-    """The checkpoint of a run of this hash, or a ``base``, which is a block 0 that has ended; None if there is none or
-    it is wrong."""
-    try:
-        saved = load_progress(path, str(federation.device), federation, run)
-        if base and saved and not (saved[0].trained and saved[0].step == 0):
-            raise Corrupt(f"{path}: is no block 0 that has ended", CURE)
-        return saved
-    except Corrupt as error:
-        aside = next(aside for number in itertools.count() if not os.path.lexists(
-            aside := path.with_suffix(f".corrupt{number or ''}")))
-        try:
-            path.rename(aside)
-        except FileNotFoundError:  # another run that shares block 0 has set it aside
-            return None
-        warn(f"{error.wrong}; set aside as {aside.name}, starting afresh.")
-        return None
-
-
 def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str, Any] | None:
     """The content of a finished record, or None."""
     try:
@@ -106,80 +75,83 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
     return content
 
 
-@dataclass(frozen=True)
-class _Start:
-    """What a run goes on from.
-
-    Attributes:
-        progress: None at the very beginning.
-        seconds: that it took so far.
-        shared: block 0 is from another run.
-    """
-
-    progress: Progress | None = None
-    seconds: float = 0.0
-    shared: bool = False
-
-
-def _resumed(config: RunConfig, federation: Federation, record: Record, watch: Watch) -> _Start | None:
-    """From the run's own checkpoint, if there is one."""
-    saved = _load_or_set_aside(record.checkpoint, config.hash, federation, watch.warn)
-    if saved is None:
-        return None
-    step, round_ = saved[0].step, saved[0].round
-    where = f"within round {round_ + 1}" if saved[0].within else f"after round {round_}"
-    watch.note("all blocks are trained, writing the record." if step == len(federation.stream.steps) else
-               f"resuming in block {step}, {where}." if round_ or saved[0].within else
-               f"resuming at the start of block {step}.")
-    return _Start(*saved)
-
-
-def _from_base(config: RunConfig, federation: Federation, base: Path | None, watch: Watch) -> _Start | None:
-    """From another run's block 0, if there is one and it may be shared."""
-    saved = base and _load_or_set_aside(base, config.base_hash, federation, watch.warn, base=True)
-    if not saved:
-        return None
-    progress, seconds = saved
-    watch.note(f"block 0: from an earlier run with the same block 0 ({progress.round} rounds, best validation "
-               f"{federation.evaluation.valid_metric} {progress.best_value:.4f})")
-    return _Start(progress, seconds, shared=True)
-
-
-class _Saving:
-    """Checkpoints of a run while it trains.
+class _Checkpoints:
+    """What a run goes on from, and what it saves while it trains.
 
     Args:
-        config: of the run, whose hashes are in the files.
+        own: the run's checkpoint.
         base: file that shares block 0 with other runs; None: it is not shared.
+        afresh: block 0 of other runs is not taken.
         began: when this part of the run did, in seconds of ``perf_counter``.
+
+    Attributes:
+        start: progress that the run goes on from; None at the very beginning.
+        shared: its block 0 is from another run.
     """
 
-    def __init__(self, config: RunConfig, engine: Engine, checkpoint: Path, base: Path | None, start: _Start,
-                 began: float):
-        self.config, self.engine, self.checkpoint, self.base = config, engine, checkpoint, base
-        self.seconds, self.began = start.seconds, began
-        self.last_saved, self.step = began, start.progress.step if start.progress else 0
+    def __init__(self, config: RunConfig, federation: Federation, engine: Engine, watch: Watch, own: Path,
+                 base: Path | None, afresh: bool, began: float):
+        self._config, self._federation, self._engine, self._watch = config, federation, engine, watch
+        self._own, self._base = own, base
+        self.start, seconds = self._loaded(own, config.hash)
+        self.shared = False
+        if self.start:
+            watch.note(self._where(self.start))
+        elif base and not afresh:
+            self.start, seconds = self._loaded(base, config.base_hash)
+            self.shared = self.start is not None
+        if self.shared:
+            watch.note(f"block 0: from an earlier run with the same block 0 ({self.start.round} rounds, best "
+                       f"validation {federation.evaluation.valid_metric} {self.start.best_value:.4f})")
+        self._began, self._last_saved = began - seconds, began
+        self._step = self.start.step if self.start else 0
+
+    def _where(self, start: Progress) -> str:
+        """Where the run goes on, for people."""
+        if start.step == len(self._federation.stream.steps):
+            return "all blocks are trained, writing the record."
+        if start.within:
+            return f"resuming in block {start.step}, within round {start.round + 1}."
+        return f"resuming in block {start.step}, after round {start.round}." if start.round else \
+            f"resuming at the start of block {start.step}."
+
+    def _loaded(self, path: Path, run: str) -> tuple[Progress | None, float]:
+        """A checkpoint and the seconds that it took; None if there is none or it is wrong, which is set aside."""
+        try:
+            saved = load_progress(path, str(self._federation.device), self._federation, run)
+            if path == self._base and saved and not (saved[0].trained and saved[0].step == 0):
+                raise Corrupt(f"{path}: is no block 0 that has ended", CURE)
+            return saved or (None, 0.0)
+        except Corrupt as error:
+            aside = next(aside for number in itertools.count() if not os.path.lexists(
+                aside := path.with_suffix(f".corrupt{number or ''}")))
+            try:
+                path.rename(aside)
+                self._watch.warn(f"{error.wrong}; set aside as {aside.name}, starting afresh.")
+            except FileNotFoundError:  # another run that shares block 0 has set it aside
+                pass
+            return None, 0.0
 
     def elapsed(self) -> float:
         """Seconds that the run took so far, with those before it was resumed."""
-        return self.seconds + time.perf_counter() - self.began
+        return time.perf_counter() - self._began
 
-    def after(self, progress: Progress, stream: Stream, stop: Callable[[], bool]) -> Progress:
+    def after(self, progress: Progress) -> Progress:
         """Save a round's progress if it is time to; raises Interrupted if the run is asked to stop before its end.
 
         Returns:
             The progress, the whole of it if it was saved.
         """
-        if self.base and progress.trained and progress.step == 0:
-            self.base.parent.mkdir(parents=True, exist_ok=True)
-            progress = self.engine.whole(progress)
-            save_progress(self.base, progress, self.elapsed(), self.config.base_hash)
-        asked = stop()
-        if asked or progress.step != self.step or time.perf_counter() - self.last_saved > SAVE_EVERY:
-            progress = self.engine.whole(progress)
-            save_progress(self.checkpoint, progress, self.elapsed(), self.config.hash)
-            self.step, self.last_saved = progress.step, time.perf_counter()
-        if asked and progress.step < len(stream.steps):
+        if self._base and progress.trained and progress.step == 0:
+            self._base.parent.mkdir(parents=True, exist_ok=True)
+            progress = self._engine.whole(progress)
+            save_progress(self._base, progress, self.elapsed(), self._config.base_hash)
+        asked = self._watch.stop()
+        if asked or progress.step != self._step or time.perf_counter() - self._last_saved > SAVE_EVERY:
+            progress = self._engine.whole(progress)
+            save_progress(self._own, progress, self.elapsed(), self._config.hash)
+            self._step, self._last_saved = progress.step, time.perf_counter()
+        if asked and progress.step < len(self._federation.stream.steps):
             where = f"after round {progress.round}" if progress.round else "at the start"
             if progress.within:
                 where = f"at {progress.fraction_done:.0%} of round {progress.round + 1}"
@@ -212,7 +184,7 @@ def _client_updates(progress: Progress | None, blocks: int) -> list[int]:
 
 
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
-            rerun: bool = False, engine: Engine = Here()) -> dict[str, Any]:
+            rerun: bool = False, engine: Engine = Engine()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
 
     Args:
@@ -246,17 +218,15 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
         base = config.base_file(results) if shares_base else None
-        start = _resumed(config, federation, record, watch) or (
-            _from_base(config, federation, None if rerun else base, watch)) or _Start()
-        saving = _Saving(config, engine, record.checkpoint, base, start, began)
-        progress = start.progress
+        checkpoints = _Checkpoints(config, federation, engine, watch, record.checkpoint, base, rerun, began)
+        progress = checkpoints.start
         try:
             for progress in engine.run(federation, progress):
                 watch.progress(stream, progress)
-                progress = saving.after(progress, stream, watch.stop)
+                progress = checkpoints.after(progress)
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, watch.warn)
-            content = summary(config, progress, saving.elapsed(), start.shared, stream)
+            content = summary(config, progress, checkpoints.elapsed(), checkpoints.shared, stream)
             write_model(record.folder, progress, federation)
             content = record.finish(content, frames(progress))
             sweep(results / SHARED)
