@@ -10,7 +10,6 @@ import warnings
 from collections import OrderedDict, deque
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -155,8 +154,7 @@ class SameProcess:
 
     def send(self, job):
         if job != STOP:  # a run is at its end before anybody could ask for it
-            pipe = SimpleNamespace(send=self._messages.append, poll=lambda: False)
-            self._messages.append(run_job(job, pipe, 1, self._streams))
+            self._messages.append(run_job(job, self._messages.append, lambda: False, 1, self._streams))
 
     def receive(self):
         return self._messages.popleft()

@@ -23,20 +23,6 @@ from .worker import STOP, Job, run_job
 _ENDS = ("finished", "failed", "error", "busy", "stopped")  # the last message about a run
 
 
-class _Mailbox:
-    """The pipe of a run in an actor, from which what it sends is taken; ``asked``: whether to stop."""
-
-    def __init__(self, asked: threading.Event):
-        self.sent: queue.SimpleQueue[tuple] = queue.SimpleQueue()
-        self.poll = asked.is_set
-
-    def recv(self) -> str:
-        return STOP
-
-    def send(self, message: tuple) -> None:
-        self.sent.put(message)
-
-
 class Runner:
     """An actor that does runs.
 
@@ -62,11 +48,11 @@ class Runner:
             yield "error", (f"machine {os.uname().nodename} does not have the results folder {job.results} of this "
                             f"command; share it under this path with every machine of the cluster.")
             return
-        mailbox = _Mailbox(self._asked)
-        threading.Thread(target=lambda: mailbox.send(run_job(job, mailbox, self._threads, self._streams)),
-                         daemon=True).start()
+        sent: queue.SimpleQueue[tuple] = queue.SimpleQueue()
+        threading.Thread(target=lambda: sent.put(run_job(job, sent.put, self._asked.is_set, self._threads,
+                                                         self._streams)), daemon=True).start()
         while True:
-            message = mailbox.sent.get()
+            message = sent.get()
             yield message
             if message[0] in _ENDS:
                 return

@@ -53,47 +53,42 @@ def serve(pipe: Connection, threads: int) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported
         os.environ[name] = str(threads)
     streams: OrderedDict[Any, Any] = OrderedDict()
+    parent = _Parent(pipe)
     try:
         while True:
-            job = pipe.recv()
-            if job != STOP:  # asked to stop when the last job had just ended
-                pipe.send(run_job(job, pipe, threads, streams))
+            parent.tell(run_job(parent.next_job(), parent.tell, parent.asked_to_stop, threads, streams))
     except (EOFError, OSError):
         pass  # the parent is gone
 
 
 class _Parent:
-    """The process that gave a job, at the other end of a pipe.
+    """The process that gives jobs, at the other end of a pipe."""
 
-    Attributes:
-        asked_to_stop: it wants the job to stop, or is gone.
-    """
+    def __init__(self, pipe: Connection):
+        self._pipe, self._asked = pipe, False
 
-    def __init__(self, pipe: Any):
-        self._pipe, self._reported = pipe, 0.0
-        self.asked_to_stop = False
+    def next_job(self) -> Job:
+        """The next job; raises EOFError or OSError if the process is gone."""
+        self._asked = False
+        while (job := self._pipe.recv()) == STOP:  # asked to stop when the last job had just ended
+            pass
+        return job
 
-    def stop(self) -> bool:
-        """Whether the job is to stop."""
+    def asked_to_stop(self) -> bool:
+        """Whether it wants the job to stop, or is gone."""
         try:
-            if not self.asked_to_stop and self._pipe.poll():
+            if not self._asked and self._pipe.poll():
                 self._pipe.recv()
-                self.asked_to_stop = True
+                self._asked = True
         except (EOFError, OSError):
-            self.asked_to_stop = True
-        return self.asked_to_stop
+            self._asked = True
+        return self._asked
 
-    def tell(self, *message: Any) -> None:
+    def tell(self, message: tuple) -> None:
         try:
             self._pipe.send(message)
-        except OSError:  # the parent is gone: not a reason to lose the checkpoint
-            self.asked_to_stop = True
-
-    def tell_progress(self, progress: Any, blocks: int, rounds: int) -> None:
-        """Report on a round, unless another was reported on just before."""
-        if time.monotonic() - self._reported >= REPORT_EVERY or progress.trained:
-            self._reported = time.monotonic()
-            self.tell("progress", progress.step, blocks, progress.round, rounds)
+        except OSError:  # it is gone: not a reason to lose the checkpoint
+            self._asked = True
 
 
 def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Callable[[str], None]) -> Any:
@@ -110,11 +105,12 @@ def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Cal
     return streams[key]
 
 
-def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
-    """Do a run; returns the last message about it, and sends the others (see ``serve``).
+def run_job(job: Job, tell: Callable[[tuple], None], asked_to_stop: Callable[[], bool], threads: int,
+            streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
+    """Do a run; returns the last message about it (see ``serve``).
 
     Args:
-        pipe: of the operating system, or what has its ``poll``, ``recv`` and ``send``.
+        tell: takes the other messages.
         streams: streams of earlier jobs, by what they were made of; kept up to date.
     """
     from ..core.tuning import importing
@@ -130,7 +126,14 @@ def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -
 
     torch.set_num_threads(threads)
     reset_peak()
-    parent = _Parent(pipe)
+    reported = 0.0
+
+    def report(stream: Any, progress: Any) -> None:
+        nonlocal reported
+        if time.monotonic() - reported >= REPORT_EVERY or progress.trained:
+            reported = time.monotonic()
+            tell(("progress", progress.step, len(stream.steps), progress.round, config.server.rounds))
+
     try:
         with named():
             config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
@@ -138,8 +141,7 @@ def run_job(job: Job, pipe: Any, threads: int, streams: OrderedDict[Any, Any]) -
             if config.hash != job.hash:
                 raise UserError("its data, plugin or configuration file was changed since the grid began; start it "
                                 "again.")
-            watch = Watch(lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
-                          warn=lambda text: parent.tell("warn", text), stop=parent.stop)
+            watch = Watch(report, warn=lambda text: tell(("warn", text)), stop=asked_to_stop)
             content = execute(config, lambda: _stream(config, job.dataset, streams, watch.warn), job.results, watch)
         return "finished", content["seconds"]["total"]
     except Interrupted as error:

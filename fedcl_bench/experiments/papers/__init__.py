@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Iterable, Iterator, Mapping, NamedTuple
+from typing import Callable, Iterable, Iterator, NamedTuple
 
 from ...core.errors import UserError, unknown
 from ...runs.specs import RunSpec
@@ -155,37 +155,19 @@ def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:
     return result
 
 
-_NAMES = ("f3crec", "fcucr", "ffmsr")
-
-
-class _Papers(Mapping[str, ModuleType]):
-    """The definitions of each paper, imported when they are asked for."""
-
-    def __getitem__(self, paper: str) -> ModuleType:
-        if paper not in _NAMES:
-            raise KeyError(paper)
-        return importlib.import_module(f"{__name__}.{paper}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_NAMES)
-
-    def __len__(self) -> int:
-        return len(_NAMES)
-
-
-PAPERS = _Papers()
+PAPERS = ("f3crec", "fcucr", "ffmsr")
 
 
 def get(paper: str) -> ModuleType:
-    """The definitions of a paper. Raises UserError for an unknown one."""
+    """The definitions of a paper, imported when they are asked for. Raises UserError for an unknown one."""
     if paper not in PAPERS:
         raise unknown("paper", paper, PAPERS)
-    return PAPERS[paper]
+    return importlib.import_module(f"{__name__}.{paper}")
 
 
 def label(name: str) -> str:
     """A method, backbone, dataset or metric as the papers call it; as it is if none of them knows it."""
-    return next((paper.LABELS[name] for paper in PAPERS.values() if name in paper.LABELS), name)
+    return next((labels[name] for labels in (get(paper).LABELS for paper in PAPERS) if name in labels), name)
 
 
 def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:
