@@ -310,12 +310,6 @@ def _content_of(module: ModuleType) -> bytes:
 _packaged: dict[ModuleType, bytes] = {}  # the content with which a module first came
 
 
-def load_file(registry: Registry, path: Path) -> None:
-    """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
-    content = path.read_bytes()
-    registry._add(_import_file(path, content), content, path)
-
-
 def discover(folders: Iterable[Path] = ()) -> Registry:
     """Find all plugins: the shipped ones, those in ``folders``, and those of installed packages.
 

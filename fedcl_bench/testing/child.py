@@ -6,31 +6,21 @@ Reads from standard input what ``properties.fresh_process`` writes.
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from ..federation.loop import run
 from ..runs.checkpoints import load_progress, save_progress
-from ..runs.registry import Registry, load_file
-from .trials import Pair
+from ..runs.registry import Registry
+from .properties import random_state
+from .trials import Pair, finished
 
 
 def main() -> None:
     spec = json.load(sys.stdin)
-    torch.manual_seed(123)
-    np.random.seed(123)
-    random.seed(123)
-    registry = Registry()
-    for path in dict.fromkeys(spec["files"]):
-        load_file(registry, Path(path))
-    pair = Pair(registry, spec["method"], spec["backbone"], spec["kind"], spec["settings"])
-    progress, _ = load_progress(Path(spec["start"]), "cpu")
-    for progress in run(pair.federation(), progress):
-        pass
+    with random_state(123):
+        registry = Registry(waiting={Path(path): Path(path).read_bytes() for path in spec["files"]})
+        pair = Pair(registry, spec["method"], spec["backbone"], spec["kind"], spec["settings"])
+        progress = finished(pair.federation(), load_progress(Path(spec["start"]), "cpu")[0])
     save_progress(Path(spec["end"]), progress, 0.0)
 
 

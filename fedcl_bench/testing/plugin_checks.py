@@ -25,20 +25,13 @@ _OF_EVERY_RUN = ("threads", "random numbers", "resumes")
 Watch = Callable[[Verdict], None]
 
 
-def check_method(cls: type, **options) -> Report:
-    """Check a method, a subclass of ``Method``, with its partners on small streams; options as ``check_plugin``'s."""
-    return check_plugin(*with_plugin(cls), **options)
-
-
-def check_backbone(cls: type, **options) -> Report:
-    """Check a backbone, a subclass of ``Backbone``, with its partners on small streams; options as
+def check_class(cls: type, **options) -> Report:
+    """Check a class with its partners on small streams, a metric on lists and in two small runs; options as
     ``check_plugin``'s."""
     return check_plugin(*with_plugin(cls), **options)
 
 
-def check_metric(cls: type, **options) -> Report:
-    """Check a metric, a subclass of ``Metric``, on lists and in two small runs; options as ``check_plugin``'s."""
-    return check_plugin(*with_plugin(cls), **options)
+check_method = check_backbone = check_metric = check_class
 
 
 def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),

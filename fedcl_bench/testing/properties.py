@@ -321,22 +321,18 @@ def random_numbers(pair: Pair) -> str:
     return f"{_alike(a, b)} under two states of torch's, numpy's and Python's generators"
 
 
-class random_state:
+@contextlib.contextmanager
+def random_state(seed: int) -> Iterator[None]:
     """Seeds the global generators inside the block and puts them back after it."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        self.before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-        torch.manual_seed(self.seed)
-        np.random.seed(self.seed)
-        random.seed(self.seed)
-
-    def __exit__(self, *error) -> None:
-        torch.set_rng_state(self.before[0])
-        np.random.set_state(self.before[1])
-        random.setstate(self.before[2])
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        for put_back, state in zip((torch.set_rng_state, np.random.set_state, random.setstate), before):
+            put_back(state)
 
 
 def resumes(pair: Pair) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import traceback
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -286,11 +287,8 @@ def is_of_domains(cls: type) -> bool:
 def where(error: BaseException, path: Path) -> str:
     """An exception in one line, with the deepest line of the plugin's file that it passed."""
     line = None
-    trace = error.__traceback__
-    while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename) == path:
-            line = trace.tb_lineno
-        trace = trace.tb_next
+    for frame in traceback.extract_tb(error.__traceback__):
+        line = frame.lineno if frame.filename == str(path) else line
     position = f" ({path.name}, line {line})" if line else ""
     return f"{type(error).__name__}: {error}{position}"
 
