@@ -10,17 +10,16 @@ what comes before it is known, and only what is in it is trained on, validated a
 from __future__ import annotations
 
 import itertools
-from typing import Iterable, Sequence
+from typing import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .. import rng
 from ..core.errors import UserError
-from .recbole_files import SPLITS, Interactions, core
+from .recbole_files import Interactions, core
 from .settings import StreamSettings
-from .stream import DomainPart, Ragged, Sessions, Step, Stream, block_of_rows, places
+from .stream import DomainPart, Sessions, Step, Stream, block_of_rows, places
 from .tie_order import time_order
 
 _TESTED = 3  # interactions of a user of whom something is validated and tested, two of them in the block
@@ -42,42 +41,27 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
     """
     if settings.pilot_users:
         parts = [(name, _pilot(name, data, settings)) for name, data in parts]
-    of_domains = [_steps(name, data, settings) for name, data in parts]
     domains: list[DomainPart] = []
-    for (name, _), steps in zip(parts, of_domains):
-        users, items = (domains[-1].users.stop, domains[-1].items.stop) if domains else (0, 0)
-        domains.append(DomainPart(name, range(users, users + steps[0].n_users), range(items, items + steps[0].n_items),
-                                  tuple(step.interactions for step in steps)))
-    tokens = ([np.char.add(f"{name}:", kind.astype(str)) for kind in (data.user_tokens, data.item_tokens)]
-              for name, data in parts)
-    return Stream(tuple(_together(steps) for steps in zip(*of_domains)), *map(np.concatenate, zip(*tokens)),
-                  domains=tuple(domains))
-
-
-def _together(domains: Sequence[Step]) -> Step:
-    """One step of all domains, given each one's with users and items numbered from 0."""
-    def before(sizes: Iterable[int]) -> list[int]:
-        return [0, *itertools.accumulate(sizes)][:-1]
-
-    def ends(parts: Sequence[Tensor]) -> Tensor:  # of lists that follow on each other
-        shifts = before(int(part[-1]) for part in parts)
-        return torch.cat([parts[0][:1], *(part[1:] + shift for part, shift in zip(parts, shifts))])
-
-    def ids(parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([part + first for part, first in zip(parts, before(step.n_items for step in domains))])
-
-    lists, histories = [], {}
-    for split in SPLITS:
-        parts = [step.split(split) for step in domains]
-        lists.append(Ragged(ends([part.indptr for part in parts]), ids([part.values for part in parts])))
-    for split in domains[0].sessions:
-        each = [step.sessions[split] for step in domains]
-        histories[split] = Sessions(ends([part.of_user for part in each]), ends([part.start for part in each]),
-                                    ids([part.items for part in each]), torch.cat([part.times for part in each]))
-    index, users, items, rows = domains[0].index, *map(sum, zip(*(
-        (step.n_users, step.n_items, step.interactions) for step in domains)))
-    old = (users, items) if index else (0, 0)  # all are known from the start
-    return Step(index, users, items, *old, rows, *lists, histories)
+    orders, blocks, rows, users, items = [], [], 0, 0, 0
+    for name, data in parts:
+        order, block = time_order(data.time, settings.tie_order), np.empty(len(data.time), np.int64)
+        block[order] = block_of_rows(len(block), settings.domain_blocks, settings.base_share)
+        orders.append(rows + order[np.argsort(data.user[order], kind="stable")])
+        blocks.append(block)
+        domains.append(DomainPart(name, range(users, users + len(data.user_tokens)),
+                                  range(items, items + len(data.item_tokens)),
+                                  tuple(np.bincount(block, minlength=settings.domain_blocks).tolist())))
+        rows, users, items = rows + len(block), domains[-1].users.stop, domains[-1].items.stop
+    joined = Interactions(*map(np.concatenate, zip(*(
+        (data.user + domain.users.start, data.item + domain.items.start, data.time,
+         *(np.char.add(f"{name}:", tokens.astype(str)) for tokens in (data.user_tokens, data.item_tokens)))
+        for (name, data), domain in zip(parts, domains)))))
+    order, block = np.concatenate(orders), np.concatenate(blocks)
+    steps = [_step(joined, order[block[order] <= now], block, now) for now in range(settings.domain_blocks)]
+    for domain, step in itertools.product(domains, steps):
+        of_block = np.bincount(joined.user[block == step.index], minlength=users)[domain.users]
+        _require_samples(domain, domain.of(step), int(of_block.max()), settings)
+    return Stream(tuple(steps), joined.user_tokens, joined.item_tokens, domains=tuple(domains))
 
 
 def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interactions:
@@ -93,40 +77,34 @@ def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interacti
     return data.of_rows(rows)
 
 
-def _steps(name: str, data: Interactions, settings: StreamSettings) -> list[Step]:
-    """One domain's steps, with users and items numbered from 0."""
-    order = time_order(data.time, settings.tie_order)
-    block = np.empty(len(order), np.int64)
-    block[order] = block_of_rows(len(block), settings.domain_blocks, settings.base_share)
-    order = order[np.argsort(data.user[order], kind="stable")]
-    return [_step(name, data, settings, order[block[order] <= now], block, now)
-            for now in range(settings.domain_blocks)]
-
-
-def _step(name: str, data: Interactions, settings: StreamSettings, order: np.ndarray, block: np.ndarray, now: int
-          ) -> Step:
-    """One domain's step of a block.
+def _step(data: Interactions, order: np.ndarray, block: np.ndarray, now: int) -> Step:
+    """The step of a block.
 
     Args:
-        order: the rows up to it, by user and in time order. block: of every row.
+        data: of all domains. order: its rows up to the block, by user and in time order. block: of every row.
     """
     user, new = data.user[order], block[order] == now
     count, of_block = (np.bincount(users, minlength=len(data.user_tokens)) for users in (user, user[new]))
     later = count[user] - 1 - places(user)
     tested = ((count >= _TESTED) & (of_block >= _TESTED - 1))[user]
-    where, of_these = f"domain '{name}'", ""
-    if settings.domain_blocks > 1:
-        where, of_these = f"{where}, block {now}", ", two of them in the block"
-    if not tested.any():
-        raise UserError(f"{where}: no user has {_TESTED} interactions{of_these}, of which the last is for testing and "
-                        f"the one before it for validation; found at most {of_block.max()}.")
     chosen = {split: (tested & (later >= held_out)) | (~tested if split == "train" else False)
               for split, held_out in _HELD_OUT.items()} | ({"known": ~new} if now else {})
     sessions = {split: _sessions(order[rows], user[rows], data) for split, rows in chosen.items()}
-    step = Step.of_sessions(now, (len(count), len(data.item_tokens)), (0, 0), int(new.sum()), sessions)
+    size = len(count), len(data.item_tokens)
+    return Step.of_sessions(now, size, size if now else (0, 0), int(new.sum()), sessions)  # all are known from the start
+
+
+def _require_samples(domain: DomainPart, step: Step, most: int, settings: StreamSettings) -> None:
+    """Raise UserError if nobody of a domain can be tested or trained on in its step of a block, in which a user has at
+    most so many interactions."""
+    where, of_these = f"domain '{domain.name}'", ""
+    if settings.domain_blocks > 1:
+        where, of_these = f"{where}, block {step.index}", ", two of them in the block"
+    if not len(step.test.values):
+        raise UserError(f"{where}: no user has {_TESTED} interactions{of_these}, of which the last is for testing and "
+                        f"the one before it for validation; found at most {most}.")
     if not len(step.samples().end):
         raise UserError(f"{where}: nobody has 2 interactions to train on beside those that are held out.")
-    return step
 
 
 def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions) -> Sessions:
