@@ -33,7 +33,8 @@ from fedcl_bench.recbole.calls import Caller, Host, Trial, padded_sequences
 from fedcl_bench.recbole.client_facts import Facts
 from fedcl_bench.recbole.domain_backbone import made_up, made_up_batch
 from fedcl_bench.recbole.domain_facts import DomainFacts
-from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, made, prepared
+from fedcl_bench.recbole.domain_models import prepared
+from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, made
 from fedcl_bench.recbole.models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
 from fedcl_bench.recbole.parameters import classify
 
@@ -78,11 +79,11 @@ class _Config(models.Config):
 
 
 def _builder(name: str, values: Mapping[str, Any]) -> Callable[..., nn.Module]:
-    """Builds the model for a number of items, of negatives per positive, a device, a history, and a number of users;
-    its attribute ``asked`` has the names it looked up in its configuration."""
-    def build(items, negatives, device="cpu", history=None, users=1):
+    """Builds the model for a number of users and items, of negatives per positive, a device and a history; its
+    attribute ``asked`` has the names it looked up in its configuration."""
+    def build(users, items, negatives=1, device="cpu", history=None):
         config = _Config(models.configuration(name, values, WIDTH, negatives, device))
-        dataset = models.Client(users, items, WIDTH, history or models.no_history(users))
+        dataset = models.Client(users, items, WIDTH, history)
         model = models.built(models.model_class(name), config, dataset, 0)
         model.asked = frozenset(config.asked)
         return model
@@ -126,7 +127,7 @@ def _tried(name: str, values: Mapping[str, Any]) -> Facts:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of RecBole's code
         build = _builder(name, values)
-        parameters = classify(lambda users, items: build(items, 1, users=users), [])
+        parameters = classify(build, [])
         trial = Trial(build, parameters, WIDTH)
         facts = _look_at_loss(trial, Facts("", history=_history_attributes(build)))
         facts = replace(facts, loss_alone=_blocked(lambda alone: _losses(trial, replace(facts, loss_alone=alone)),
@@ -180,7 +181,7 @@ def _history_attributes(build: Callable[..., nn.Module]) -> dict[str, str]:
         ids = torch.tensor([[0] * 4, items])
         real = (ids > 0).float()
         length = real.long().sum(1)
-        model = build(Trial.ITEMS, 1, history=(ids, real, length))
+        model = build(1, Trial.ITEMS, history=(ids, real, length))
         values = {attribute: value for attribute, value in [*vars(model).items(), *model.named_buffers()]
                   if isinstance(value, Tensor)}
         seen.append((values, {"ids": ids, "values": real, "lengths": length}))

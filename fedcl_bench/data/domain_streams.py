@@ -91,7 +91,8 @@ def _step(data: Interactions, order: np.ndarray, block: np.ndarray, now: int) ->
               for split, held_out in _HELD_OUT.items()} | ({"known": ~new} if now else {})
     sessions = {split: _sessions(order[rows], user[rows], data) for split, rows in chosen.items()}
     size = len(count), len(data.item_tokens)
-    return Step.of_sessions(now, size, size if now else (0, 0), int(new.sum()), sessions)  # all are known from the start
+    old = size if now else (0, 0)  # all are known from the start
+    return Step.of_sessions(now, size, old, int(new.sum()), sessions)
 
 
 def _require_samples(domain: DomainPart, step: Step, most: int, settings: StreamSettings) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Mapping
+from typing import Any, Callable, ClassVar, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..plugin.backbone import Backbone, BackboneSettings, OwnBatch
 from ..data.stream import Step
@@ -64,8 +64,9 @@ class RecBoleSettings(BackboneSettings):
 
 @dataclass(frozen=True)
 class _Design:
-    """What is known of a model with certain settings."""
+    """What is known of a model with certain settings; ``build`` is ``models.build`` with them."""
 
+    build: Callable[..., nn.Module]
     parameters: tuple[Parameter, ...]
     facts: Facts
     elements: Elements
@@ -73,16 +74,14 @@ class _Design:
 
 @functools.lru_cache(maxsize=64)
 def _design(settings: RecBoleSettings) -> _Design:
-    name, values, width = settings.NAME, settings.hyper_parameters(), settings.max_length
+    name, values = settings.NAME, settings.hyper_parameters()
     facts = client_facts.TABLE[name]
     if isinstance(facts, str):
         raise Refused(facts)
     facts = facts.chosen({**models.defaults(name), **values})
-    parameters = tuple(classify(lambda users, items: models.build(name, users, items, values, width),
-                                settings.patterns()))
-    elements = Elements.measure(lambda items, negatives, device: models.build(
-        name, 1, items, values, width, negatives, device=device), parameters, facts, width)
-    return _Design(parameters, facts, elements)
+    build = functools.partial(models.build, name, values, settings.max_length)
+    parameters = tuple(classify(build, settings.patterns()))
+    return _Design(build, parameters, facts, Elements.measure(build, parameters, facts, settings.max_length))
 
 
 def _advice(name: str) -> str:
@@ -113,21 +112,13 @@ class RecBoleBackbone(Backbone):
         except Refused as error:
             hint = " (settings 'dim' and 'model' are part of it)" if settings.dim or settings.model else ""
             raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{hint}.\n{_advice(settings.NAME)}") from None
-        self.parameters, self.facts, self._elements = design.parameters, design.facts, design.elements
-        self._values = settings.hyper_parameters()
+        self.parameters, self.facts, self._design = design.parameters, design.facts, design
         self._starts: dict[int, Starts] = {}
-        self._caller = Caller(self._module, self.parameters, self.facts, settings.max_length, design.elements.score)
-
-    def _module(self, n_items: int, negatives: int, device: str):
-        s = self.settings
-        return models.build(s.NAME, 1, n_items, self._values, s.max_length, negatives, device=device)
+        self._caller = Caller(design.build, self.parameters, self.facts, settings.max_length, design.elements.score)
 
     def _start(self, seed: int) -> Starts:
         if seed not in self._starts:
-            s = self.settings
-            self._starts[seed] = Starts.measure(
-                lambda users, items, seed: models.build(s.NAME, users, items, self._values, s.max_length,
-                                                                seed=seed), self.parameters, seed)
+            self._starts[seed] = Starts.measure(self._design.build, self.parameters, seed)
         return self._starts[seed]
 
     def _kept(self, p: Parameter) -> list[str]:
@@ -182,7 +173,7 @@ class RecBoleBackbone(Backbone):
         of = {"point": lambda n: n * (1 + k), "pair": lambda n: n * k, "group": lambda n: n, "target": lambda n: n - 1,
               "target pair": lambda n: (n - 1) * k, "user": torch.ones_like}[kind]
         per_batch = max(1, settings.batch_size // k) if kind == "group" else settings.batch_size
-        return OwnSamples(of, per_batch, self._elements.loss)
+        return OwnSamples(of, per_batch, self._design.elements.loss)
 
     def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
         facts, tables = self.facts, {**clients, **rows}

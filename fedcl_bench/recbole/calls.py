@@ -102,13 +102,13 @@ class Caller:
     """Calls one model for many clients.
 
     Args:
-        build: the model of one user for a number of items, of negatives per positive, and a device.
+        build: ``models.build`` of a model with its hyper-parameters and longest sequence.
         parameters: its parameters.
         width: of sequences.
         score_elements: numbers that scoring makes on the way, a part that is fixed and one per item.
     """
 
-    def __init__(self, build: Callable[[int, int, str], nn.Module], parameters: Sequence[Parameter], facts: Facts,
+    def __init__(self, build: Callable[..., nn.Module], parameters: Sequence[Parameter], facts: Facts,
                  width: int, score_elements: tuple[int, int] = (1, 0)):
         self.build, self.parameters, self.facts, self.width = build, parameters, facts, width
         self.score_elements = score_elements
@@ -118,7 +118,7 @@ class Caller:
         hosts = vars(self._mine)
         key = f"{n_items} {negatives} {device}"
         if key not in hosts:
-            hosts[key] = Host(self.build(n_items, negatives, str(device)))
+            hosts[key] = Host(self.build(1, n_items, negatives, device=str(device)))
         return hosts[key]
 
     def batch(self, fields: Tables):
@@ -262,15 +262,13 @@ class Trial:
     """Made-up clients of a model: parameters, items and random numbers.
 
     Args:
-        build: the model of one user for a number of items, of negatives per positive, and a device.
-        parameters: its parameters.
-        width: of sequences.
+        build, parameters, width: as for ``Caller``.
         items: how many there are.
     """
 
     CLIENTS, POSITIVES, PER_POSITIVE, ITEMS = 3, 4, 2, 23
 
-    def __init__(self, build: Callable[[int, int, str], nn.Module], parameters: Sequence[Parameter], width: int,
+    def __init__(self, build: Callable[..., nn.Module], parameters: Sequence[Parameter], width: int,
                  items: int = ITEMS):
         generator = torch.Generator().manual_seed(0)
         self.build, self.parameters, self.width, self.items = build, parameters, width, items
@@ -316,7 +314,7 @@ class Elements:
     score: tuple[int, int]
 
     @staticmethod
-    def measure(build: Callable[[int, int, str], nn.Module], parameters: Sequence[Parameter], facts: Facts,
+    def measure(build: Callable[..., nn.Module], parameters: Sequence[Parameter], facts: Facts,
                 width: int) -> "Elements":
         """Count them in calls of one client at a time, with few items and with twice as many.
 

@@ -20,8 +20,8 @@ from ..core.errors import UserError
 from ..toolbox.text_fusion import SEMANTICS, AddedSemanticSettings
 from . import domain_facts, models
 from .domain_facts import READS_TEXT, DomainFacts
-from .domain_models import hyper_parameters
-from .domain_networks import PRETRAIN, Design, made, prepared
+from .domain_models import hyper_parameters, prepared
+from .domain_networks import PRETRAIN, Design, made
 from .domain_semantics import SemanticRecommender
 from .models import PREFIX, Refused, first_line
 from .parameters import classify

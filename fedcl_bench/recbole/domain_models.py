@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ class Stub(models.Client):
     """What a model sees of its dataset: the numbers of users and items, and a field of items that stands for texts."""
 
     def __init__(self, data: DomainData, length: int):
-        super().__init__(data.n_users, data.n_items, length, models.no_history(data.n_users))
+        super().__init__(data.n_users, data.n_items, length)
         self.field2type = {TEXT: None}
         # FEARec makes an index of the samples by target while it is built, which ``SameTarget`` replaces.
         self.inter_feat = {ITEM: torch.zeros(0, dtype=torch.int64)}
@@ -57,15 +57,14 @@ class Stub(models.Client):
         return Interaction({TEXT: torch.zeros(self.item_num, dtype=torch.int64)})
 
 
-def build(name: str, config: Config, data: DomainData, seed: int = 0) -> nn.Module:
-    """RecBole's model of a domain; the same for the same arguments.
+def prepared(name: str, values: Mapping[str, Any], width: int, data: DomainData,
+             device: str = "cpu") -> tuple[nn.Module, Config, Callable | None]:
+    """RecBole's model of a domain, its configuration, and what RecBole does with every training batch, if anything.
+    Its start is decided by PyTorch's generator. Arguments and errors as for ``models.build``."""
+    from recbole.data.transform import construct_transform
 
-    Args:
-        config: as ``configuration`` makes it, with what RecBole's transform adds.
-
-    Raises:
-        Refused: if it cannot be built with these hyper-parameters.
-    """
+    config = configuration(name, values, width, device)
+    transform = construct_transform(config) if config["transform"] else None  # it adds its fields' names to config
     cls = models.model_class(name)
     if name == "S3Rec":
         cls = type(name, (TextPretraining, cls), {})
@@ -77,7 +76,7 @@ def build(name: str, config: Config, data: DomainData, seed: int = 0) -> nn.Modu
             _read_text(model, data)
         return model
 
-    return models.built(made, config, Stub(data, config["MAX_ITEM_LIST_LENGTH"]), seed)
+    return models.built(made, config, Stub(data, width), int(torch.randint(1 << 62, ()))), config, transform
 
 
 def _read_text(model: nn.Module, data: DomainData) -> None:

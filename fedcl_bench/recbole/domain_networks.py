@@ -6,11 +6,9 @@ The loss is the model's own ``calculate_loss``, and scores are those of its ``fu
 from __future__ import annotations
 
 import contextlib
-import random
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -18,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..plugin.silo import DomainData, DomainModule, Histories
 from .domain_facts import DomainFacts
-from .domain_models import Stub, build, configuration
-from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config
+from .domain_models import Stub, prepared
+from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config, seeded_generators
 from .parameters import Parameter
 from .same_target import SameTarget, hand_over
 
@@ -71,8 +69,7 @@ class RecBoleModule(DomainModule):
     ``original1`` the special ones, which like all others are of equal shape in all domains.
 
     Args:
-        model: as ``build`` makes it.
-        config, transform: as ``prepared`` makes them.
+        model, config, transform: as ``prepared`` makes them.
     """
 
     def __init__(self, model: nn.Module, config: Config, transform: Callable | None, data: DomainData, design: Design):
@@ -113,7 +110,9 @@ class RecBoleModule(DomainModule):
         if hasattr(self.model, "train_stage"):
             self._set_stage()
         draws = self.design.facts.draws or self.stage == PRETRAIN
-        with self._called(), _seeded() if draws else contextlib.nullcontext():
+        # Whatever the model draws from Python's or NumPy's generator is decided by PyTorch's.
+        seeded = seeded_generators(int(torch.randint(1 << 32, ()))) if draws else contextlib.nullcontext()
+        with self._called(), seeded:
             interaction = self.interaction(fields)
             if self.transform is not None:
                 interaction = self.transform(self.stub, interaction)
@@ -195,40 +194,8 @@ def _bpr_loss() -> nn.Module:
     return BPRLoss()
 
 
-@contextlib.contextmanager
-def _seeded() -> Iterator[None]:
-    """Python's and NumPy's generators begin at a number that PyTorch's draws, and are afterwards as before."""
-    before = random.getstate(), np.random.get_state()
-    seed = int(torch.randint(1 << 32, ()))
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
 def made(name: str, values: Mapping[str, Any], width: int, data: DomainData, design: Design) -> RecBoleModule:
-    """A domain's module, whose start PyTorch's generator decides.
-
-    Args:
-        name: of RecBole's model; values: its hyper-parameters that differ from RecBole's file.
-        width: longest history.
-
-    Raises:
-        Refused: as ``build``.
-    """
+    """A domain's module. Arguments and errors as for ``prepared``."""
     device = data.histories[0].device
     model, config, transform = prepared(name, values, width, data, str(device))
     return RecBoleModule(model, config, transform, data, design).to(device)
-
-
-def prepared(name: str, values: Mapping[str, Any], width: int, data: DomainData,
-             device: str = "cpu") -> tuple[nn.Module, Config, Callable | None]:
-    """RecBole's model, its configuration, and what RecBole does with every training batch, if anything."""
-    from recbole.data.transform import construct_transform
-
-    config = configuration(name, values, width, device)
-    transform = construct_transform(config) if config["transform"] else None  # it adds its fields' names to config
-    return build(name, config, data, int(torch.randint(1 << 62, ()))), config, transform

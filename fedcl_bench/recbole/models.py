@@ -48,24 +48,31 @@ def first_line(error: Exception | Warning) -> str:
 
 
 @contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Python's and NumPy's generators begin at ``seed`` and are afterwards as before."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@contextmanager
 def quiet_generators(seed: int) -> Iterator[None]:
-    """All global generators (torch, numpy, random) begin at ``seed`` and are afterwards as before; RecBole's models say
-    nothing meanwhile. One thread at a time."""
+    """The same with PyTorch's; RecBole's models say nothing meanwhile. One thread at a time."""
     log = logging.getLogger()
-    with _BUILDING, torch.random.fork_rng(devices=[]):
-        before, disabled = (random.getstate(), np.random.get_state()), log.disabled
-        log.disabled = True
+    with _BUILDING, torch.random.fork_rng(devices=[]), seeded_generators(seed):
+        disabled, log.disabled = log.disabled, True
         torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a stack for each accelerator not yet in use
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
-        np.random.seed(seed % (1 << 32))
-        random.seed(seed)
         try:
             yield
         finally:
             log.disabled = disabled
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
 
 @functools.cache
@@ -161,13 +168,18 @@ def configuration(name: str, values: Mapping[str, Any], length: int, negatives: 
 
 
 class Client:
-    """What a model sees of its dataset: one user's number of items and own history."""
+    """What a model sees of its dataset: one user's number of items and own history.
 
-    def __init__(self, n_users: int, n_items: int, length: int, history: tuple[Tensor, Tensor, Tensor]):
+    Args:
+        history: ids, values and lengths; None: users without one.
+    """
+
+    def __init__(self, n_users: int, n_items: int, length: int, history: tuple[Tensor, Tensor, Tensor] | None = None):
         self.user_num, self.item_num = n_users + 1, n_items + 1
         self.field2seqlen = {SEQUENCE: length}
         self.uid_field, self.iid_field, self.dataset_path = USER, ITEM, ""
-        self._history = history
+        self._history = history or (torch.zeros(n_users + 1, 1, dtype=torch.int64), torch.zeros(n_users + 1, 1),
+                                    torch.zeros(n_users + 1, dtype=torch.int64))
 
     def num(self, field: str) -> int:
         return {USER: self.user_num, ITEM: self.item_num}[field]
@@ -176,38 +188,25 @@ class Client:
         return self._history
 
 
-def no_history(n_users: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, values and lengths of the histories of users without one."""
-    return (torch.zeros(n_users + 1, 1, dtype=torch.int64), torch.zeros(n_users + 1, 1),
-            torch.zeros(n_users + 1, dtype=torch.int64))
-
-
-def build(name: str, n_users: int, n_items: int, values: Mapping[str, Any], length: int, negatives: int = 1,
-          history: tuple[Tensor, Tensor, Tensor] | None = None, seed: int = 0, device: str = "cpu") -> nn.Module:
-    """RecBole's model for some users and items, the padding id not counted; the same for the same arguments.
+def build(name: str, values: Mapping[str, Any], length: int, n_users: int, n_items: int, negatives: int = 1,
+          seed: int = 0, device: str = "cpu") -> nn.Module:
+    """RecBole's model for some users and items, the padding id not counted; raises as ``built``.
 
     Args:
         values: its hyper-parameters by RecBole's names, over those of its file.
         length: longest sequence.
         negatives: per positive.
-        history: what ``history_item_matrix`` returns; None: nothing.
         seed: of its own initial values.
-
-    Returns:
-        The model.
-
-    Raises:
-        Refused: if it cannot be built with these hyper-parameters.
     """
     return built(model_class(name), configuration(name, values, length, negatives, device),
-                 Client(n_users, n_items, length, history or no_history(n_users)), seed)
+                 Client(n_users, n_items, length), seed)
 
 
 def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
     """An object of a RecBole model's class; the same for the same arguments.
 
     Raises:
-        Refused: if it cannot be built with this configuration.
+        Refused: if it cannot be built with these hyper-parameters.
     """
     with quiet_generators(seed):
         try:

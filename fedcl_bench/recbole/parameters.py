@@ -159,15 +159,15 @@ class Starts:
     dense: Tables
 
     @staticmethod
-    def measure(build: Callable[[int, int, int], nn.Module], parameters: Sequence[Parameter], seed: int) -> "Starts":
+    def measure(build: Callable[..., nn.Module], parameters: Sequence[Parameter], seed: int) -> "Starts":
         """Of models of the size ``REFERENCE``: rows have the law that the model with seed 0 shows; dense parameters are
         those of the model with the run's seed.
 
         Args:
             build: the model for a number of users, of items and a seed.
         """
-        measured = dict(build(*REFERENCE, 0).named_parameters())
-        of_run = dict(build(*REFERENCE, seed).named_parameters())
+        measured = dict(build(*REFERENCE, seed=0).named_parameters())
+        of_run = dict(build(*REFERENCE, seed=seed).named_parameters())
         laws, dense = {}, {}
         for p in parameters:
             value = of_run[p.name].detach().double()

@@ -6,6 +6,7 @@ import copy
 import random
 import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,16 @@ class Config(dict):
         return None
 
 
+@contextmanager
+def in_double():
+    """RecBole's models make tensors of the default precision."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def without_dropout(module):
     """SimpleX has a rate that no setting changes."""
     for part in module.modules():
@@ -120,21 +131,14 @@ class History:
 
 def oracle_model(name, backbone, items, n_items, negatives, model, user):
     """RecBole's model of one user, built by RecBole's own constructor, with this client's parameters."""
-    import recbole.model.general_recommender as general
-    import recbole.model.sequential_recommender as sequential
-
     config = Config({**models.defaults(name), "USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id",
               "NEG_PREFIX": "neg_", "LABEL_FIELD": "label", "LIST_SUFFIX": "_list",
               "ITEM_LIST_LENGTH_FIELD": "item_length", "MAX_ITEM_LIST_LENGTH": backbone.settings.max_length,
               "INVERSE_ITEM_SEQ": "Inverse_item_id_list", "device": "cpu", "require_pow": False,
               "train_neg_sample_args": {"sample_num": negatives}, **backbone.settings.hyper_parameters()})
-    cls = getattr(general, name, None) or getattr(sequential, name)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        module = cls(config, History([i + 1 for i in items], n_items, backbone.settings.max_length)).double()
-    finally:
-        torch.set_default_dtype(before)
+    dataset = History([i + 1 for i in items], n_items, backbone.settings.max_length)
+    with in_double():
+        module = models.model_class(name)(config, dataset).double()
     with torch.no_grad():
         for key, parameter in module.named_parameters():
             if key in model.private:  # the second row of the dimension that has two
@@ -200,8 +204,7 @@ def oracle_client(name, backbone, user, items, negatives, settings, model, n_ite
     optimiser = make([p for p in module.parameters() if p.requires_grad], lr=backbone.settings.lr)
     samples = oracle_samples(kind, items, negatives, settings.negatives)
     size = max(1, settings.batch_size // settings.negatives) if kind == "group" else settings.batch_size
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_double():
         for epoch in range(settings.local_epochs):
             order = list(range(len(samples)))
             if len(samples) > size:
@@ -213,8 +216,6 @@ def oracle_client(name, backbone, user, items, negatives, settings, model, n_ite
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-    finally:
-        torch.set_default_dtype(torch.float32)
     return module
 
 
@@ -227,7 +228,7 @@ def test_a_round_is_that_of_copies_of_recboles_model(registry, step, name, local
     """After a round: private rows of every client, and the mean of everything public, as a loop makes them."""
     backbone, settings = backbone_of(registry, name, lr=0.02), LOCAL[local]
     build_model = backbone._caller.build
-    backbone._caller.build = lambda *size: without_dropout(build_model(*size))
+    backbone._caller.build = lambda *size, **device: without_dropout(build_model(*size, **device))
     model = start(backbone, step)
     after, _, chunks = one_round(backbone, step, model, settings)
     drawn = {user: row for chunk in chunks
@@ -268,11 +269,8 @@ def test_scores_are_recboles_own(registry, step, name):
                   "item_length": torch.full((19,), len(part)),
                   "item_id_list": torch.tensor([part + [0] * (length - len(part))]).expand(19, -1),
                   "Inverse_item_id_list": torch.tensor([[0] * (length - len(part)) + part]).expand(19, -1)}
-        torch.set_default_dtype(torch.float64)
-        try:
+        with in_double():
             theirs = module.predict(Interaction(fields)).detach()
-        finally:
-            torch.set_default_dtype(torch.float32)
         if name in ("NeuMF", "CDAE", "FISM"):
             theirs = torch.logit(theirs)
         torch.testing.assert_close(ours[user], theirs, atol=1e-8, rtol=1e-8)
