@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from fabricate import fabricate, level
-from helpers import ROOT
+from helpers import ROOT, lay_shop
 from mutations import TRIES, changed_json, fuzz, in_time, refused, said
 
 import fedcl_bench as fb
@@ -26,7 +26,7 @@ from fedcl_bench.data.features import Callbacks, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.settings import StreamSettings
-from fedcl_bench.records import published, schema
+from fedcl_bench.records import published
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
@@ -34,6 +34,8 @@ from fedcl_bench.records.store import load_runs
 
 JOB = {"rounds": 1, "k_core": 80}
 TABLE = ["tables", "--methods", "ft,f3crec", "--backbones", "fedmf", "--format", "csv", "--records"]
+LOG = ["user_id:token\titem_id:token\ttimestamp:float\n",
+       *(f"{u}\t{(u * 7 + i) % 11}\t{1000 * u + i}\n" for u in range(8) for i in range(8))]
 COMPARE = ["compare", "f3crec", "ft", "--backbone", "fedmf", "--json", "--records"]
 
 
@@ -75,27 +77,18 @@ def world(registry, tmp_path_factory):
     return folder, config, stream
 
 
-def test_frames_of_records(world):
-    path = min((world[0] / "results" / "runs").glob("f3crec*")) / "users.parquet"  # all are read in one way
-    fuzz(path, same_or_left_out([*COMPARE, str(world[0] / "results")]))
-
-
-def test_run_json(world):
-    """It has no checksum: whatever it holds, commands end as they have to."""
-    path = min((world[0] / "results" / "runs").glob("f3crec*")) / schema.NAME
-
-    def check():
-        said([*COMPARE, str(world[0] / "results")])
-        refused(lambda: load_runs(world[0] / "results"))
+@pytest.mark.parametrize("place, words, has_checksum", [
+    ("results/runs/f3crec*/users.parquet", COMPARE, True),  # all frames are read in one way
+    ("results/runs/f3crec*/run.json", COMPARE, False), ("compact/index.json", TABLE, False),
+    ("compact/*.parquet", TABLE, True)])
+def test_records(world, place, words, has_checksum):
+    """Whatever is in a file without a checksum, commands end as they have to."""
+    folder, path = place.partition("/")[0], min(world[0].glob(place))
+    words = [*words, str(world[0] / folder)]
+    check = same_or_left_out(words) if has_checksum else lambda: said(words)
     fuzz(path, check)
-    fuzz(path, check, changed_json, 2 * TRIES)
-
-
-@pytest.mark.parametrize("name", ["index.json", "*.parquet"])
-def test_compact_records(world, name):
-    (path,) = (world[0] / "compact").glob(name)
-    check = same_or_left_out([*TABLE, str(world[0] / "compact")])
-    fuzz(path, check if name != published.INDEX else lambda: said([*TABLE, str(world[0] / "compact")]))
+    if path.suffix == ".json":
+        fuzz(path, check, changed_json, 2 * TRIES)
 
 
 @pytest.mark.parametrize("pattern", ["runs/*/checkpoint.pt", "shared/*.pt"])
@@ -141,18 +134,15 @@ def told(tmp_path, monkeypatch):
     """Two small domains with texts, and vectors for them; and their features, made of an encoder's name."""
     monkeypatch.chdir(tmp_path)
     Path("given").mkdir()
-    for name in ("books", "games"):
-        Path(name).mkdir()
-        Path(name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
-            f"u{user}\ti{(user + place) % 5}\t{place}\n" for user in range(6) for place in range(4)))
-        Path(name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(
-            f'i{item}\t"A ""{name[item]}"" of {name}"\n' for item in range(5)))
-        np.savez(f"given/{name}.npz", item_id=[f"i{item}" for item in range(5)], vectors=np.eye(5))
+    items = [f"i{item}" for item in range(5)]
+    for seed, name in enumerate(("books", "games")):
+        lay_shop(name, seed, 6, 5, texts=True)
+        np.savez(f"given/{name}.npz", item_id=items, vectors=np.eye(5))
     shutil.copy("given/games.npz", "games.npz")
-    pd.DataFrame({"item_id": [f"i{item}" for item in range(5)], "vector": list(np.eye(5))}).to_parquet("games.parquet")
+    pd.DataFrame({"item_id": items, "vector": list(np.eye(5))}).to_parquet("games.parquet")
     np.save("games.npy", np.eye(5))
     settings = StreamSettings(stream="domains", k_core=0)
-    source = locate(f"{tmp_path}/books+{tmp_path}/games", None, settings)
+    source = locate("books+games", None, settings)
     stream = build_stream(source, settings)
 
     def load(encoder, hearing=Callbacks()):
@@ -164,7 +154,7 @@ def told(tmp_path, monkeypatch):
 def test_features_kept_beside_the_data(told):
     """Whatever is in a file's place, the vectors are the same; what was wrong is said."""
     expected = told("tfidf")
-    path = min(Path("books").glob("*.features-*"))
+    path = min(Path("data/books").glob("*.features-*"))
     content = path.read_bytes()
 
     def check():
@@ -178,16 +168,12 @@ def test_features_kept_beside_the_data(told):
 
 @pytest.mark.parametrize("name", ["games.item", "games.npz", "games.parquet", "games.npy"])
 def test_texts_and_given_vectors(told, name):
-    path, encoder = Path("games/games.item"), "tfidf"
+    path, encoder = Path("data/games/games.item"), "tfidf"
     if name != "games.item":
         Path("given/games.npz").unlink(missing_ok=True)
         path, encoder = Path("given", name), "given:given"
         shutil.copy(name, path)
     fuzz(path, same_or_refused(lambda: told(encoder), lambda made, _: all(part.isfinite().all() for part in made)))
-
-
-LOG = ["user_id:token\titem_id:token\ttimestamp:float\n",
-       *(f"{u}\t{(u * 7 + i) % 11}\t{1000 * u + i}\n" for u in range(8) for i in range(8))]
 
 
 def test_who_users_are(tmp_path):
