@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 
@@ -52,24 +51,6 @@ def test_pickled_lists_and_tables_become_one_atomic_file(protocol):
         pd.DataFrame([(number, item) for number, session in enumerate(sessions) for item in session],
                      columns=["session", "item_id"]).astype("int32").to_parquet(f"tables/{split}.parquet")
     assert not convert(NAME, Path("tables"), Path("data"), published=Published()).changed
-
-
-class Opens:
-    def __init__(self, call):
-        self.call = call
-
-    def __reduce__(self):
-        return self.call
-
-
-@pytest.mark.parametrize("content", [
-    pickle.dumps([[1, 2], Opens((os.mkdir, ("opened",)))], protocol=0),
-    pickle.dumps([[1, 2], Opens((os.mkdir, ("opened",)))], protocol=4)], ids=["text", "call"])
-def test_a_pickle_of_anything_else_is_not_read(content):
-    lay(content)
-    with pytest.raises(UserError, match="pickle of more than lists of numbers"):
-        converted()
-    assert not Path("opened").exists() and not Path("data").exists()
 
 
 @pytest.mark.parametrize("train, test, message", [

@@ -2,16 +2,17 @@
 
 import hashlib
 import os
-from pathlib import Path
+import pickle
 
 import numpy as np
 import pandas
 import pytest
 import torch
 
-from fedcl_bench.cli.main import main
-from fedcl_bench.data import archives, hdf, prepared
+from fedcl_bench.data import archives, prepared
+from fedcl_bench.data.convert import convert
 from fedcl_bench.data.datasets import build_stream
+from fedcl_bench.data.source import Published
 from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
@@ -66,38 +67,28 @@ def test_arrays_of_objects_are_refused(registry, tmp_path, planted):
         archives.arrays_of((tmp_path / "x.npz").read_bytes(), "x.npz", "")
 
 
-COLUMNS = {"user_id": [1, 1], "item_id": [5, 5], "interaction_type": [1, 3], "created_at": [1443439587, 1443439602],
-           "session_id": [842, 842]}
-
-
-@pytest.fixture
-def raw(tmp_path, monkeypatch):
-    pytest.importorskip("tables", reason="needs the extra [hdf]")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "raw").mkdir()
-
-    def lay(**columns):
-        for key in ("train", "valid", "test"):
-            pandas.DataFrame({**COLUMNS, **columns}).to_hdf("raw/session.hdf", key=key)
-    return lay
+@pytest.mark.parametrize("protocol", [0, 4])
+def test_objects_in_pickled_sessions_are_not_read(protocol, planted, tmp_path):
+    for file in ("all_train_seq.txt", "test.txt"):
+        (tmp_path / file).write_bytes(pickle.dumps([[1, 2], planted], protocol=protocol))
+    with pytest.raises(UserError, match="pickle of more than lists of numbers"):
+        convert("session-diginetica", tmp_path, tmp_path / "data", published=Published())
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.filterwarnings("ignore")  # of pandas and PyTables, on objects and names
 @pytest.mark.parametrize("place", ["item_id", "text", "an attribute"])
-def test_objects_in_an_hdf_file_are_not_read(place, raw, planted, tmp_path, capsys):
-    import tables
-
-    raw(**{} if place == "an attribute" else {place: [planted, "b"]})
+def test_objects_in_an_hdf_file_are_not_read(place, planted, tmp_path):
+    tables = pytest.importorskip("tables", reason="needs the extra [hdf]")
+    columns = dict.fromkeys(("user_id", "item_id", "interaction_type", "created_at", "session_id"), [1, 5])
+    if place != "an attribute":
+        columns[place] = [planted, "b"]
+    path = tmp_path / "session.hdf"
+    for key in ("train", "valid", "test"):
+        pandas.DataFrame(columns).to_hdf(path, key=key)
     if place == "an attribute":
-        with tables.open_file("raw/session.hdf", "a") as file:
+        with tables.open_file(path, "a") as file:
             file.root.valid._v_attrs["pandas_type"] = planted
-    assert main(["data", "convert", "xing", "--raw", "raw", "--any-checksum"]) == 2
-    error = capsys.readouterr().err
-    assert "raw/session.hdf: table '" in error and "holds pickled objects (" in error and len(error.splitlines()) <= 4
+    with pytest.raises(UserError, match=r"session.hdf: table '.*' holds pickled objects \("):
+        convert("xing", tmp_path, tmp_path / "data", published=Published())
     assert not (tmp_path / "data").exists()
-
-
-def test_plain_hdf_files_are_read(raw):
-    raw()
-    assert hdf.read(Path("raw/session.hdf"), "train").equals(pandas.DataFrame(COLUMNS))
-    assert main(["data", "convert", "xing", "--raw", "raw", "--any-checksum"]) == 0
