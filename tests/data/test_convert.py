@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import os
+import socket
 import sys
 import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -374,7 +375,6 @@ def test_existing_files(capsys, publish):
 
 def test_a_conversion_that_dies_leaves_no_dataset(monkeypatch):
     """Dying at any file write leaves whole files only, and no .inter before everything else is there."""
-    import os
     replace, calls = os.replace, []
 
     def dies(*paths):
@@ -396,85 +396,65 @@ def test_a_conversion_that_dies_leaves_no_dataset(monkeypatch):
 # Download
 
 
-@pytest.fixture
-def server():
-    """A web server on this machine; ``routes`` maps a path to the body it sends and the length it declares."""
-    routes = {}
+def served(body, declared=None, status="200 OK"):
+    """Address at which this machine sends one answer, which declares a length, perhaps another than it has."""
+    listener = socket.create_server(("127.0.0.1", 0))
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path not in routes:
-                return self.send_error(404)
-            body, declared = routes[self.path]
-            self.send_response(200)
-            self.send_header("Content-Length", str(declared))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-
-    def serve(body, declared=None):
-        routes["/ml-100k.zip"] = body, len(body) if declared is None else declared
-        return url
-    url = f"http://127.0.0.1:{http.server_port}/ml-100k.zip"
-    serve.url, serve.port = url, http.server_port
-    yield serve
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    def serve():
+        with listener, listener.accept()[0] as connection:
+            connection.recv(1 << 16)
+            length = len(body) if declared is None else declared
+            connection.sendall(f"HTTP/1.0 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + body)
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/ml-100k.zip"
 
 
 GOOD = zipped({"ml-100k/README": "read me",
                **{f"ml-100k/{file}": content for file, content in SMALL["ml-100k"].items()}})
 
 
-def test_download(capsys, publish, server):
-    publish("ml-100k", url=server(GOOD), md5=hashlib.md5(GOOD).hexdigest(), counts={"rows": 3, "users": 2, "items": 2})
+def test_download(capsys, publish):
+    url = served(GOOD)
+    publish("ml-100k", url=url, md5=hashlib.md5(GOOD).hexdigest(), counts={"rows": 3, "users": 2, "items": 2})
     assert main(["data", "download", "ml-100k"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "" and f"{server.url}: md5 agrees" in captured.out
+    assert captured.err == "" and f"{url}: md5 agrees" in captured.out
     assert "u.data: no checksum" not in captured.out  # the zip's covers it
     assert Path("data/ml-100k/ml-100k.inter").read_text() == ATOMIC["ml-100k"][0]
     assert {path.name for path in Path(".").rglob("*") if path.is_file()} == {"ml-100k.inter", "ml-100k.item"}
     assert main(["data", "ml-100k", "--set", "k_core=0", "--set", "blocks=1"]) == 0
 
 
-@pytest.mark.parametrize("body,declared,facts,words", [
-    (GOOD[:-40], None, {}, ["is not a whole zip file"]),
-    (GOOD[:-40], len(GOOD), {}, ["cannot be fetched", f"{len(GOOD) - 40:,} of {len(GOOD):,} bytes", "by hand"]),
-    (b"<!DOCTYPE html><title>Log in</title>", None, {}, ["is not a whole zip file", "<!DOCTYPE html>"]),
-    (GOOD, None, {"md5": "ab" * 16}, ["md5 is", hashlib.md5(GOOD).hexdigest(), "ab" * 16, "--any-checksum"]),
-    (zipped({"ml-100k/u.base": b"1"}), None, {}, ["has no u.data and no u.item"]),
-    (zipped({**SMALL["ml-100k"], "u.data": b"1\t2\n"}), None, {}, ["ml-100k.zip: u.data, line 1", "found 2 fields"]),
+BY_HAND = "run_bench.py data convert ml-100k --raw ml-100k.zip --out out"
+
+
+@pytest.mark.parametrize("answer,facts,words", [
+    ([GOOD[:-40]], {}, ["is not a whole zip file"]),
+    ([GOOD[:-40], len(GOOD)], {}, ["cannot be fetched", f"{len(GOOD) - 40:,} of {len(GOOD):,} bytes", BY_HAND]),
+    ([b"<!DOCTYPE html><title>Log in</title>"], {}, ["is not a whole zip file", "<!DOCTYPE html>"]),
+    ([GOOD], {"md5": "ab" * 16}, ["md5 is", hashlib.md5(GOOD).hexdigest(), "ab" * 16, "--any-checksum"]),
+    ([zipped({"ml-100k/u.base": b"1"})], {}, ["has no u.data and no u.item"]),
+    ([zipped({**SMALL["ml-100k"], "u.data": b"1\t2\n"})], {}, ["ml-100k.zip: u.data, line 1", "found 2 fields"]),
+    ([b"", 0, "404 Not Found"], {}, ["cannot be fetched (the server answers 404 Not Found)", BY_HAND]),
 ])
-def test_bad_downloads(capsys, publish, server, body, declared, facts, words):
-    publish("ml-100k", url=server(body, declared), **facts)
-    message = refused(capsys, "data", "download", "ml-100k")
-    assert all(word in message for word in [server.url, *words]), message
-
-
-def test_no_answer(capsys, publish, server):
-    by_hand = "run_bench.py data convert ml-100k --raw ml-100k.zip --out out"
-    publish("ml-100k", url=server.url)
+def test_bad_downloads(capsys, publish, answer, facts, words):
+    url = served(*answer)
+    publish("ml-100k", url=url, **facts)
     message = refused(capsys, "data", "download", "ml-100k", "--out", "out")
-    assert f"{server.url}: cannot be fetched (the server answers 404 Not Found)" in message and by_hand in message
-    import socket
-    with socket.socket() as unused:  # bound but not listening: connections are refused
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/ml-100k.zip"
-        publish("ml-100k", url=url)
-        message = refused(capsys, "data", "download", "ml-100k", "--out", "out")
-    assert f"{url}: cannot be fetched (no connection: Connection refused)" in message and by_hand in message
+    assert all(word in message for word in [url, *words]), message
+    assert not Path("out").exists()
+
+
+def test_no_answer(capsys, publish):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/ml-100k.zip"
+        publish("ml-100k", url=url)
+        message = refused(capsys, "data", "download", "ml-100k", "--out", "out")
+        assert f"{url}: cannot be fetched (no connection: Connection refused)" in message and BY_HAND in message
         silent.listen()
         with pytest.raises(UserError, match="timed out"):
-            fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", Path("x.zip"), "by hand", timeout=0.05)
+            fetch(url, Path("x.zip"), "by hand", timeout=0.05)
 
 
 def test_a_dataset_that_cannot_be_downloaded(capsys, publish):
