@@ -15,15 +15,13 @@ from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
-from fedcl_bench.data.datasets import load_stream, statistics
+from fedcl_bench.data.datasets import statistics
 from fedcl_bench.data.domain_streams import build_domains
 from fedcl_bench.data.overlap import shared_users
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.data.settings import StreamSettings
-from fedcl_bench.runs.config import make_config
 
 # Histories of users, in order; both domains have a user u1 and an item i1.
 BOOKS = {"u1": ["i1", "i2", "i3", "i4", "i2"], "u2": ["i3", "i1", "i5"], "u3": ["i4", "i6"]}
@@ -124,23 +122,6 @@ def test_a_dataset_keeps_its_own_columns_and_filters(registry):
     yaml.write_text("USER_ID_FIELD: who\nTIME_FIELD: place\n")
     other, stream = stream_of(registry, "books+games")
     assert histories(stream, 0, "test")["books:u1"] == named("books", BOOKS["u1"]) and other.hash != config.hash
-
-
-def test_a_prepared_stream_is_the_same(shops, registry):
-    config, stream = stream_of(registry, shops)
-    assert main(["data", "prepare", shops]) == 0
-    folder = prepared.folder_of(config.source, config.stream)
-    kept = prepared.load(folder)
-    assert kept.domains == stream.domains and statistics(kept) == statistics(stream)
-    assert histories(kept, 1, "valid") == histories(stream, 1, "valid")
-    central, _ = stream_of(registry, shops, topology="central")
-    assert prepared.folder_of(central.source, central.stream) == folder  # the same data, however it is trained on
-    for dataset, values in (("games+books", {}), (shops, {"pilot_users": 5, "pilot_core": 0})):
-        other = make_config(registry, "ft", "sasrec", dataset, overrides=[("test", values)])
-        assert prepared.folder_of(other.source, other.stream) != folder
-    lay_log("games", rows_of({**GAMES, "u9": ["i1", "i7", "i8"]}))
-    changed, stream = stream_of(registry, shops)
-    assert changed.source.fingerprint != config.source.fingerprint and stream.steps[0].n_users == 6
 
 
 @pytest.mark.parametrize("dataset, values, message", [
@@ -250,20 +231,6 @@ def test_blocks_share_out_all_interactions_and_the_whole_is_one_block():
     assert all("known" not in step.sessions for step in everything.steps)
     assert statistics(everything)["samples"] == [len(step.sessions["train"].prefixes().end)
                                                  for step in everything.units()]
-
-
-def test_prepared_blocks_are_the_same(registry):
-    for name, seed in (("books", 1), ("games", 2)):
-        lay_log(name, zip(*(getattr(shop(seed), column).tolist() for column in ("user", "item", "time"))))
-    cut, stream = stream_of(registry, "books+games", domain_blocks=3)
-    folder = prepared.folder_of(cut.source, cut.stream)
-    prepared.save(stream, folder)
-    kept = load_stream(cut.source, cut.stream)
-    assert kept.domains == stream.domains
-    assert [found_in(step) for step in kept.units()] == [found_in(step) for step in stream.units()]
-    others = [stream_of(registry, "books+games", **changed)[0] for changed in ({}, {"domain_blocks": 2})]
-    assert len({folder, *(prepared.folder_of(other.source, other.stream) for other in others)}) == 3
-    assert len({cut.hash, *(other.hash for other in others)}) == 3
 
 
 # Their files

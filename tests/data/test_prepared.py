@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,66 +28,67 @@ from fedcl_bench.core.tuning import SIZES
 SETTINGS = StreamSettings(k_core=0)
 
 
+DOMAINS = StreamSettings(stream="domains", k_core=0)
+
+
 @pytest.fixture
 def folder(tmp_path):
-    write(World(60, 40, per_user=12.0), tmp_path / "w" / "w.inter")
+    for seed, name in enumerate("wv"):
+        write(World(60, 40, per_user=12.0, seed=seed), tmp_path / name / f"{name}.inter")
     return tmp_path
 
 
-def tensors(stream: Stream) -> list:
-    found = []
-    for step in stream.steps:
-        parts = [step.train, step.valid, step.test, *step.sessions.values()]
-        found += [getattr(part, name) for part in parts for name in part.__dataclass_fields__]
-    return found
+def kept(folder, dataset="w", settings=SETTINGS):
+    """A dataset, its stream, and where that is kept, as it is now."""
+    source = locate(dataset, folder, settings)
+    built, place = build_stream(source, settings), prepared.folder_of(source, settings)
+    prepared.save(built, place)
+    return source, built, place
 
 
-def assert_same(one: Stream, other: Stream) -> None:
-    for a, b in zip(tensors(one), tensors(other), strict=True):
-        assert a.dtype == b.dtype and torch.equal(a, b)
-    for a, b in zip(one.steps, other.steps, strict=True):
-        assert list(a.sessions) == list(b.sessions)
-        assert (a.index, a.n_users, a.n_items, a.interactions) == (b.index, b.n_users, b.n_items, b.interactions)
-    assert one.user_tokens.tolist() == other.user_tokens.tolist()
-    assert one.item_tokens.tolist() == other.item_tokens.tolist()
-    assert dict(one.unfiltered) == dict(other.unfiltered)
+def arrays(part):
+    return {name: (tensor.dtype, tensor.tolist()) for name, tensor in vars(part).items()}
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, StreamSettings(stream="static", k_core=0),
-                                      StreamSettings(stream="sessions", k_core=0, session_gap=30000.0,
-                                                     session_from="gap", session_split="last", min_sessions=3,
-                                                     min_session_length=2)])
-def test_prepared_stream_is_the_stream(folder, settings):
-    source = locate("w", folder, settings)
-    built = build_stream(source, settings)
-    prepared.save(built, prepared.folder_of(source, settings))
-    assert_same(load_stream(source, settings), built)
-    assert len(tensors(built)) == (24 if settings.stream == "blocks" else 6) + 12 * (settings.stream == "sessions")
-    assert sorted(path.name for path in (folder / "w").iterdir()) == [
-        "w.inter", prepared.folder_of(source, settings).name]
+def content(stream: Stream) -> list:
+    """All that a stream holds."""
+    steps = [{**vars(step), **{split: arrays(step.split(split)) for split in ("train", "valid", "test")},
+              "sessions": {name: arrays(sessions) for name, sessions in step.sessions.items()}}
+             for step in stream.steps]
+    return [steps, stream.user_tokens.tolist(), stream.item_tokens.tolist(), dict(stream.unfiltered), stream.domains]
 
 
-def test_arrays_are_mapped_and_never_written_back(folder):
-    source = locate("w", folder, SETTINGS)
-    kept = prepared.folder_of(source, SETTINGS)
-    prepared.save(build_stream(source, SETTINGS), kept)
-    stream = load_stream(source, SETTINGS)
-    assert isinstance(stream.user_tokens, np.memmap)
-    maps = open("/proc/self/maps").read()
-    assert str(kept / "0-train-values.npy") in maps
-    stream.steps[0].train.values[0] = 10 ** 6
-    assert int(load_stream(source, SETTINGS).steps[0].train.values[0]) != 10 ** 6
+@pytest.mark.parametrize("dataset, settings", [
+    ("w", SETTINGS), ("w", StreamSettings(stream="static", k_core=0)), ("w+v", DOMAINS),
+    ("w+v", replace(DOMAINS, domain_blocks=2)),
+    ("w", StreamSettings(stream="sessions", k_core=0, session_gap=30000.0)),
+    ("w", StreamSettings(stream="sessions", k_core=0, session_gap=30000.0, topology="central"))])
+def test_prepared_stream_is_the_stream(folder, dataset, settings):
+    source, built, place = kept(folder, dataset, settings)
+    stream = load_stream(source, settings)
+    assert content(stream) == content(built)
+    assert isinstance(stream.user_tokens, np.memmap) and str(place / "0-train-values.npy") in open(
+        "/proc/self/maps").read()
+    assert sorted(path.name for path in (folder / "w").iterdir()) == sorted(["w.inter", place.name])
+    stream.steps[0].train.values[0] = 10 ** 6  # is never written back
+    assert content(load_stream(source, settings)) == content(built)
 
 
 def test_other_settings_and_changed_files_are_not_mistaken(folder):
-    source = locate("w", folder, SETTINGS)
-    places = {prepared.folder_of(source, SETTINGS),
-              prepared.folder_of(source, StreamSettings(k_core=0, blocks=3)),
-              prepared.folder_of(source, StreamSettings(k_core=0, split_seed=1))}
-    with open(source.path, "a") as file:
+    def place(dataset, settings):
+        return prepared.folder_of(locate(dataset, folder, settings), settings)
+
+    others = [("w", SETTINGS), ("w", replace(SETTINGS, blocks=3)), ("w", replace(SETTINGS, split_seed=1)),
+              ("w+v", DOMAINS), ("v+w", DOMAINS), ("w+v", replace(DOMAINS, pilot_users=5, pilot_core=0)),
+              ("w+v", replace(DOMAINS, domain_blocks=2)), ("w+v", replace(DOMAINS, domain_blocks=3))]
+    sessions = StreamSettings(stream="sessions", k_core=0, topology="central")
+    others += [("w", replace(sessions, **changed)) for changed in ({}, {"valid_share": 0.2}, {"topology": "federated"})]
+    places = {place(*other) for other in others}
+    assert place("w+v", replace(DOMAINS, topology="central")) in places  # the same data, however it is trained on
+    with open(folder / "w" / "w.inter", "a") as file:
         file.write("60\t3\t1609459200\n")
-    places.add(prepared.folder_of(locate("w", folder, SETTINGS), SETTINGS))
-    assert len(places) == 4
+    places |= {place(*other) for other in others}
+    assert len(places) == 2 * len(others)
 
 
 def test_command_and_a_run_on_it(folder, capsys, monkeypatch):
@@ -118,11 +120,9 @@ def rolled(path):
     ("1-train-values.npy", rolled)])
 def test_damage_is_named(folder, name, harm):
     """Also where what is read would be a stream."""
-    source = locate("w", folder, SETTINGS)
-    kept = prepared.folder_of(source, SETTINGS)
-    prepared.save(build_stream(source, SETTINGS), kept)
-    harm(kept / name)
-    with pytest.raises(UserError, match=f"{kept}: is damaged, {name}: .*\n.*data prepare"):
+    source, _, place = kept(folder)
+    harm(place / name)
+    with pytest.raises(UserError, match=f"{place}: is damaged, {name}: .*\n.*data prepare"):
         load_stream(source, SETTINGS)
 
 

@@ -11,12 +11,10 @@ import torch
 from helpers import stream_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
 from fedcl_bench.data.datasets import statistics
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.runs.config import make_config
 
 NAME = "session-diginetica"
 TRAIN = [[1, 2], [3, 4, 5], [2, 3, 1, 2], [5, 1], [4, 2, 1]]
@@ -133,16 +131,6 @@ def test_too_small_shares_are_refused(stream):
         stream([[1, 2, 3, 4, 9]])
     with pytest.raises(UserError, match="no train session"):
         stream([[1, 2, 3, 4, 9]], valid_share=0.9)
-
-
-def test_a_prepared_stream_is_of_its_topology(registry):
-    lay()
-    converted()
-    config, stream = stream_of(registry, NAME, valid_share=0.4)
-    prepared.save(stream, folder := prepared.folder_of(config.source, config.stream))
-    assert sessions_in(prepared.load(folder), "valid") == sessions_in(stream, "valid")
-    other = make_config(registry, "ft", "sasrec", NAME, overrides=[("test", {"valid_share": 0.2})])
-    assert prepared.folder_of(other.source, other.stream) != folder
 
 
 @pytest.mark.parametrize("name, rows, samples, items, tests", [
