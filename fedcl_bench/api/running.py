@@ -19,7 +19,7 @@ with importing():
     from ..records.store import load_record
     from .origin import Origin, located
     from .results import Results
-    from .seeds import Execution, SharedStream, run_seeds
+    from .seeds import Execution, run_seeds
     from .stopping import stop_between_rounds
 
 
@@ -61,8 +61,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     configs = [make_config(registry, *names, seed, overrides, data_dir, device) for seed in range(first, first + count)]
     try:
         with stop_between_rounds() as stop, named(), closed_to_others():
-            done = run_seeds(configs, overrides, SharedStream(configs[0]),
-                             Execution(Path(results), stop, quiet=not progress))
+            done = run_seeds(configs, overrides, Execution(Path(results), stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     return Results([load_record(Path(result["record"])) for result in done],

@@ -20,46 +20,16 @@ from ..runs.specs import Layers
 from .progress_bars import Display
 
 
-class SharedStream:
-    """The stream of all seeds, loaded and checked for the first of them that is not finished yet.
-
-    Args:
-        check: raises UserError if the run cannot be done by what does it.
-    """
-
-    def __init__(self, config: RunConfig, check: Callable[[Federation], None] | None = None):
-        self.config, self.check = config, check
-        self.stream: Stream | None = None
-
-    def load(self, note: Callable[[str], None], hearing: Callbacks = Callbacks()) -> Stream:
-        """The stream; ``note`` is told, the first time, what all seeds have in common.
-
-        Raises:
-            UserError: if the dataset cannot be read, or does not fit the method, the backbone or the shards.
-        """
-        if self.stream is None:
-            self.stream = load_stream(self.config.source, self.config.stream, self.config.features, hearing)
-            federation = self.config.federation(self.stream)
-            self.config.check(federation)
-            if self.check is not None:
-                self.check(federation)
-            users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
-            for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
-                         *cold_start.notes(federation), *notes_of(self.stream),
-                         thin_note(self.stream, self.config.stream)):
-                if text:
-                    note(text)
-        return self.stream
-
-
-@dataclass(frozen=True)
+@dataclass
 class Execution:
-    """How seeds are run; no number depends on it.
+    """How the seeds of a run are run, and the stream that they share; no number depends on it.
 
     Attributes:
         results, stop, rerun: as for ``execute`` and its ``Watch``.
         quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
+        check: raises UserError if the run cannot be done by what does it.
         engine_of: makes what trains a run, given its configuration and where to warn.
+        stream: loaded and checked for the first seed that is not finished yet.
     """
 
     results: Path
@@ -68,11 +38,32 @@ class Execution:
     quiet: bool = False
     verbose: bool = False
     logs: Sequence[Target] = ()
+    check: Callable[[Federation], None] = lambda federation: None
     engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Engine()
+    stream: Stream | None = None
+
+    def load(self, config: RunConfig, display: Display) -> Stream:
+        """The stream of a configuration and of those that differ in their seed; what they have in common is noted the
+        first time.
+
+        Raises:
+            UserError: if the dataset cannot be read, or does not fit the method, the backbone or the shards.
+        """
+        if self.stream is None:
+            self.stream = load_stream(config.source, config.stream, config.features,
+                                      Callbacks(display.warn, display.counting))
+            federation = config.federation(self.stream)
+            config.check(federation)
+            self.check(federation)
+            users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
+            for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
+                         *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream)):
+                if text:
+                    display.note(text)
+        return self.stream
 
 
-def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStream,
-              execution: Execution) -> list[dict[str, Any]]:
+def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execution) -> list[dict[str, Any]]:
     """Run every seed, or take its record, with progress on standard error.
 
     Args:
@@ -82,31 +73,21 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStr
     Returns:
         What ``execute`` returns, per seed; its errors too.
     """
-    return [_run(config, overrides, stream, execution, notes=config is configs[0]) for config in configs]
+    def run(config: RunConfig) -> dict[str, Any]:
+        with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
+            for text in inactive_notes(config, overrides) if config is configs[0] else ():
+                display.note(text)
 
+            def update(loaded: Stream, progress: Progress) -> None:
+                display.update(loaded, progress)
+                log.update(progress)
 
-def _run(config: RunConfig, overrides: Layers, stream: SharedStream, execution: Execution, notes: bool
-         ) -> dict[str, Any]:
-    """One run with its progress.
-
-    Args:
-        notes: say which settings are without effect.
-    """
-    with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
-        for text in inactive_notes(config, overrides) if notes else ():
-            display.note(text)
-
-        def update(loaded: Stream, progress: Progress) -> None:
-            display.update(loaded, progress)
-            log.update(progress)
-
-        watch = Watch(update, display.warn, display.note, execution.stop)
-        engine = execution.engine_of(config, display.warn)
-        hearing = Callbacks(display.warn, display.counting)
-        done = execute(config, lambda: stream.load(display.note, hearing), execution.results, watch,
-                       rerun=execution.rerun, engine=engine)
-        log.finish(Path(done["record"]))
-    return done
+            done = execute(config, lambda: execution.load(configs[0], display), execution.results,
+                           Watch(update, display.warn, display.note, execution.stop), rerun=execution.rerun,
+                           engine=execution.engine_of(config, display.warn))
+            log.finish(Path(done["record"]))
+        return done
+    return [run(config) for config in configs]
 
 
 def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

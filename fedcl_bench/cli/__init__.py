@@ -164,18 +164,15 @@ def located(name: str, data_dir: Path | None, changes: Mapping[str, Any]) -> tup
     return locate(dataset, data_dir, parts[0]), parts[0]
 
 
-class LeftOut:
+def left_out() -> Callable[[Corrupt], None]:
     """Says on standard error which records are left out and why, the first few of them one by one."""
+    lines = itertools.count()
 
-    def __init__(self):
-        self._count = 0
-
-    def __call__(self, error: Corrupt) -> None:
-        self._count += 1
-        if self._count <= _SHOWN:
-            print(for_terminal(f"left out: {error.wrong}."), file=sys.stderr)
-        elif self._count == _SHOWN + 1:
-            print("left out: more records, for reasons like these.", file=sys.stderr)
+    def say(error: Corrupt) -> None:
+        if (line := next(lines)) <= _SHOWN:
+            text = f"{error.wrong}." if line < _SHOWN else "more records, for reasons like these."
+            print(for_terminal(f"left out: {text}"), file=sys.stderr)
+    return say
 
 
 def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, unknown
-from .. import OF_RECORDS, LeftOut, add_options, print_json, where_of, say_tuned, settings_of, tuned_of
+from .. import OF_RECORDS, add_options, left_out, print_json, where_of, say_tuned, settings_of, tuned_of
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         for text, (method, settings) in methods.items()} for backbone in args.backbones for dataset in datasets}
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
     specs = [spec for row in cells.values() for spec in row.values()]
-    recorded, failed = load_all(args.records, LeftOut())
+    recorded, failed = load_all(args.records, left_out())
     runs_of = find_all(Source(recorded, registry, tuned, (), lambda dataset: {}, where, failed), specs, args.records)
     say_tuned(tuned, specs)
     runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}

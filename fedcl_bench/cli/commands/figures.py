@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError, unknown
-from .. import (CELLS, DRAWN, OF_RECORDS, Extend, LeftOut, add_options, check_formats, names, where_of,
-                     save_figure, say_tuned, settings_of, tuned_of)
+from .. import (CELLS, DRAWN, OF_RECORDS, Extend, add_options, check_formats, left_out, names, save_figure, say_tuned,
+                settings_of, tuned_of, where_of)
 
 if TYPE_CHECKING:
     from ...reports.paper_figures import Drawn, FigureJob
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if name != "all" and name not in makers:
             raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
     wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
-    registry, (runs, failed) = discover(args.plugins), load_all(args.records, LeftOut())
+    registry, (runs, failed) = discover(args.plugins), load_all(args.records, left_out())
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)

@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")
                                            if getattr(args, name)), None)):
         raise UserError(f"--{option} has no effect without --paper, as --paper f3crec.")
-    source = make_source(args, args.results)
+    args.records = args.results
+    source = make_source(args)
     runs = list(source.runs)
     paper, tables = chosen_tables(args)
     if args.paper:

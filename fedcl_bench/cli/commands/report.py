@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import LeftOut, add_options, writing
+from .. import add_options, left_out, writing
 
 EXAMPLES = """\
 examples:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.registry import discover
     from ...records.store import load_all
 
-    found, failed = load_all(args.records, LeftOut())
+    found, failed = load_all(args.records, left_out())
     runs = [run for run in found if run.whole]
     title = args.title or args.records.resolve().name
     content = report(runs, discover(args.plugins), title, args.plugins, failed).encode(errors="backslashreplace")

@@ -12,7 +12,6 @@ from ...core.errors import UserError, unknown
 from .. import add_options, cores, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
-    from ...federation.parts import Federation
     from ...runs.config import RunConfig
     from ...runs.runner import Engine
     from ...runs.specs import Layers
@@ -131,21 +130,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
-    from ...api.seeds import Execution, SharedStream, run_seeds
+    from ...api.seeds import Execution, run_seeds
     from ...api.stopping import stop_between_rounds
     from ...runs.logs import targets
 
     with ExitStack() as stack:
-        check, engine_of = _sharding(args, stack) if args.ray else (None, {})
+        sharding = _sharding(args, stack) if args.ray else {}
         stop = stack.enter_context(stop_between_rounds())
-        execution = Execution(args.results, stop, rerun=args.rerun, quiet=args.quiet, verbose=args.verbose,
-                              logs=targets(args.log, args.results), **engine_of)
-        return run_seeds(configs, overrides, SharedStream(configs[0], check), execution)
+        return run_seeds(configs, overrides, Execution(args.results, stop, args.rerun, args.quiet, args.verbose,
+                                                       targets(args.log, args.results), **sharding))
 
 
-def _sharding(args: argparse.Namespace, stack: ExitStack) -> tuple[Callable[[Federation], None], dict[str, Any]]:
-    """What runs on the cluster of ``--ray``, which is left when the stack is closed: a check that a run can be cut into
-    its shards, and the field of ``Execution`` with what does one."""
+def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
+    """Fields of ``Execution`` for the cluster of ``--ray``, which is left when the stack is closed: a check that a run
+    can be cut into its shards, and what does one."""
     from ...experiments import cluster, partition
     from ...experiments.ray_crew import ShardStarter
     from ...experiments.shards import Conductor
@@ -156,7 +154,7 @@ def _sharding(args: argparse.Namespace, stack: ExitStack) -> tuple[Callable[[Fed
 
     def engine(config: RunConfig, warn: Callable[[str], None]) -> Engine:
         return Conductor(config, shards, plugins, ShardStarter(joined, threads), warn)
-    return lambda federation: partition.check(federation, shards), {"engine_of": engine}
+    return {"check": lambda federation: partition.check(federation, shards), "engine_of": engine}
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:

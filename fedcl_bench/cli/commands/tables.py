@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from ...core.errors import UserError, unknown
-from .. import OF_RECORDS, Extend, LeftOut, add_options, names, say_tuned, settings_of, writing
+from .. import OF_RECORDS, Extend, add_options, left_out, names, say_tuned, settings_of, tuned_of, where_of, writing
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
@@ -101,20 +101,16 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
     return paper, tables
 
 
-def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True) -> Source:
-    """Where the tables' numbers come from, as the options say: the runs are those of the folder ``records``."""
+def make_source(args: argparse.Namespace, needs_runs: bool = True) -> Source:
+    """Where the tables' numbers come from, as the options say."""
+    from ...records.store import load_all
     from ...reports.tables import Source
     from ...runs.registry import discover
-    from ...runs.specs import Tuned, Where
-    from ...records.store import load_all
 
-    assignments = settings_of(args)
-    data_dir = getattr(args, "data_dir", None)
-    where = Where.of_records(records, args.plugins, data_dir)
-    runs, failed = load_all(records, LeftOut()) if needs_runs else ([], [])
-    return Source(runs, discover(args.plugins), Tuned.of(args.tuned, records, where), tuple(assignments.items()),
-                  lambda dataset: statistics_of(dataset, data_dir, assignments), where,
-                  failed)
+    assignments, where = settings_of(args), where_of(args)
+    runs, failed = load_all(args.records, left_out()) if needs_runs else ([], [])
+    return Source(runs, discover(args.plugins), tuned_of(args), tuple(assignments.items()),
+                  lambda dataset: statistics_of(dataset, where.data_dir, assignments), where, failed)
 
 
 def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:
@@ -128,17 +124,16 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
     """Statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
 
+    from ...core.settings import assemble
     from ...data.datasets import load_stream, statistics
     from ...data.recbole_files import bundled
-    from ...data.source import locate
     from ...data.settings import StreamSettings
-    from ...runs.config import layers
-    from ...core.settings import assemble
+    from ...data.source import locate
+    from ...runs.config import CORE_SETTINGS, layers
 
     known = {field.name for field in fields(StreamSettings)}
-    chosen = [(origin, {name: value for name, value in layer.items() if name in known})
-              for origin, layer in layers(dataset, [("--set", assignments)])]
-    settings = assemble([StreamSettings], chosen, dataset)[0]
+    changes = {name: value for name, value in assignments.items() if name in known}
+    settings = assemble(CORE_SETTINGS, layers(dataset, [("--set", changes)]), dataset)[0]
     try:
         source = locate(dataset, data_dir, settings)
     except UserError:
@@ -185,7 +180,7 @@ def _own_table(args: argparse.Namespace) -> Table:
         given = "--table" if args.table else "--add"
         raise UserError(f"{given}: belongs to the tables of a paper, and --rows, --columns, --metrics, --methods, --by "
                         f"and --against to one of your own.\nLeave {given} out, and name methods with --methods.")
-    source = make_source(args, args.records)
+    source = make_source(args)
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
                     split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
@@ -197,7 +192,7 @@ def _paper_tables(args: argparse.Namespace) -> list[Table]:
     from ...reports.tables import build
 
     paper, chosen = chosen_tables(args)
-    source = make_source(args, args.records, needs_runs=any(table.row_spec for table in chosen))
+    source = make_source(args, needs_runs=any(table.row_spec for table in chosen))
     for method in args.add:
         if method not in source.registry.names("method"):
             raise unknown("method (--add)", method, source.registry.names("method"))
