@@ -15,15 +15,17 @@ from ..core.errors import UserError, unknown
 from ..reports import draw, frame
 from ..records.run import Run
 from ..runs.specs import seed_text
-from . import run_frames, versus
+from . import versus
 from .model import Model, saved_model
 from .origin import Origin
 from .seeds import combined
+from .result_table import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS = ("rounds", "matrix")
+_BLOCKS = {"trained": "trained_block", "tested": "tested_block"}
 
 
 class Results:
@@ -34,32 +36,20 @@ class Results:
 
     Attributes:
         runs: the runs, sorted by seed; ``runs[0].meta`` is the content of its ``run.json``.
+        method, backbone, dataset: their names.
+        seeds: ascending.
+        metric: that chose the best round, as ``ndcg@20``: the default of ``compare`` and ``plot``.
+        folders: of each seed's record; of compact records, theirs.
     """
 
     def __init__(self, runs: Sequence[Run], origin: Origin):
         self.runs = tuple(sorted(runs, key=lambda run: run.seed))
+        meta = self.runs[0].meta
+        self.method, self.backbone, self.dataset = (str(meta[kind]) for kind in ("method", "backbone", "dataset"))
+        self.metric = str(meta["settings"]["valid_metric"])
+        self.seeds, self.folders = [run.seed for run in self.runs], [run.path for run in self.runs]
         self._origin = origin
         self._models: dict[int, Model] = {}
-
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.runs[0].meta["method"]
-
-    @property
-    def backbone(self) -> str:
-        """The backbone's name."""
-        return self.runs[0].meta["backbone"]
-
-    @property
-    def dataset(self) -> str:
-        """The dataset's name."""
-        return self.runs[0].meta["dataset"]
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds, ascending."""
-        return [run.seed for run in self.runs]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,20 +57,14 @@ class Results:
         return dict(self.runs[0].meta["settings"])
 
     @property
-    def metric(self) -> str:
-        """The metric that chose the best round, as ``ndcg@20``: the default of ``compare`` and ``plot``."""
-        return self.settings["valid_metric"]
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folder of each seed's record; of compact records, theirs."""
-        return [run.path for run in self.runs]
-
-    @property
     def metrics(self) -> pd.DataFrame:
         """Test metrics, one row per test. Columns: seed; trained_block, the block trained last; tested_block; metric,
         as ``ndcg@20``; mean, over users, from 0 to 1; users, how many the mean is over."""
-        return run_frames.metrics(self.runs)
+        test = ["seed", *_BLOCKS.values()]
+        means = frame.results(self.runs).query("group == ''").drop(columns="group").rename(
+            columns={**_BLOCKS, "value": "mean"})
+        counts = self._seeded("users").groupby(test, observed=True)["user"].nunique().rename("users")
+        return means.join(counts, on=test).fillna({"users": 0}).astype({"users": int}).reset_index(drop=True)
 
     @property
     def users(self) -> pd.DataFrame:
@@ -90,8 +74,8 @@ class Results:
         Raises:
             UserError: if neither a model nor the data is there to tell the original ids.
         """
-        frame = run_frames.seeded(self.runs, "users")
-        return frame.assign(user=self._user_ids[frame["user"].to_numpy()], metric=frame["metric"].astype(str))
+        users = self._seeded("users")
+        return users.assign(user=self._user_ids[users["user"].to_numpy()], metric=users["metric"].astype(str))
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -104,26 +88,37 @@ class Results:
         for run in self.runs:
             if "groups" not in run.meta:
                 raise UserError(f"groups: the record {run.path} has none, as it is of an older version; run it again.")
-        return run_frames.groups(self.runs)
+        of_groups = frame.results(self.runs).query("group != ''").drop(columns="trained").rename(
+            columns={"tested": "block", "value": "mean"})
+        place, counted = ["seed", "block", "group"], of_groups["metric"] == "users"
+        counts = of_groups[counted].set_index(place)["mean"].astype(int).rename("users")
+        return of_groups[~counted].join(counts, on=place).reset_index(drop=True)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """What happened in each round. Columns: seed; step, the block; round, from 0; participants; loss; valid, the
         validation metric (nan: not validated); bytes_up and bytes_down per participant; train_seconds and
         evaluate_seconds; and what the backbone or method measures besides."""
-        return run_frames.seeded(self.runs, "rounds")
+        return self._seeded("rounds")
 
     @property
     def matrix(self) -> pd.DataFrame:
         """R[t, s], the mean of a metric on block s after training up to block t. Columns: seed; metric; trained_block
         (t); then 0, 1, ..., one per tested block (s), nan where s > t."""
-        return run_frames.matrix(self.runs)
+        means = frame.results(self.runs).query("group == ''").rename(columns=_BLOCKS).pivot_table(
+            "value", ["seed", "metric", "trained_block"], "tested_block", sort=False)
+        return means.rename_axis(columns=None).reset_index()
+
+    def _seeded(self, name: str) -> pd.DataFrame:
+        """One of the frames of all records, under each other."""
+        return pd.concat({run.seed: getattr(run, name) for run in self.runs}, names=["seed"]).reset_index(
+            "seed").reset_index(drop=True)
 
     def table(self) -> pd.DataFrame:
         """What the command ``run`` shows, as text: a row per metric, a column per block and their average but for
         block 0. Cells are the mean over users and seeds on the block just trained, with ± the sample standard deviation
         over seeds if there are several."""
-        return run_frames.table(self._combined)
+        return table(combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs]))
 
     def compare(self, others: str | Results | Sequence[str | Results], metric: str | None = None,
                 blocks: Sequence[int] | None = None, tuned: str | Path | None = None) -> pd.DataFrame:
@@ -227,16 +222,11 @@ class Results:
         """The best items for a user, by the model of a seed.
 
         Args:
-            user: original id.
-            k: items, at most.
+            user, k, mask_seen: as for ``Model.recommend``, whose frame this is.
             seed: None: the first.
-            mask_seen: leave out what the user has in the data, but for its last test.
-
-        Returns:
-            The columns rank (from 1), item (original id as text) and score (a logit, or what the method ranks by).
 
         Raises:
-            UserError: for an unknown user, or if the model, the data or a plugin is missing.
+            UserError: as ``model`` and ``Model.recommend``.
         """
         return self.model(seed).recommend(user, k, mask_seen)
 
@@ -253,11 +243,6 @@ class Results:
     def _title(self) -> str:
         return f"{self.method} on {self.backbone}, {self.dataset}; seed{'s' * (len(self.runs) > 1)} " \
                f"{seed_text(self.seeds)}"
-
-    @cached_property
-    def _combined(self) -> dict[str, Any]:
-        return combined([{**run.meta, "record": str(run.path), "reused": True}
-                         for run in self.runs])
 
     @cached_property
     def _user_ids(self) -> np.ndarray:

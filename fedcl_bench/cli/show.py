@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..api.run_frames import table as result_table
+from ..api.result_table import table as result_table
 from ..core.errors import UserError
 from ..core.settings import flat, inactive
 from ..core.text import for_terminal

@@ -336,8 +336,8 @@ def test_what_a_notebook_shows_is_escaped(results, monkeypatch):
     evil = "<script>alert(1)</script>"
     for run in results.runs:
         monkeypatch.setitem(run.meta, "dataset", evil)
-    monkeypatch.setattr(type(results), "folders", [Path(evil)])
     other = fb.Results(results.runs, results._origin)
+    other.folders = [Path(evil)]
     monkeypatch.setattr(other, "table", lambda: pd.DataFrame({evil: [evil]}, index=[evil]))
     assert "<script" not in other._repr_html_()
 
