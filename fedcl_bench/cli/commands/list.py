@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from ...core.errors import UserError
 from .. import add_options
@@ -12,6 +14,8 @@ from .. import add_options
 if TYPE_CHECKING:
     from ...runs.metadata import Metadata
     from ...runs.registry import Plugin
+
+say = Console(highlight=False, soft_wrap=True, markup=False).print
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,12 +42,6 @@ def run(args: argparse.Namespace) -> int:
     return _in_full(name, folders)
 
 
-def _printer() -> Callable[..., None]:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True, markup=False).print
-
-
 def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
     """One line per method, backbone, metric and dataset; plugins that cannot be loaded with their error.
 
@@ -66,7 +64,6 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
               for kind in ("method", "backbone", "metric")} | {"datasets": titles, "cannot be loaded": broken}
     groups["backbones"][f"{RECBOLE}NAME"] = "RecBole's own models; `list recbole` shows which"
     width = 2 + max(16, *(len(name) for lines in groups.values() for name in lines))
-    say = _printer()
     for heading, lines in groups.items():
         if lines:
             say(heading, style="bold")
@@ -106,7 +103,7 @@ def _plugin(plugin: Plugin) -> None:
     from ...core.settings import as_text, describe
     from ...runs.config import CORE_SETTINGS
 
-    cls, say = plugin.cls, _printer()
+    cls = plugin.cls
     say(f"{plugin.kind} {plugin.name}: {cls.title}", style="bold")
     say(f"{cls.reference}\n{plugin.path}")
     parts = [(f"settings of {plugin.name}", cls.Settings), *((c.__doc__.splitlines()[0], c) for c in CORE_SETTINGS)]
@@ -127,7 +124,7 @@ def _metric(plugin: Plugin) -> None:
     """A metric's formula and reference, and how to use it."""
     from ...evaluation.metrics import OF_EVERY_RUN
 
-    cls, say = plugin.cls, _printer()
+    cls = plugin.cls
     say(f"metric {plugin.name}: {cls.title}", style="bold")
     say("\n".join(filter(None, (" ".join((cls.__doc__ or "no formula: it has no docstring").split()), cls.reference,
                                 str(plugin.path)))))
@@ -140,7 +137,7 @@ def _dataset(dataset: str, path: Path) -> None:
     """A dataset's config; ``path`` is its YAML file, or the data of one that has none."""
     from ...data.source import dataset_name, load_config
 
-    name, config, say = dataset_name(dataset), load_config(dataset), _printer()
+    name, config = dataset_name(dataset), load_config(dataset)
     say(f"dataset {name}: {config.title or 'your own'}", style="bold")
     settings = {"settings": config.settings,
                 **{f"settings for {plugin}": values for plugin, values in {**config.backbone_settings,
@@ -161,7 +158,6 @@ def _recbole_models() -> int:
     from ...recbole import client_facts, domain_facts
     from ...recbole.models import names
 
-    say = _printer()
     for name, kind in names().items():
         by_domains = f"; by domains: {domain_facts.status(name)}" if kind == "sequential" else ""
         say(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
