@@ -70,11 +70,6 @@ def some_clients(step, count=8):
     return picked.sort().values
 
 
-def make_backbone(registry, name, **settings):
-    cls = registry.get("backbone", name).cls
-    return cls(cls.Settings(**settings))
-
-
 def noisy(model, generator, scale):
     """Every parameter plus normal noise."""
     return Snapshot(*({name: table + scale * torch.randn(table.shape, generator=generator, dtype=torch.float64)
@@ -101,8 +96,7 @@ def old_part(model, step):
 def method_and_oracle(registry, name, stream, previous, model, backbone, settings):
     """The method after block 0, and the oracle's term for it."""
     step = stream.steps[1]
-    cls = registry.get("method", name).cls
-    method = cls(cls.Settings(**settings))
+    method = build(registry, "method", name, **settings)
     s = method.settings
     method.end_step(stream.steps[0], previous, backbone, torch.arange(step.old_users), DrawKey(SEED, 0))
     if name == "spp":
@@ -129,7 +123,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
 def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=8,
             weighted=False, layout="rows", **changes):
     name, settings, training = BACKBONES[backbone_case]
-    backbone = make_backbone(registry, name, **{**settings, **changes})
+    backbone = build(registry, "backbone", name, **{**settings, **changes})
     step = stream.steps[1]
     previous, model = tables(step, backbone, dtype)
     method_name, method_settings = METHODS[method_case]
@@ -238,34 +232,26 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
 
 # Every second pair goes to the long tests. Variants of a backbone differ in its scores or its server, which F3CRec's
 # loss and aggregation both go through.
-@pytest.mark.parametrize("backbone, method", [
-    *(pytest.param(backbone, method, marks=[pytest.mark.long] * ((i + j) % 2))
+@pytest.mark.parametrize("backbone, method, local, more", [
+    *(pytest.param(backbone, method, "batch48x1", {}, marks=[pytest.mark.long] * ((i + j) % 2))
       for i, backbone in enumerate(("fedncf", "pfedrec", "fedrap", "gpfedrec", "biasmf", "ncf"))
       for j, method in enumerate(("ft", "f3crec", "kd", "reg", "rlp2", "spp"))),
-    *((backbone, method) for backbone in ("fedncf-hidden", "pfedrec-local", "fedrap-tolerance", "gpfedrec-code",
-                                          "ncf-sigmoid") for method in ("reg-mean", "f3crec"))])
-def test_round_equals_oracle(registry, stream, backbone, method):
-    compare(registry, stream, backbone, method, LOCAL["batch48x1"])
-
-
-@pytest.mark.parametrize("backbone, method, local", [
-    ("fedncf", "f3crec", "batch512x3"), ("pfedrec", "f3crec", "batch20x2"), ("pfedrec-local", "f3crec", "batch512x3"),
-    ("fedrap", "f3crec", "batch20x2"), ("gpfedrec", "f3crec", "batch512x3"), ("biasmf", "f3crec", "batch20x2"),
-    ("ncf", "f3crec", "batch512x3"), ("fedrap-touched", "ft", "batch48x1"), ("fedrap-touched", "ft", "batch512x3"),
-    ("fedrap-touched", "ft", "batch20x2")])
-def test_round_equals_oracle_over_epochs(registry, stream, backbone, method, local):
-    compare(registry, stream, backbone, method, LOCAL[local])
-
-
-@pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec", "biasmf", "ncf"])
-def test_mean_weighted_by_interactions(registry, stream, backbone):
-    for method in ("ft", "reg"):
-        compare(registry, stream, backbone, method, LOCAL["batch512x1"], weighted=True)
-
-
-@pytest.mark.parametrize("method, backbone", list(zip(METHODS, ["fedmf", "fedncf", "pfedrec"] * 3)))
-def test_round_equals_oracle_in_single_precision(registry, stream, backbone, method):
-    compare(registry, stream, backbone, method, LOCAL["batch512x1"], torch.float32, 1e-4)
+    *((backbone, method, "batch48x1", {}) for backbone in ("fedncf-hidden", "pfedrec-local", "fedrap-tolerance",
+                                                           "gpfedrec-code", "ncf-sigmoid")
+      for method in ("reg-mean", "f3crec")),
+    # over epochs
+    ("fedncf", "f3crec", "batch512x3", {}), ("pfedrec", "f3crec", "batch20x2", {}),
+    ("pfedrec-local", "f3crec", "batch512x3", {}), ("fedrap", "f3crec", "batch20x2", {}),
+    ("gpfedrec", "f3crec", "batch512x3", {}), ("ncf", "f3crec", "batch512x3", {}),
+    ("biasmf", "f3crec", "batch20x2", {}),
+    *(("fedrap-touched", "ft", local, {}) for local in ("batch48x1", "batch512x3", "batch20x2")),
+    # weighted by interactions, and in single precision
+    *((backbone, method, "batch512x1", {"weighted": True})
+      for backbone in ("fedmf", "fedncf", "pfedrec", "biasmf", "ncf") for method in ("ft", "reg")),
+    *((backbone, method, "batch512x1", {"dtype": torch.float32, "tolerance": 1e-4})
+      for method, backbone in zip(METHODS, ["fedmf", "fedncf", "pfedrec"] * 3))])
+def test_round_equals_oracle(registry, stream, backbone, method, local, more):
+    compare(registry, stream, backbone, method, LOCAL[local], **more)
 
 
 def test_every_path_of_the_engine_is_compared(stream):
@@ -283,11 +269,10 @@ def test_every_path_of_the_engine_is_compared(stream):
 def test_error_memory_equals_oracle(registry, stream, backbone):
     """RLP2: the stored errors are the largest ones of the client's samples, and scores are corrected by them."""
     name, settings, _ = BACKBONES[backbone]
-    backbone = make_backbone(registry, name, **settings)
+    backbone = build(registry, "backbone", name, **settings)
     step = stream.steps[1]
     previous, model = tables(step, backbone, torch.float64)
-    cls = registry.get("method", "rlp2").cls
-    method = cls(cls.Settings(memory=40, errors=16, neighbours=3))
+    method = build(registry, "method", "rlp2", memory=40, errors=16, neighbours=3)
     users = some_clients(stream.steps[1], 6)
     old = users[users < step.old_users]
     method.end_step(stream.steps[0], previous, backbone, old, DrawKey(SEED, 0))
@@ -324,7 +309,7 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     """Whatever their private parameters were before; nothing else changes."""
     k, rounds = 3, 2
     name, settings, training = BACKBONES[backbone]
-    backbone = make_backbone(registry, name, **settings)
+    backbone = build(registry, "backbone", name, **settings)
     train = LocalSettings(**{**LOCAL[local], **training})
     f = federation(registry, stream, build(registry, "method", "ft"), backbone, SEED, local=train, fold_in=k,
                    fold_in_rounds=rounds, precision="float64")
@@ -359,7 +344,7 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
 def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone, method):
     step = stream.steps[1]
     name, settings, training = BACKBONES[backbone]
-    backbone = make_backbone(registry, name, **settings)
+    backbone = build(registry, "backbone", name, **settings)
     previous, model = tables(step, backbone, torch.float64, scale=0.1)
     method_name, method_settings = METHODS[method]
     method, _ = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
