@@ -4,14 +4,11 @@ starts."""
 import pytest
 
 import fedcl_bench as fb
-from fedcl_bench.cli.main import main
 from fedcl_bench.data.plain_yaml import parsed
 from fedcl_bench.data.recbole_files import read_table
 from fedcl_bench.data.source import load_config, read_yaml
 from fedcl_bench.core.errors import RunFailed, UserError
-from fedcl_bench.core.settings import LARGEST, plain_number
-
-JOB = ["--method", "ft", "--backbone", "fedmf"]
+from fedcl_bench.core.settings import plain_number
 
 
 @pytest.mark.parametrize("text", ["010", "1:30", "1_000", "0x10", "inf", "1e", "٣", "1,5", "9" * 5000, ""])
@@ -27,33 +24,6 @@ def test_plain_decimals_are_what_they_say():
         [0, -3, 4, 1e-5, 2000.0, 0.5, 5.0, 125.0]
     assert parsed("a: 10\nb: -1.5\nc: .5\nd: 1.0e-5\ne: +3\nf: .inf") == {
         "a": 10, "b": -1.5, "c": 0.5, "d": 1e-5, "e": 3, "f": float("inf")}
-
-
-@pytest.mark.parametrize("line, says", [
-    ("rounds: 010", "'rounds' (FILE): found '010', accepted: a whole number"), ("lr: 1:30", "found '1:30', accepted"),
-    (f"rounds: {LARGEST + 1}", f"at most {LARGEST}"), ("seeds: 0x10", "found '0x10'"),
-    ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "'c' is there 2 times"), ("[" * 999, "is not valid YAML")])
-def test_files_of_settings(line, says, tmp_path, capsys):
-    path = tmp_path / "file.yaml"
-    path.write_text(line)
-    assert main([*JOB, "--config", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert says.replace("FILE", str(path)) in error and len(error.splitlines()) <= 4 and len(error) < 500
-
-
-@pytest.mark.parametrize("words, says", [
-    ([*JOB, "--seeds", "99999999999"], "from 1 to 10000"),
-    ([*JOB, "--seed", "9223372036854775807", "--seeds", "2"], "seeds from 0 to 9223372036854775807"),
-    ([*JOB, "--set", "blocks=100001"], "at most 10000"), ([*JOB, "--threads", "99999999"], "from 1 to 1024"),
-    ([*JOB, "--set", "lr=1", "--set", "lr=2"], "found 'lr' twice, '1' and '2'"),
-    ("compare ft kd --backbone fedmf --blocks 0-99999999999".split(), "at most 9999"),
-    ("data synth x --users 90000000 --items 9999999 --interactions-per-user 99999".split(), "GB are free"),
-    ("data synth x --items 99999999 --blocks 1000".split(), "both multiplied"),
-    ("tune --methods ft --backbones fedmf --budget 99999999999".split(), "from 1 to 100000")])
-def test_numbers_are_bounded_and_said_once(words, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert says in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_value_filter_that_recbole_would_ignore_is_refused(tmp_path):

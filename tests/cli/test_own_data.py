@@ -60,24 +60,6 @@ def test_records_are_found_by_path_and_by_name(run_json, registry, mine):
         assert len(matching(load_runs(Path("results")), registry, RunSpec("ft", "fedmf", dataset, settings))) == 1
 
 
-@pytest.mark.parametrize("given,words", [
-    ("far/none.inter", ["no such file"]),
-    ("far/away/mine.csv", ["is no atomic file", "data convert --csv"]),
-    ("far/nothing", ["is not there"]),
-    ("far", ["holds no .inter file"]),
-    ("two/", ["holds a.inter, b.inter", "name one of them"]),
-    ("odd/my data.inter", ["found the name 'my data'", "letters, digits"]),
-])
-def test_paths_that_lead_nowhere(refused, mine, given, words):
-    Path("far/away/mine.csv").write_text("a,b\n")
-    for path in ("two/a.inter", "two/b.inter", "odd/my data.inter"):
-        Path(path).parent.mkdir(exist_ok=True)
-        Path(path).write_bytes(mine.read_bytes())
-    given = given if "/" in given else f"./{given}"
-    message = refused("--method", "ft", "--backbone", "fedmf", "--dataset", given)
-    assert all(word in message for word in words), message
-
-
 def test_names_of_records_are_safe(mine):
     for name in ("..", "a\nb", "-x", "a/b"):
         with pytest.raises(UserError):
@@ -153,23 +135,6 @@ def test_other_columns_are_another_run(registry, mine):
     assert swapped.hash != before
     plain = replace(swapped, source=replace(swapped.source, config=DatasetConfig()))
     assert plain.hash == before
-
-
-@pytest.mark.parametrize("text,words", [
-    ("USER_FIELD: who\n", ["unknown field", "mine.yaml", "'USER_FIELD'", "USER_ID_FIELD"]),
-    ("load_col: {inter: [a]}\n", ["unknown field", "'load_col'"]),
-    ("settings: [k_core]\n", ["field 'settings'", "a mapping"]),
-    ("TIME_FIELD: 3\n", ["field 'TIME_FIELD'", "found 3", "a text"]),
-    ("drop_events: view\n", ["field 'drop_events'", "a list"]),
-    ("raw: here\n", ["field 'raw'", "a mapping"]),
-    ("settings: {k_cor: 3}\n", ["'k_cor'", "mine.yaml", "Did you mean 'k_core'"]),
-    ("USER_ID_FIELD: who\n", ["column 'who' is missing", "found columns user_id"]),
-    ("[1]\n", ["expected 'name: value' lines"]),
-])
-def test_bad_yaml_files(refused, mine, text, words):
-    mine.with_suffix(".yaml").write_text(text)
-    message = refused("data", str(mine))
-    assert all(word in message for word in words), message
 
 
 # Names
