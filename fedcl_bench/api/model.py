@@ -5,12 +5,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterator
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from ..data.datasets import load_stream
 from ..data.stream import Stream
@@ -89,9 +87,12 @@ class Model:
     def row(self, user: str | int) -> int:
         """The row of a user, by its original id; raises UserError for one that is not in the data."""
         rows = np.flatnonzero(self.user_ids == str(user))
-        if not len(rows):
-            raise unknown_user(str(user), self.user_ids)
-        return int(rows[0])
+        if len(rows):
+            return int(rows[0])
+        if len(self.user_ids) <= 20:
+            raise unknown("user", str(user), self.user_ids.tolist())
+        raise UserError(f"unknown user '{user}'; the data has {len(self.user_ids):,}, as "  # near ids mean nothing
+                        f"{', '.join(self.user_ids[:3])}.\nAll ids: `.model().user_ids`.")
 
     def scores(self, user: str | int) -> np.ndarray:
         """Scores of all items for a user, as the model was tested: (items,), in the order of ``item_ids``.
@@ -115,7 +116,9 @@ class Model:
                 if not int(step.sessions["test"].count[users[0]]):
                     raise UserError(f"user '{user}' has no test session to recommend after; users with one are in "
                                     f"`.users`.")
-                task = SessionTask(step, "test", (1,), None, DrawKey(self.run.seed, step.index, self._round()))
+                tested = "rounds" if self.config.server.tested_round == "last" else "best_round"
+                key = DrawKey(self.run.seed, step.index, self.run.meta[tested][-1] - 1)
+                task = SessionTask(step, "test", (1,), None, key)
                 scores = session_scores(backbone, method, self.tables, task, users, federation.server.protection)
             else:
                 scores = ranking.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
@@ -141,15 +144,17 @@ class Model:
         scores[domain.rows] = of_items[0].double().numpy()
         return scores
 
-    def _round(self) -> int:
-        """The round of the last block whose model was tested, from 0."""
-        last = self.config.server.tested_round == "last"
-        return self.run.meta["rounds" if last else "best_round"][-1] - 1
-
     def seen(self, user: str | int) -> np.ndarray:
         """Rows of the items that a user has in the data, but for its last test: ascending."""
-        parts = list(_seen(self.stream, self.row(user)))
-        return torch.cat(parts).unique().numpy() if parts else np.zeros(0, np.int64)
+        row, last, parts = self.row(user), self.stream.steps[-1], [torch.zeros(0, dtype=torch.int64)]
+        for step in self.stream.steps:
+            if row >= step.n_users:
+                continue
+            parts += [split.of(row) for split in (step.train, step.valid, *([step.test] if step is not last else []))]
+            for split, sessions in step.sessions.items():
+                first, end = (int(sessions.start[sessions.of_user[row + side]]) for side in (0, 1))
+                parts.append(sessions.items[first:max(first, end - 1) if split == "test" else end])
+        return torch.cat(parts).unique().numpy()
 
     def recommend(self, user: str | int, k: int = 10, mask_seen: bool = True) -> pd.DataFrame:
         """The best items for a user.
@@ -173,24 +178,3 @@ class Model:
         best = np.argsort(-scores, kind="stable")[:k]  # of equal scores the smaller row, as in tests
         best = best[np.isfinite(scores[best])]
         return pd.DataFrame({"rank": np.arange(1, len(best) + 1), "item": self.item_ids[best], "score": scores[best]})
-
-
-def _seen(stream: Stream, user: int) -> Iterator[Tensor]:
-    """Items of a user in every block and split but the last test."""
-    for step in stream.steps:
-        if user >= step.n_users:
-            continue
-        yield from (step.train.of(user), step.valid.of(user))
-        if step is not stream.steps[-1]:
-            yield step.test.of(user)
-        for split, sessions in step.sessions.items():
-            first, last = (int(sessions.start[sessions.of_user[user + side]]) for side in (0, 1))
-            yield sessions.items[first:max(first, last - 1) if split == "test" else last]
-
-
-def unknown_user(user: str, user_ids: np.ndarray) -> UserError:
-    """The error for a user that is not in the data; names a few that are, as near ones mean nothing."""
-    if len(user_ids) <= 20:
-        return unknown("user", user, user_ids.tolist())
-    return UserError(f"unknown user '{user}'; the data has {len(user_ids):,}, as {', '.join(user_ids[:3])}.\n"
-                     f"All ids: `.model().user_ids`.")

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..data.datasets import load_stream
 from ..data.source import dataset_name, file_there, find_file, is_path, spelled
-from ..data.stream import Stream
 from ..core.errors import Corrupt, UserError
 from ..runs.config import RunConfig, make_config, of_other_stages
 from ..runs.registry import Registry
@@ -79,11 +77,6 @@ class Origin:
                             f"encoder '{config.features.encoder}' than the run was made with.\n"
                             f"Put back those that it had.")
         return config
-
-    def stream(self, run: Run) -> Stream:
-        """The data of a run, in its blocks and splits; raises as ``config``."""
-        config = self.config(run)
-        return load_stream(config.source, config.stream, config.features)
 
     def call(self, spec: RunSpec, settings: Mapping[str, Any]) -> str:
         """The call that makes the runs of a spec beside these, for messages."""

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError, unknown
+from ..data.datasets import load_stream
 from ..reports import draw, frame
 from ..records.run import Run
 from ..runs.specs import seed_text
@@ -254,4 +255,5 @@ class Results:
                 continue
             if ids is not None:
                 return np.array(ids, dtype=object)
-        return self._origin.stream(self.runs[0]).user_tokens.astype(str).astype(object)
+        config = self._origin.config(self.runs[0])
+        return load_stream(config.source, config.stream, config.features).user_tokens.astype(str).astype(object)

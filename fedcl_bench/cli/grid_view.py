@@ -189,12 +189,9 @@ def show_outlook(rows: Sequence[Result]) -> None:
     print_table(("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", ""), lines)
     new, effort = [row for row in rows if row.status != "kept"], rows[0].search.effort
     print(f"Searches: {len(new)} to do, {len(rows) - len(new)} done before and kept. The budget of each is the "
-          f"client-updates of {effort.budget} trials of FT on {seed_words(effort.seeds)}. `list NAME` shows the values."
+          f"client-updates of {effort.budget} trials of FT on {effort.seeds} seed{'s' * (effort.seeds > 1)}. "
+          f"`list NAME` shows the values."
           + (" ?: the points hang on what is tried before." if any(row.runs is None for row in rows) else ""))
-
-
-def seed_words(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:

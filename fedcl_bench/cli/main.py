@@ -82,15 +82,13 @@ def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> User
     hint = f"Did you mean '{near[0]}'? " if near else ""
     if not hint and not name.startswith("-"):
         hint = "Words belong behind an option, as --method ft. " if "--method" in options else ""
-    elif not hint and "--set" in options and (setting := name.strip("-").replace("-", "_")) in _settings():
-        hint = f"'{setting}' is a setting: --set {setting}=VALUE. "
+    elif not hint and "--set" in options:
+        from ..runs.config import CORE_SETTINGS
+
+        setting = name.strip("-").replace("-", "_")
+        if any(setting == field.name for cls in CORE_SETTINGS for field in dataclasses.fields(cls)):
+            hint = f"'{setting}' is a setting: --set {setting}=VALUE. "
     return UserError(f"unrecognized arguments: {' '.join(words)}.\n{hint}See {parser.prog} --help.")
-
-
-def _settings() -> set[str]:
-    from ..runs.config import CORE_SETTINGS
-
-    return {field.name for cls in CORE_SETTINGS for field in dataclasses.fields(cls)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

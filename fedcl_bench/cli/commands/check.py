@@ -45,6 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
+    from ...testing import check_plugin
+    from ...testing.show import CheckDisplay
 
     if (args.name is None) == (not args.all):
         raise UserError("check: found " + ("a name and --all" if args.all else "no name") +
@@ -61,7 +63,15 @@ def run(args: argparse.Namespace) -> int:
                   if name == registry.spelled(kind, args.name)]
     if not chosen:
         raise unknown_plugin("method, backbone or metric", args.name, [name for _, name in registry.plugins])
-    return _check(registry, chosen, args)
+    reports = []
+    for plugin in chosen:
+        with CheckDisplay(plugin, quiet=args.json) as board:
+            reports.append(check_plugin(registry, plugin, full=args.full, watch=board.add, partners=args.partners))
+        if not args.json:
+            board.conclude(reports[-1])
+    if args.json:
+        print_json([report.as_json() for report in reports])
+    return 0 if all(report.passed for report in reports) else 1
 
 
 def _of_recbole(plugin: Plugin) -> list[Plugin]:
@@ -74,19 +84,3 @@ def _of_recbole(plugin: Plugin) -> list[Plugin]:
             continue
         usable.append(each)
     return usable or [plugin]
-
-
-def _check(registry, chosen, args: argparse.Namespace) -> int:
-    from ...testing import check_plugin
-    from ...testing.show import CheckDisplay
-
-    reports = []
-    for plugin in chosen:
-        with CheckDisplay(plugin, quiet=args.json) as board:
-            report = check_plugin(registry, plugin, full=args.full, watch=board.add, partners=args.partners)
-        reports.append(report)
-        if not args.json:
-            board.conclude(report)
-    if args.json:
-        print_json([report.as_json() for report in reports])
-    return 0 if all(report.passed for report in reports) else 1

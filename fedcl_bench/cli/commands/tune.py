@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
 from .. import CELLS, POOL, add_options, interrupted, print_json, where_of, seed, seeds, settings_of, whole
-
-if TYPE_CHECKING:
-    from ...experiments.search import Effort
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
 
@@ -80,16 +76,10 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
     return folder, None if args.tuned else shipped_tuned()
 
 
-def effort_of(args: argparse.Namespace) -> Effort:
-    from ...experiments.search import Effort
-
-    return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
-
-
 def run(args: argparse.Namespace) -> int:
     from ...experiments import tune
     from ...experiments.grid import Part
-    from ...experiments.search import Combination
+    from ...experiments.search import Combination, Effort
     from ...runs.registry import discover
     from ...runs.specs import spelled_spec
     from ..grid_view import show_outlook, show_tuned, workers
@@ -102,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     specs = [spelled_spec(registry, spec, args.data_dir) for spec in part.specs()]
     combinations = [Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
     folder, below = _folders(args)
-    tuning = tune.Tuning(registry, effort_of(args), folder, args.results, args.data_dir, args.again, below,
-                         where_of(args))
+    effort = Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
+    tuning = tune.Tuning(registry, effort, folder, args.results, args.data_dir, args.again, below, where_of(args))
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
