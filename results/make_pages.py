@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from fedcl_bench.cli import LeftOut
+from fedcl_bench.cli import left_out
 from fedcl_bench.cli.commands.tables import statistics_of
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically
@@ -631,7 +631,7 @@ def source_of(reading: Reading) -> Source:
     if reading.tuned is not None:
         folder = Path("results/tuned") / reading.tuned
         tuned = Tuned((folder,), ("--tuned", str(folder)))
-    runs = load_runs(Path("results/published") / reading.folder, LeftOut()) if reading.folder else []
+    runs = load_runs(Path("results/published") / reading.folder, left_out()) if reading.folder else []
     return Source(runs, discover(), tuned, reading.settings, _statistics(FOLDER, dict(reading.settings)))
 
 

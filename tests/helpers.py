@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -42,6 +43,14 @@ STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.0
           "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01},
           "pfedrec": {"lr": 0.01}}
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+def script(name):
+    """A script of the repository as a module, as ``"tools/make_tables"``."""
+    folder, _, module = name.rpartition("/")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / folder)
+        return importlib.import_module(module)
 
 
 @contextmanager

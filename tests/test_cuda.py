@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import lay_shop, same_numbers, stopped_everywhere, train_round
+from helpers import STABLE, lay_shop, same_numbers, stopped_everywhere, train_round
 from pretended_gpu import pretended
 from torch import nn
 
@@ -39,9 +39,6 @@ NAMES = discover()
 CUDA = torch.device("cuda")
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
 BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 70}
-# Rates at which no model diverges in two rounds, and few epochs.
-STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01}, "biasmf": {"local_epochs": 1},
-          "ncf": {"local_epochs": 1}, "fedncf": {"lr": 0.01}, "pfedrec": {"lr": 0.01}}
 # RecBole's models stand for themselves and for others: with texts, stages, contrasts, or one client at a time.
 RECBOLES = [f"recbole:{name}" for name in ("BPR", "NeuMF", "SASRec", "GRU4Rec", "BERT4Rec", "FDSA", "S3Rec", "FEARec")]
 

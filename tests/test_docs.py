@@ -19,7 +19,7 @@ from typing import Iterator
 
 import pytest
 import torch
-from helpers import ITEM, ROOT, USER
+from helpers import ITEM, ROOT, USER, script
 from matplotlib import image
 
 import fedcl_bench
@@ -232,8 +232,8 @@ PYTHON = {"seeds", "data_dir", "only_if", "weights_only", "model", "private"}  #
 
 
 # What objects have from their constructors, or RecBole's classes and the file system.
-OTHERS = {"client_state", "server_state", "kept", "client_keys", "rng", "search", "calculate_loss", "toolbox",
-          "py", "plugins"}
+OTHERS = {"backbone", "client_state", "server_state", "kept", "client_keys", "rng", "search", "calculate_loss",
+          "toolbox", "py", "plugins"}
 
 
 def test_hooks_exist(registry):
@@ -317,6 +317,23 @@ def test_the_map_of_rooms_is_that_of_the_imports(tmp_path):
     assert box.search(drawn)[1] == box.search(kept)[1]
     assert parts.findall(drawn) == parts.findall(kept), "run python docs/figures/rooms.py"
     assert ("runs", "") in parts.findall(kept) and ("", "runs-imports-federation") in parts.findall(kept)
+
+
+# Generated tables
+
+make_tables = script("tools/make_tables")
+
+
+@pytest.mark.parametrize("page", make_tables.pages(), ids=name_of)
+def test_tables_are_those_of_plugins_and_records(page):
+    text = page.read_text(encoding="utf-8")
+    assert make_tables.written(text) == text, f"run python tools/make_tables.py {name_of(page)}"
+
+
+def test_every_kind_of_table_is_on_a_page():
+    """No table is made for nobody, and each page with a marker is looked at."""
+    text = "".join(page.read_text(encoding="utf-8") for page in make_tables.pages())
+    assert {found[2].split()[0] for found in make_tables.BETWEEN.finditer(text)} == set(make_tables.TABLES)
 
 
 # Words

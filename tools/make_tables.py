@@ -1,8 +1,8 @@
 """Write the tables that pages take from plugins and records: python tools/make_tables.py [PAGE ...]
 
 A page says where a table stands, and which: ``<!-- table: NAME ARGUMENT ... -->``. What lies between that line and
-``<!-- end -->`` is replaced by what the function of that name in ``TABLES`` returns. tests/test_generated_pages.py
-compares the pages with it.
+``<!-- end -->`` is replaced by what the function of that name in ``TABLES`` returns. tests/test_docs.py compares
+the pages with it.
 """
 
 from __future__ import annotations

@@ -68,13 +68,6 @@ def test_run_gives_what_the_command_gives_and_reuses_its_record(folder, results,
     assert capsys.readouterr().err == ""
 
 
-def test_a_federated_recommender_alone(tmp_path):
-    found = fb.run("pfedrec", results=tmp_path, progress=False, **TINY)
-    assert (found.method, found.backbone) == ("ft", "pfedrec")
-    with pytest.raises(fb.UserError, match="leave one of the two out"):
-        fb.run("pfedrec", "fedmf", results=tmp_path)
-
-
 @pytest.fixture
 def in_a_terminal():
     """Ctrl-C interrupts; what a shell starts in the background ignores it, and so would its tests."""
@@ -105,14 +98,16 @@ def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch, in_a_terminal):
 
 def test_it_runs_in_a_thread_that_receives_no_signals_and_shows_progress(tmp_path, capsys):
     found = []
-    thread = threading.Thread(target=lambda: found.append(fb.run("ft", "fedmf", results=tmp_path, **TINY)))
+    thread = threading.Thread(target=lambda: found.append(fb.run("pfedrec", results=tmp_path, **TINY)))
     thread.start()
     thread.join()
-    assert found[0].seeds == [0] and "block 0: 1 rounds" in capsys.readouterr().err
+    assert (found[0].method, found[0].backbone, found[0].seeds) == ("ft", "pfedrec", [0])  # a recommender alone
+    assert "block 0: 1 rounds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments, settings, words", [
-    (("f3crec",), {}, "backbone is missing"), (("f3crek", "fedmf"), {}, "f3crec"),
+    (("pfedrec", "fedmf"), {}, "leave one of the two out"), (("f3crec",), {}, "backbone is missing"),
+    (("f3crek", "fedmf"), {}, "f3crec"),
     (("ft", "fedmf"), {"seeds": 0}, "seeds=0"), (("ft", "fedmf"), {"first_seed": -1}, "first_seed=-1"),
     (("ft", "fedmf"), {"rounds": 0}, r"'rounds' \(fb.run\)"), (("ft", "fedmf"), {"plugins": "nowhere"}, "not a folder"),
     (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting"),
@@ -128,14 +123,6 @@ def test_no_setting_has_the_name_of_an_argument(registry):
     classes = [*CORE_SETTINGS, *(plugin.cls.Settings for plugin in registry.plugins.values()
                                  if plugin.kind != "metric")]
     assert not arguments & {f.name for cls in classes for f in fields(cls)}
-
-
-def test_plugins_of_a_folder(tmp_path):
-    (tmp_path / "mine.py").write_text('from fedcl_bench import Method\n\n\nclass Mine(Method):\n    name = "mine-api"\n'
-                                      '    title = "nothing"\n')
-    found = fb.run("mine-api", "fedmf", results=tmp_path / "r", plugins=tmp_path, progress=False, **TINY)
-    read = fb.load(tmp_path / "r", plugins=[tmp_path])
-    assert found.method == read.method == "mine-api" and len(read.recommend(read.model().user_ids[0])) == 10
 
 
 # Reading
@@ -307,7 +294,8 @@ def test_the_suggested_call_makes_what_is_missing(own_data, tmp_path):
     call = str(error.value).rpartition("Make it with: ")[2]
     assert call == (f"fb.run('mine-call', 'fedmf', 'mine', seeds=5, results={str(folder / 'r')!r}, "
                     f"data_dir={str(folder / 'data')!r}, plugins={str(tmp_path)!r}, lr='0.5')")
-    eval(call.replace("seeds=5", "progress=False"), {"fb": fb})
+    other = eval(call.replace("seeds=5", "progress=False"), {"fb": fb})
+    assert other.method == "mine-call" and len(other.recommend(other.model().user_ids[0])) == 10
     assert made.compare("Mine-Call:lr=0.5")["users"].iloc[0] > 100
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import runpy
 import subprocess
@@ -119,14 +118,6 @@ def test_the_written_test_passes(written, name):
                            f"my_plugins/tests/test_{name}.py"],
                           cwd=written, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.long  # the README's commands check a method, and the backbone has FedMF's numbers
-@pytest.mark.parametrize("name, partner", [("ewma", "fedmf"), ("my-mf", "ft")])
-def test_the_plugin_passes_its_check(written, output, monkeypatch, name, partner):
-    """With one partner; the test above has all that the written test tries."""
-    monkeypatch.setattr(testing, "check_plugin", functools.partial(testing.check_plugin, process=False))
-    assert "all properties hold" in output("check", name, "--with", partner, "--plugins", str(written / "my_plugins"))
 
 
 @pytest.mark.parametrize("name, kind", [("ewma", "method"), ("my_mf", "backbone"), ("first_hit", "metric")])
