@@ -31,7 +31,7 @@ from fedcl_bench.cli.commands.tables import statistics_of
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically
 from fedcl_bench.core.text import for_csv, for_markdown
-from fedcl_bench.experiments.papers import PAPERS, Key, PaperTable
+from fedcl_bench.experiments.papers import Key, PaperTable
 from fedcl_bench.reports.cells import DASH, Cell, Table
 from fedcl_bench.reports.draw import GREY, PAGE, save, styled
 from fedcl_bench.reports.render import ours, printed
@@ -44,8 +44,8 @@ from fedcl_bench.runs.specs import Tuned, seed_text
 from fedcl_bench.records.store import load_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
-from standing import (DIFFERS, DIRECTION, FACTS, MARKS, MIN_SEEDS, NO_DATA, OPEN, REPRODUCED, Contrast,  # noqa: E402
-                      Judged, Reading, Standing, half_width, judge, printed_lead, rules)
+from standing import (DIFFERS, DIRECTION, FACTS, MARKS, MIN_SEEDS, NO_DATA, OPEN, PAPERS, REPRODUCED,  # noqa: E402
+                      Contrast, Judged, Reading, Standing, half_width, judge, printed_lead, rules)
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("results/pages")

@@ -15,13 +15,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedcl_bench.experiments.papers import PAPERS, Key, PaperTable, fcucr
+from fedcl_bench.experiments import papers
+from fedcl_bench.experiments.papers import Key, PaperTable, fcucr
 from fedcl_bench.reports.cells import SECONDS, Cell
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import blocks_behind
 from fedcl_bench.records.store import user_scores
 from fedcl_bench.stats.power import detectable
 from fedcl_bench.stats.significance import LEVEL, compare_paired
+
+PAPERS = {name: papers.get(name) for name in papers.PAPERS}
 
 
 @dataclass(frozen=True)
