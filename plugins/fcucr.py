@@ -1,7 +1,7 @@
 """FCUCR: time-aware self-distillation at the client, prototypes of similar users' sessions through the server.
 
 Each formula stands where it is computed, with the setting that chooses between the paper's and the released code's.
-"Alg. 1" is the paper's algorithm; lines 4-9 of it are the transfer of prototypes.
+"Alg. 1" is the paper's algorithm; the server's lines 4-9 in it are the transfer of prototypes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ class FCUCRSettings:
                            choices=("broadcast", "previous"), only_if="without!=tasd|both")
     neighbours: int = setting(20, "k: the most similar prototypes that are fused", low=1,
                               search=(1, 5, 20, 100, 200, 1000), only_if="without!=iupr|both")
+    transfer: str = setting("after", "prototypes are made after local training, and the fused one, asked for with the "
+                            "next session, is used in the next round (released code); or before it, with the module "
+                            "just received, and used in the same round (paper, Alg. 1)", choices=("after", "before"),
+                            only_if="without!=iupr|both")
+    prototype: str = setting("positions", "h of a session: its representations at all positions (released code), or "
+                             "one vector, their mean over its items (paper: a single session-level representation)",
+                             choices=("positions", "mean"), only_if="without!=iupr|both")
+    revisited: str = setting("replaced", "a prototype of a session whose earlier one is in the knowledge base replaces "
+                             "that (released code), or is added (paper, Eq. 4)", choices=("replaced", "added"),
+                             only_if="without!=iupr|both")
     fusion: str = setting("softmax", "of those prototypes: weighted by a softmax over their similarities (released "
                           "code), their mean (paper), or the mean of their projections onto their first "
                           "principal direction",
@@ -92,9 +102,13 @@ class FCUCR(Method):
     """L = L_rec + w L_dist with L_dist = MSE(H, H_teacher) and logits <psi([H ; rho]), q_i>.
 
     H are the encoder's representations of the session, psi is private to each client: a linear layer, Dice with batch
-    normalisation over the session's positions, a linear layer. After its round a client uploads H as the session's
-    prototype and its representations of its next session as a query; the server answers with rho, fused from the k
-    nearest prototypes of other clients, for the next round.
+    normalisation over the session's positions, a linear layer. The logits are Eq. 7, the loss is Eq. 8, in which the
+    server's mean has the weights alpha_u of Eq. 1 (``weighting``). With zeros for rho they are Eq. 2 and Eq. 1.
+
+    - transfer=before (Alg. 1, server's lines 4-9): with the module that it has just received a client makes h of its
+      session and uploads it; the server answers with rho, fused from the k nearest of other clients, for this round.
+    - transfer=after (released code): after its round a client uploads h of the session, and h of its next session as a
+      query; the server answers with rho for the next round.
     """
 
     name = "fcucr"
@@ -106,6 +120,9 @@ class FCUCR(Method):
     ambiguities = {"init": {"per_client": "released code", "server": "Algorithm 1"},
                 "distillation": {"capped": "released code", "fixed": "paper"},
                 "teacher": {"broadcast": "released code", "previous": "paper"},
+                "transfer": {"after": "released code", "before": "paper"},
+                "prototype": {"positions": "released code", "mean": "paper"},
+                "revisited": {"replaced": "released code", "added": "paper"},
                 "fusion": {"softmax": "released code", "mean": "paper"},
                 "weighting": {"uniform": "released code", "interactions": "paper"},
                 "patience": {5: "paper", 0: "released code"},
@@ -118,13 +135,17 @@ class FCUCR(Method):
         super().__init__(settings)
         self.distils = settings.without not in ("tasd", "both") and settings.lambda_tasd > 0.0
         self.transfers = settings.without not in ("iupr", "both")
-        self.encodes_next_session = self.transfers or (self.distils and settings.teacher == "previous")
+        self.uploads_first = self.transfers and settings.transfer == "before"
+        asks_next = self.transfers and not self.uploads_first
+        self.query_dropout = asks_next if self.transfers else None
+        self.encodes_next_session = asks_next or (self.distils and settings.teacher == "previous")
 
     def uploads(self, backbone, round_):
         if not self.transfers:
             return {}
-        size = (backbone.settings.max_length * backbone.settings.dim,)
-        asks = {"query": size} if self.answers_in(round_) else {}
+        positions = backbone.settings.max_length if self.settings.prototype == "positions" else 1
+        size = (positions * backbone.settings.dim,)
+        asks = {"query": size} if self.answers_in(round_) and not self.uploads_first else {}
         return {"prototype": size, "session": (), **asks}
 
     # The private prediction module psi.
@@ -160,11 +181,19 @@ class FCUCR(Method):
         return Dice.apply(x, *layer, centred, var, True)
 
     def represent(self, encoding):
-        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position, (C, L, d)."""
+        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position (Eq. 7), (C, L, d)."""
         hidden = apply_linear(encoding.clients, "head.0", encoding.features, self.received(encoding))
         return apply_linear(encoding.clients, "head.1", self.dice(encoding, hidden))
 
     # Inter-user prototype transfer.
+
+    def prototype(self, features: Tensor, real: Tensor) -> Tensor:
+        """h of sessions with representations (C, L, d): these themselves, (C, L d), or their mean over the positions
+        that stand for an item (real), (C, d)."""
+        if self.settings.prototype == "positions":
+            return features.flatten(1)
+        real = real.unsqueeze(2)
+        return (features * real).sum(1) / real.sum(1).clamp(min=1)
 
     @torch.no_grad()
     def received(self, encoding) -> Tensor:
@@ -176,19 +205,21 @@ class FCUCR(Method):
         if encoding.purpose == "train":
             rho = self.client_state["prototype"][encoding.users]
         else:
-            rho = self.answer(encoding.queries.flatten(1), encoding.users)  # evaluations have threads of their own
+            query = self.prototype(encoding.queries, encoding.real)
+            rho = self.answer(query, encoding.users)  # evaluations have threads of their own
         if self.settings.prototype_noise > 0.0:
             keys = encoding.draw.clients(f"prototype noise of {encoding.purpose}", encoding.users)
             noise = rng.normals(keys[:, None], torch.arange(rho.shape[1], device=rho.device))
             rho = rho + self.settings.prototype_noise * noise.to(rho)
-        return rho.view_as(features)
+        return rho.view(len(rho), -1, features.shape[2]).expand_as(features)
 
     @torch.no_grad()
     def answer(self, queries: Tensor, users: Tensor) -> Tensor:
-        """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d).
+        """The server's answers to queries: the fused nearest prototypes of other clients, each as long as a query.
 
-        The nearest are the k of largest cosine similarity to the query, of other clients than its own. They are fused
-        to sum_j softmax_j(similarity) prototype_j (released code: fusion=softmax) or their mean (paper: fusion=mean).
+        The nearest are the k of largest cosine similarity to the query, of other clients than its own (Eq. 5). They are
+        fused (Eq. 6) to sum_j softmax_j(similarity) prototype_j (released code: fusion=softmax) or their mean (paper:
+        fusion=mean).
         """
         base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
         similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
@@ -211,14 +242,19 @@ class FCUCR(Method):
             if name in self.client_state:
                 self.client_state[name] = self.client_state[name].clone()
 
+    def before_training(self, local):
+        """Upload the prototype of the session by the module just received (Alg. 1, server's lines 4-6)."""
+        local.upload("prototype", self.prototype(local.encode(), local.sequence.real))
+        local.upload("session", local.session)
+
     def end_local(self, local):
-        """Upload the session's prototype H and a query, H of the next session. The paper computes prototypes before the
-        local training (Alg. 1, lines 4-9), the released code and this after it."""
-        if self.transfers:
-            local.upload("prototype", local.features.detach().flatten(1))
+        """Upload the session's prototype, by the representations of the last epoch, and one of the next session as a
+        query (released code)."""
+        if self.transfers and not self.uploads_first:
+            local.upload("prototype", self.prototype(local.features.detach(), local.sequence.real))
             local.upload("session", local.session)
             if self.answers_in(local.draw.round):
-                local.upload("query", local.encode_next().flatten(1))
+                local.upload("query", self.prototype(local.encode_next(), local.next_sequence.real))
         if self.distils and self.settings.teacher == "previous":
             following = local.encode_next(dropout=False)
             self.client_state["teacher"].index_copy_(0, local.users, following.to(self.client_state["teacher"]))
@@ -226,18 +262,21 @@ class FCUCR(Method):
 
     @torch.no_grad()
     def end_round(self, round_, users, uploads):
-        """Server: prototypes enter the knowledge base, then every query is answered with rho for the next round."""
+        """Server: prototypes enter the knowledge base (Eq. 4), then every query is answered with rho. Before training a
+        client's prototype is its query."""
         if not self.transfers:
             return {}
         self.remember(uploads["prototype"], users, uploads["session"], round_)
-        return {"prototype": self.answers(uploads["query"], users)} if "query" in uploads else {}
+        query = uploads["prototype" if self.uploads_first else "query"] if self.answers_in(round_) else None
+        return {} if query is None else {"prototype": self.answers(query, users)}
 
     def answers_in(self, round_: int) -> bool:
         """Whether clients ask for a prototype at the end of a round (Table 5 varies the interval)."""
         return round_ % self.settings.transfer_interval == 0
 
     def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int) -> None:
-        """Put a round's prototypes (C, L d) into the knowledge base; one of a session seen before replaces the old.
+        """Put a round's prototypes (C, n) into the knowledge base (Eq. 4); of a session that has one there already it
+        replaces that (released code: revisited=replaced) or is added (paper: revisited=added).
 
         Of a window of r rounds (Table 4) those remain that are younger than r rounds (paper: window_rule=rounds), or
         the latest r times the clients to be inserted first (released code: window_rule=entries).
@@ -246,7 +285,7 @@ class FCUCR(Method):
         new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": sessions,
                "round": torch.full_like(users, round_)}
         base = state or {name: values[:0] for name, values in new.items()}
-        again = torch.isin(sessions, base["session"])
+        again = torch.isin(sessions, base["session"]) & (s.revisited == "replaced")
         row_of = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
         row_of[base["session"]] = torch.arange(len(base["session"]), device=users.device)
         for name, values in new.items():
@@ -276,7 +315,8 @@ class FCUCR(Method):
         local.kept["teacher"] = teacher
 
     def local_loss(self, local):
-        """w L_dist, where L_dist is the mean of (H - H_teacher)^2 over all positions and entries, padding included."""
+        """w L_dist of Eq. 8, where L_dist is the mean of (H - H_teacher)^2 over all positions and entries, padding
+        included (Eq. 3)."""
         if "teacher" not in local.kept:
             return None
         distance = (local.features - local.kept["teacher"]).square().mean((1, 2))

@@ -693,13 +693,17 @@ class Oracle:
     def weight(self, user):
         return 1.0 if self.weights is None else self.weights[user]
 
-    def local(self, user, round, lookups):
-        """Local training; returns (model, features of the last pass)."""
-        m = self.method
+    def received(self, user, round, lookups):
+        """The model that a client begins a round with."""
         module = copy.deepcopy(self.module)
         if round == 0 and self.init == "per_client":
             self.start_alone(module, user, lookups)
         module.graph = self.graphs[user]
+        return module
+
+    def local(self, user, round, lookups):
+        """Local training; returns (model, features of the last pass)."""
+        m, module = self.method, self.received(user, round, lookups)
         seq, times, positives, negatives = self.samples(user, round)
         teacher = None
         if m and round > 0 and m.without not in ("tasd", "both"):
@@ -726,6 +730,14 @@ class Oracle:
             optimiser.step()
         return module, features.detach()
 
+    def prototype(self, module, session, features=None):
+        """h of a session (L, d), of a model's features of it or of others; alike at all positions if it is a mean."""
+        seq, times = self.input(session)
+        features = module(seq, times) if features is None else features
+        if self.method.prototype == "mean":
+            features = features[seq != 0].mean(0, keepdim=True).expand_as(features)
+        return features
+
     def answer(self, user, query):
         """rho for a query."""
         if self.method is None or self.method.without in ("iupr", "both") or not self.base:
@@ -747,11 +759,11 @@ class Oracle:
         return ((stack @ direction).mean() * direction).view_as(query)
 
     @torch.no_grad()
-    def keep(self, round, users, locals_):
-        """The server's knowledge base after a round's uploads."""
+    def keep(self, round, users, sent):
+        """The server's knowledge base after a round's prototypes, by user."""
         for user in users:
-            key = (user, round % len(self.log[user][0]))
-            self.base[key] = (round, user, locals_[user][1])
+            key = (user, round if self.method.revisited == "added" else round % len(self.log[user][0]))
+            self.base[key] = (round, user, sent[user])
         if self.method.window:
             if self.method.window_rule == "rounds":
                 self.base = {key: entry for key, entry in self.base.items() if entry[0] > round - self.method.window}
@@ -775,14 +787,22 @@ class Oracle:
             self.module.clusters = k_means(self.module.view(ITEM).detach(), self.settings.clusters,
                                            self.settings.kmeans_iterations,
                                            stream(self.seed, "clusters of items", 0, round, 0))
+        transfers = self.method is not None and self.method.without not in ("iupr", "both")
+        if transfers and self.method.transfer == "before":
+            with torch.no_grad():
+                sent = {user: self.prototype(self.received(user, round, lookups), self.session(user, round))
+                        for user in users}
+                self.keep(round, users, sent)
+                if round % self.method.transfer_interval == 0:
+                    self.rho = [self.answer(user, sent[user]) for user in users]
         locals_ = {user: self.local(user, round, lookups) for user in users}
         self.module.clusters = None  # evaluation sees whole sessions
-        transfers = self.method is not None and self.method.without not in ("iupr", "both")
         with torch.no_grad():
-            if transfers:
-                self.keep(round, users, locals_)
+            if transfers and self.method.transfer == "after":
+                self.keep(round, users, {user: self.prototype(None, self.session(user, round), locals_[user][1])
+                                         for user in users})
                 if round % self.method.transfer_interval == 0:
-                    self.rho = [self.answer(user, locals_[user][0](*self.input(self.session(user, round + 1))))
+                    self.rho = [self.answer(user, self.prototype(locals_[user][0], self.session(user, round + 1)))
                                 for user in users]
             total = sum(self.weight(user) for user in users)
             mean = {name: sum(self.weight(user) * locals_[user][0].get_parameter(name) for user in users) / total
@@ -804,7 +824,7 @@ class Oracle:
             features = self.module(*self.input(session))
             if self.heads:
                 self.heads[user].eval()
-                outputs = self.heads[user](features, self.answer(user, features))
+                outputs = self.heads[user](features, self.answer(user, self.prototype(None, session, features)))
                 self.heads[user].train()
             else:
                 outputs = features

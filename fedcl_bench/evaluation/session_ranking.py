@@ -192,12 +192,13 @@ class _SequentialLogits:
         if backbone.positionwise:  # what stands for no item may be nan
             checks.require_finite_scores(backbone, "encode", session.vectors[:, -1], users)
         queries = None
-        if self.method.encodes_next_session:
-            queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
+        if self.method.query_dropout is not None:
+            dropout = Dropout(draw.clients(f"dropout of {purpose}", users)) if self.method.query_dropout else Dropout()
+            queries = backbone.encode(clients, rows, sequence, dropout)
             key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
             queries = self.protection.noisy(key, users, queries)
-        vectors = self.method.represent(Encoding(users, clients, session.vectors, purpose, draw, queries))
-        return vectors, session.mask
+        encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries)
+        return self.method.represent(encoding), session.mask
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of
 from .protocols import Lists, SessionSteps, protocol_of
-from .round import Work, train_clients
+from .round import Work, train_clients, upload_first
 
 Observer = Callable[[DrawKey, Snapshot, Trained], None]
 
@@ -96,9 +96,13 @@ class CrossDevice:
             self._choose_participants(progress)
         weights = self.weights(key.round)
         self.method.begin_round(self.step, key.round, self.federation.backbone)
+        uploads, answers = {}, {}
+        if self.method.uploads_first:
+            uploads = upload_first(self.work, progress.model, key)
+            answers = self._answer(key.round, uploads)
         observe = self.observe and partial(self.observe, key, progress.model)
         sums = train_clients(self.work, progress.model, key, weights, observe)
-        return Update(sums=sums, began=began)
+        return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         """The server averages what they upload, with its noise, lets the method aggregate, and answers."""
@@ -107,10 +111,14 @@ class CrossDevice:
         model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.all_reduce)
         model = server.aggregate(f.backbone, model, users, self.training.protection, key, self.group.count)
         model = replace(model, public=checks.checked_aggregate(method, model.public))
-        answers = server.answer(method, key.round, users, sums.uploads, self.step.n_users)
+        answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
-                      uploads=sums.uploads)
+                      uploads=update.uploads)
+
+    def _answer(self, round_: int, uploads: Tables) -> Tables:
+        """What the server answers the round's participants."""
+        return server.answer(self.method, round_, self.group.users, uploads, self.step.n_users)
 
     def arrived(self, model: Snapshot) -> Snapshot:
         """A model once users who arrive after the step's training have made their private parameters."""

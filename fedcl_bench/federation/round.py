@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple, Sequence
 
+import torch
 from torch import Tensor
 
 from ..plugin import checks
@@ -69,6 +70,25 @@ def _is_short(chunks: Sequence[AnyChunk], training: Training) -> bool:
     return sum(chunk.positives.numel() for chunk in chunks) * (1 + training.settings.negatives) < SIZES.short_round
 
 
+def upload_first(work: Sequence[Work], model: Snapshot, key: DrawKey) -> Tables:
+    """What participants upload before they train, each (N, ...) in ascending order of users; arguments as of
+    ``train_clients``."""
+    users, rows = [], []
+    for training, chunks in work:
+        derived = _derived(training, model, key)
+        users += [chunk.users for chunk in chunks]
+        rows += in_order(lambda chunk: SessionTrainer(chunk, model, training, key, derived).upload_first(), chunks,
+                         next(model.tables()).device)
+    order = torch.cat(users).argsort()
+    return {name: torch.cat([uploads[name] for uploads in rows])[order] for name in rows[0]}
+
+
+def _derived(training: Training, model: Snapshot, key: DrawKey) -> Tables:
+    """What every client makes of what it received (see ``SequentialBackbone.derive``)."""
+    backbone = training.backbone
+    return backbone.derive(model.public, key) if isinstance(backbone, SequentialBackbone) else {}
+
+
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, key: DrawKey, watched: bool = True
                ) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_clients``.
@@ -77,7 +97,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         watched: whether somebody looks at their samples.
     """
     backbone, method, settings = training.backbone, training.method, training.settings
-    derived = backbone.derive(model.public, key) if isinstance(backbone, SequentialBackbone) else {}
+    derived = _derived(training, model, key)
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
     fused = training.strategy is Strategy.FUSED and chunks
@@ -96,7 +116,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         chunk = chunk.now() if isinstance(chunk, LaterChunk) else chunk
         work = trainer(chunk)
         loss = work.train()
-        checks.check_sent(method, work.declared, work.uploads)
+        if not method.uploads_first:
+            checks.check_sent(method, work.declared, work.uploads)
         return _result(work, loss, shifts.get(chunk.batches, {}), training)
 
     return train

@@ -87,9 +87,10 @@ def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str
 
 def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Tables) -> None:
     """Raise PluginError if clients did not upload all that the method declares."""
+    hook = "before_training" if method.uploads_first else "end_local"
     missing = [name for name in declared if name not in sent]
     if missing:
-        raise PluginError(f"{_named(method, 'end_local')} did not send {', '.join(missing)}, which uploads() declares; "
+        raise PluginError(f"{_named(method, hook)} did not send {', '.join(missing)}, which uploads() declares; "
                           f"call local.upload(name, value).")
 
 

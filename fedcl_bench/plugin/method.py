@@ -38,15 +38,17 @@ class Encoding:
         users: ids, shape (C,).
         clients: private parameters and own copies of dense public ones, each (C, ...).
         features: representations at every position, (C, L, d).
+        real: whether a position stands for an item, (C, L).
         purpose: ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation.
         draw: key of the method's own random numbers.
-        queries: in an evaluation, for methods that encode the next session: the same representations with dropout, as
-            the server receives them (with the noise on uploads).
+        queries: in an evaluation, for methods whose clients send a query (see ``query_dropout``): the representations
+            as the server receives them, with the noise on uploads.
     """
 
     users: Tensor
     clients: Tables
     features: Tensor
+    real: Tensor
     purpose: str
     draw: DrawKey
     queries: Tensor | None = None
@@ -59,6 +61,10 @@ class Method:
         first_step: the first step on which the method acts. Runs of methods with first_step 1 share block 0.
         reimplementation: the method's code was never released and this follows its description; results say so.
         encodes_next_session: with a sequential backbone, clients also encode the session that comes next.
+        query_dropout: whether there is dropout in the representations of a session that clients send as a query in an
+            evaluation; None: they send none.
+        uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
+            after; for sequential backbones.
         needs_sequential: the method works on what a sequential backbone makes of a session.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
@@ -74,6 +80,8 @@ class Method:
     first_step: ClassVar[int] = 1
     reimplementation: ClassVar[bool] = False
     encodes_next_session: ClassVar[bool] = False
+    query_dropout: ClassVar[bool | None] = None
+    uploads_first: ClassVar[bool] = False
     needs_sequential: ClassVar[bool] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False
@@ -118,6 +126,10 @@ class Method:
         tensor that is written in place must be cloned here first, as checkpoints hold the old one.
         """
 
+    def before_training(self, local: LocalSessions) -> None:
+        """With ``uploads_first``: what clients upload before the training of a round, with the parameters that the
+        server sent. ``end_round`` has its answers ready for the training of the same round."""
+
     def begin_local(self, local: Local | LocalSessions) -> None:
         """Before clients train, with the parameters that the server sent."""
 
@@ -132,7 +144,7 @@ class Method:
         """After clients have trained, with their trained parameters: the place for ``local.upload``."""
 
     def end_round(self, round_: int, users: Tensor, uploads: Tables) -> Tables:
-        """At the server, after the aggregation of a round.
+        """At the server, after the aggregation of a round; with ``uploads_first`` before its training.
 
         Args:
             users: ids of the N participants, ascending.
@@ -212,8 +224,8 @@ class Method:
         return False
 
 
-HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent", "end_local", "end_round",
-          "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
+HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent", "end_local",
+          "end_round", "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

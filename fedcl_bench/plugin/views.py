@@ -95,13 +95,15 @@ class LocalSessions(Local):
     """What a method sees of C clients that train a sequential backbone; its draws' ``batch`` is the epoch.
 
     Attributes:
-        sequence: of the session they train on.
+        sequence: of the session they train on; next_sequence: of the one that comes next, if the method
+            ``encodes_next_session``.
         session: the number of that session among all training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
         recommendation: the recommendation loss of that pass, shape (C,).
     """
 
     sequence: Sequence
+    next_sequence: Sequence | None
     session: Tensor
     features: Tensor | None
     recommendation: Tensor | None

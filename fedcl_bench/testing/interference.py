@@ -16,7 +16,7 @@ from ..data.stream import Step, Stream
 from ..rng import DrawKey, Tables
 from ..evaluation.session_ranking import SessionTask, session_scores
 from ..federation.parts import Federation, Progress
-from ..federation.round import Work, train_clients
+from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate, mean
 from ..federation.cross_device import begin_step, open_step
 from ..plugin.method import Method
@@ -28,8 +28,8 @@ from .trials import Pair, client_round, difference, is_sequential, tables_differ
 from .worlds import with_other_data, with_other_ends, with_steps
 
 # Hooks that run at clients, in their order.
-_CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "replayed_items", "represent", "local_loss",
-                 "row_penalty", "end_local", "rescore", "end_step")
+_CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
+                 "represent", "local_loss", "row_penalty", "end_local", "rescore", "end_step")
 _OWN_ONLY = ("A client's hook may use its own rows only: index tables with the users it is given, and take no mean, "
              "sum, order or count over clients")
 
@@ -255,8 +255,10 @@ def server_knows(pair: Pair) -> str:
         step, begun = _begun(f, start, f.stream.steps[start.step])
         opened, users = open_step(f, step, begun.model), _users(f, step, start)
         work = Work(replace(opened.training, protection=OPEN), opened.protocol.chunks(users, start.round, begun.model))
-        sums = train_clients([work], begun.model, opened.key(opened.step.index, start.round))
-        sent, (model, _) = sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
+        key = opened.key(opened.step.index, start.round)
+        sent = upload_first([work], begun.model, key) if opened.method.uploads_first else {}
+        sums = train_clients([work], begun.model, key)
+        sent, (model, _) = sent or sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
         model = aggregate(f.backbone, model, users, OPEN, opened.key(opened.step.index, start.round))
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
         for others, way in _all_and_single(step.n_users):

@@ -21,7 +21,7 @@ from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation import compatibility
-from ..federation.round import trainer_of
+from ..federation.round import Work, trainer_of, upload_first
 from ..federation.cross_device import begin_step, open_step
 from ..training.trained import Trained
 from ..plugin.state import Snapshot
@@ -181,6 +181,10 @@ def client_round(f: Federation, progress: Progress,
     rows: dict[str, list[Tensor]] = {}
     for group in split(users):
         chunks = opened.protocol.chunks(group, round_, model)
+        if opened.method.uploads_first:  # clients train with what they have received before
+            sent = upload_first([Work(opened.training, chunks)], model, opened.key(opened.step.index, round_))
+            for name, value in sent.items():
+                rows.setdefault(f"upload {name}", []).append(value)
         train = trainer_of(chunks, model, opened.training, opened.key(opened.step.index, round_))
         for chunk in chunks:
             trained = train(chunk)

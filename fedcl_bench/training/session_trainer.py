@@ -90,7 +90,7 @@ class SessionView(TrainerView, views.LocalSessions):
 
     def __init__(self, trainer: "SessionTrainer"):
         super().__init__(trainer, trainer.draw)
-        self.sequence, self.session = trainer.sequence, trainer.session
+        self.sequence, self.next_sequence, self.session = trainer.sequence, trainer.next_sequence, trainer.session
         self.features: Tensor | None = None
         self.recommendation: Tensor | None = None
 
@@ -126,7 +126,7 @@ class SessionTrainer(ChunkTrainer):
         position = torch.arange(length, device=users.device)
         negatives = chunk.others.at(rng.integers(rng.bits(keys, position), chunk.others.count))
         negatives = torch.where(self.sequence.real, negatives, self.items[:, :1])
-        replayed = None
+        replayed, self.next_sequence = None, None
         if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
@@ -152,6 +152,12 @@ class SessionTrainer(ChunkTrainer):
         if not self.compiled:
             return super()._own_copies()
         return {name: table.expand(len(self.users), *table.shape) for name, table in self.model.public.items()}
+
+    def upload_first(self) -> Tables:
+        """What the method uploads before training, each (C, ...)."""
+        self.method.before_training(SessionView(self))
+        checks.check_sent(self.method, self.declared, self.uploads)
+        return self.uploads
 
     def train(self) -> Tensor:
         """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``,
@@ -228,7 +234,7 @@ class SessionTrainer(ChunkTrainer):
         shape, meaning = self._shape_of_vectors()
         checks.check_tensor(self.backbone, hook, session.vectors, shape, meaning)
         local.features = session.vectors
-        outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
+        outputs = self.method.represent(Encoding(self.users, self.clients, local.features, real, "train", local.draw))
         checks.check_tensor(self.method, "represent", outputs, shape, meaning)
         scores = self._all_scores(outputs, session.mask, dropout) if self.all_rows else None
         targets = Targets(rows, self.sampled, real, scores, dropout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from unittest.mock import patch
 
@@ -26,6 +27,9 @@ from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.toolbox.prototypes import gaussian_epsilon, nearest
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.testing import interference, properties
+from fedcl_bench.testing.report import Inapplicable
+from fedcl_bench.testing.trials import Pair
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS = 40
@@ -162,7 +166,8 @@ def test_noise_on_what_a_client_receives(registry):
     method.client_state["prototype"] = torch.full((40, 750), 2.0)
 
     def received(users, **place):
-        return method.received(Encoding(users, {}, torch.zeros(len(users), 15, 50), "train", DrawKey(0, 0, **place)))
+        features = torch.zeros(len(users), 15, 50)
+        return method.received(Encoding(users, {}, features, None, "train", DrawKey(0, 0, **place)))
 
     everybody = received(torch.arange(40), round=1)
     noise = (everybody - 2.0) / 0.5
@@ -172,6 +177,15 @@ def test_noise_on_what_a_client_receives(registry):
     for place in ({"round": 2}, {"round": 1, "batch": 1}):
         assert (received(torch.arange(40), **place) != everybody).float().mean() > 0.99
     assert len(everybody.unique()) > 29_000
+
+
+def test_transfer_before_training_keeps_to_clients_and_resumes(registry):
+    """What a client sends first is its own, and the server answers from what is sent."""
+    pair = Pair(registry, "fcucr", "sasrec", "sessions", {"transfer": "before", "teacher": "previous",
+                                                          "prototype": "mean", "revisited": "added"})
+    for check in (properties.one_by_one, properties.resumes, *(check for _, check in interference.OF_PAIRS)):
+        with contextlib.suppress(Inapplicable):
+            assert check(pair)
 
 
 # Clients that begin on their own.
