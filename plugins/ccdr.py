@@ -226,7 +226,7 @@ class CCDR(ModuleBackbone):
     needs_features = True
     topologies = ("central",)
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "batch_size": 1000}
-    ambiguities = {"intra": {"contrast": "the paper", "link": "the code"}}
+    ambiguities = {"intra": {"contrast": "paper", "link": "released code"}}
 
     def prepared(self, domains):
         """Categories are clusters of all domains' texts; items without text have none (-1)."""

@@ -117,7 +117,7 @@ class FCUCR(Method):
     reference = ("Zhang et al., Learning Evolving Preferences: A Federated Continual Framework for User-Centric "
                  "Recommendation, WWW 2026, arXiv 2603.17315")
     Settings = FCUCRSettings
-    ambiguities = {"init": {"per_client": "released code", "server": "Algorithm 1"},
+    ambiguities = {"init": {"per_client": "released code", "server": "paper, Algorithm 1"},
                 "distillation": {"capped": "released code", "fixed": "paper"},
                 "teacher": {"broadcast": "released code", "previous": "paper"},
                 "transfer": {"after": "released code", "before": "paper"},

@@ -345,15 +345,15 @@ class FedDCSRBackbone(ModuleBackbone):
     exchanges = frozenset({"shared representations"})
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.98, "batch_size": 256, "weighting": "interactions"}
     ambiguities = {
-        "item_vectors": {"mean": "the code: 1.5 raw + 0.5 graph", "once": "raw + graph"},
-        "padding": {"before": "the code", "after": "the suite's other backbones"},
-        "predicts": {"last": "samples of FFMSR's protocol", "all": "the code, whose samples are whole histories"},
-        "averaged_over": {"all": "the code", "items": "a mean of what there is"},
-        "negative": {"again": "the code", "same": "z_e itself"},
-        "anchor": {"kept": "what the server sends", "eroded": "the code"},
-        "kl_cap": {1.0: "the code for FKCB", 0.01: "the code for MBG and SGH"},
-        "similarity_weight": {2.0: "the code for FKCB", 0.5: "the code for MBG and SGH"},
-        "contrast_weight": {1.0: "the code for FKCB and MBG", 0.1: "the code for SGH"},
+        "item_vectors": {"mean": "released code: 1.5 raw + 0.5 graph", "once": "raw + graph"},
+        "padding": {"before": "released code", "after": "the suite's other backbones"},
+        "predicts": {"last": "samples of FFMSR's protocol", "all": "released code, whose samples are whole histories"},
+        "averaged_over": {"all": "released code", "items": "a mean of what there is"},
+        "negative": {"again": "released code", "same": "z_e itself"},
+        "anchor": {"kept": "what the server sends", "eroded": "released code"},
+        "kl_cap": {1.0: "released code for FKCB", 0.01: "released code for MBG and SGH"},
+        "similarity_weight": {2.0: "released code for FKCB", 0.5: "released code for MBG and SGH"},
+        "contrast_weight": {1.0: "released code for FKCB and MBG", 0.1: "released code for SGH"},
     }
 
     def __init__(self, settings):

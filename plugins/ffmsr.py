@@ -236,12 +236,12 @@ class FFMSRBackbone(ModuleBackbone):
     needs_features = True
     exchanges = frozenset({SEMANTICS})
     ambiguities = {"layer_adapters": {"shared": "released code", "each": "one per layer"},
-                "fusion_layers": {2: "Eq. 7", 3: "released code"},
-                "positions": {"after_filters": "Eqs. 18-19", "before_filters": "released code"},
-                "similarity": {"dot": "Eq. 22", "cosine": "released code"},
-                "item_vectors": {"plain": "Eq. 23", "gated": "released code"},
-                "orthogonality": {"products": "Eq. 25", "correlation": "released code"},
-                "cluster_loss": {True: "Eq. 28", False: "released command"},
+                "fusion_layers": {2: "paper, Eq. 7", 3: "released code"},
+                "positions": {"after_filters": "paper, Eqs. 18-19", "before_filters": "released code"},
+                "similarity": {"dot": "paper, Eq. 22", "cosine": "released code"},
+                "item_vectors": {"plain": "paper, Eq. 23", "gated": "released code"},
+                "orthogonality": {"products": "paper, Eq. 25", "correlation": "released code"},
+                "cluster_loss": {True: "paper, Eq. 28", False: "released command"},
                 "padding_row": {False: "paper", True: "released code"}}
 
     def __init__(self, settings):
@@ -288,9 +288,9 @@ class FFMSR(DomainMethod):
     Settings = FFMSRSettings
     needs = SEMANTICS
     sent = ("semantics",)
-    ambiguities = {"clustering": {"kmeans++": "Algorithm 1", "kmeans": "released code"},
-                "centroid": {"weighted": "Algorithm 1", "plain": "released code"},
-                "upload_mode": {"training": "released code", "evaluation": "Eq. 11 without noise"},
+    ambiguities = {"clustering": {"kmeans++": "paper, Algorithm 1", "kmeans": "released code"},
+                "centroid": {"weighted": "paper, Algorithm 1", "plain": "released code"},
+                "upload_mode": {"training": "released code", "evaluation": "paper, Eq. 11, without noise"},
                 "keep_optimiser": {False: "released code", True: "one optimiser"}}
 
     def stages(self):

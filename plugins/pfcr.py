@@ -147,10 +147,10 @@ class PFCR(DomainMethod):
     Settings = PFCRSettings
     needs = "codes"
     sent = (TABLE,)
-    ambiguities = {"ldp": {"off": "no noise", "unbiased": "the paper", "released": "PFCR's code"},
-                "single_train": {True: "PFCR's authors, on their code", False: "the paper"},
-                "weighting": {"uniform": "FedAvg of domains", "interactions": "PFCR's code, which counts samples"},
-                "frozen_dropout": {True: "PFCR's code", False: "a frozen encoder as it is ranked with"}}
+    ambiguities = {"ldp": {"off": "no noise", "unbiased": "paper", "released": "released code"},
+                "single_train": {True: "released code, say its authors", False: "paper"},
+                "weighting": {"uniform": "FedAvg of domains", "interactions": "released code, which counts samples"},
+                "frozen_dropout": {True: "released code", False: "a frozen encoder as it is ranked with"}}
 
     def stages(self):
         prompts = ("prompts", "attention", "items", "encoder", "norm", "joint")

@@ -31,9 +31,9 @@ class PFedRec(Backbone):
     Settings = PFedRecSettings
     factor_names = ("score.weight", "score.bias")  # w_u and b_u of s(u, i) = w_u . q_i + b_u
     defaults = {"init_from": "best", "reset_private": True}
-    ambiguities = {"reset_private": {True: "F3CRec's code", False: "paper"},
-                "init_from": {"best": "F3CRec's code", "last": "that of FedMF"},
-                "eval_item_table": {"global": "F3CRec's code", "local": "PFedRec's code"}}
+    ambiguities = {"reset_private": {True: "released code of F3CRec", False: "paper"},
+                "init_from": {"best": "released code of F3CRec", "last": "that of FedMF"},
+                "eval_item_table": {"global": "released code of F3CRec", "local": "released code of PFedRec"}}
     session_defaults = {"lr": 1.0, "lr_eta": 1.0}  # by validation on XING
     static_defaults = {"lr": 0.1, "lr_eta": 80.0, "batch_size": 256, "eval_item_table": "local"}
 

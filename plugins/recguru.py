@@ -273,10 +273,10 @@ class RecGURU(ModuleBackbone):
     uses_known_users = True
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.98}
     ambiguities = {
-        "adversary": {"wasserstein": "what the released main program runs", "cross_entropy": "its other variant"},
-        "tuning_reconstructs": {True: "what the released main program runs", False: "its other variant"},
-        "fixed_encoder": {True: "the code's default", False: "the code's other value"},
-        "shared_decoder": {False: "the code's default", True: "the code's other value"},
+        "adversary": {"wasserstein": "released main program", "cross_entropy": "its other variant"},
+        "tuning_reconstructs": {True: "released main program", False: "its other variant"},
+        "fixed_encoder": {True: "released code's default", False: "the code's other value"},
+        "shared_decoder": {False: "released code's default", True: "the code's other value"},
     }
 
     def stages(self):

@@ -39,7 +39,7 @@ class SASRec(SequentialBackbone):
     reference = ("Kang & McAuley, Self-Attentive Sequential Recommendation, ICDM 2018; in the form of FCUCR's released "
                  "code (WWW 2026), or of RecBole 1.2.0 with that code's start")
     Settings = SASRecSettings
-    ambiguities = {"architecture": {"released": "FCUCR's code", "recbole": "RecBole"}}
+    ambiguities = {"architecture": {"released": "released code of FCUCR", "recbole": "RecBole"}}
 
     def __init__(self, settings):
         super().__init__(settings)

@@ -74,7 +74,7 @@ class SPP(Method):
     reference = ("Lee et al., Continual Collaborative Distillation, KDD 2024; baseline of F3CRec (Lim et al., CIKM "
                  "2025), whose code is not released")
     Settings = SPPSettings
-    ambiguities = {"replay_reduction": {"mean": "as other losses", "sum": "CCD's code"}}
+    ambiguities = {"replay_reduction": {"mean": "as other losses", "sum": "released code of CCD"}}
     reimplementation = True
 
     @property

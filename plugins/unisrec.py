@@ -108,7 +108,7 @@ class UniSRec(ModuleBackbone):
     Settings = UniSRecSettings
     needs_features = True
     exchanges = frozenset({SEMANTICS, TEXT_MODEL})
-    ambiguities = {"adapter_draws": {"click": "UniSRec's code", "item": "once per batch, to save time"}}
+    ambiguities = {"adapter_draws": {"click": "released code", "item": "once per batch, to save time"}}
 
     def __init__(self, settings):
         super().__init__(settings)

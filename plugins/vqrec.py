@@ -118,11 +118,11 @@ class VQRec(ModuleBackbone):
     needs_features = True
     exchanges = frozenset({"codes"})
     of_stages = ("permutation_rounds", *_OF_PERMUTATION)
-    ambiguities = {"coded": {"trained": "VQ-Rec's released index", "all": "PFCR's"},
+    ambiguities = {"coded": {"trained": "released index", "all": "released code of PFCR"},
                 "permutation_gradient": {"straight_through": "a permutation that is learned, as described",
-                                         "released": "VQ-Rec's code"},
-                "permutation_rounds": {5: "VQ-Rec's code", 0: "PFCR's code"},
-                "frozen_encoder": {True: "VQ-Rec's code, also without pre-training", False: "trained from scratch"}}
+                                         "released": "released code"},
+                "permutation_rounds": {5: "released code", 0: "released code of PFCR"},
+                "frozen_encoder": {True: "released code, also without pre-training", False: "trained from scratch"}}
 
     def stages(self):
         train = Stage("train", trained=("code_table", "history.norm") if self.settings.frozen_encoder else

@@ -13,7 +13,7 @@ from ..data.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
-from ..runs.config import RunConfig, inactive_notes
+from ..runs.config import RunConfig, setting_notes
 from ..runs.logs import RunLog, Target
 from ..runs.runner import Engine, Watch, execute
 from ..runs.specs import Layers
@@ -75,7 +75,7 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execut
     """
     def run(config: RunConfig) -> dict[str, Any]:
         with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
-            for text in inactive_notes(config, overrides) if config is configs[0] else ():
+            for text in setting_notes(config, overrides) if config is configs[0] else ():
                 display.note(text)
 
             def update(loaded: Stream, progress: Progress) -> None:

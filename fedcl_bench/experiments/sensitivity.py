@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from ..core.errors import PluginError
 from ..runs.config import resolve, without_effect
+from ..runs.readings import READING, READINGS, ambiguities, values_of
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned
 from ..core.settings import as_text, flat
@@ -18,7 +19,8 @@ class Case:
 
     Attributes:
         proposed, against: the method looked at, and the one that its lead is over, or None.
-        setting: the one setting in which it differs from the default case, which has none.
+        setting: the one setting in which it differs from the default case, which has none; ``reading`` for all in
+            which the default case differs from a reading.
         default, other: that setting's values there and here, each with whose reading it is, for people.
     """
 
@@ -36,7 +38,8 @@ class Case:
 
 def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
           tuned: Tuned | None = None) -> tuple[list[Case], list[str]]:
-    """The default case, then one for each other value of each of the ``ambiguities`` of the method and the backbone.
+    """The default case, then one for each other value of each of the ``ambiguities`` of the method and the backbone,
+    then one for all values of the paper together and of the code.
 
     A setting changes for both methods if both have it. One without effect beside the others is left out.
 
@@ -50,7 +53,8 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
     usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
     result, notes = [Case(proposed, against)], []
-    for name, values in ambiguities(registry, proposed).items():
+    declared = ambiguities(*(registry.get(kind, getattr(proposed, kind)).cls for kind in ("method", "backbone")))
+    for name, values in declared.items():
         if name not in usual:
             raise PluginError(f"ambiguities of {proposed.method} or {proposed.backbone} name '{name}', expected a "
                               f"setting of their runs.")
@@ -64,17 +68,23 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
         default = shown_value(usual[name])
         result += [Case(*of_both, name, told.get(default, default), told[shown_value(taken[value])])
                    for value, of_both in specs.items() if taken[value] != usual[name]]
-    return result, notes
+    return [*result, *_joint(registry, proposed, against, declared, tuned)], notes
 
 
-def ambiguities(registry: Registry, spec: RunSpec) -> dict[str, Mapping[Any, str]]:
-    """Setting to its values with whose reading each is, as the spec's backbone and method declare; a setting of both
-    has the values of both."""
-    merged: dict[str, Mapping[Any, str]] = {}
-    for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
-        for setting, values in registry.get(kind, name).cls.ambiguities.items():
-            merged[setting] = {**merged.get(setting, {}), **values}
-    return merged
+def _joint(registry: Registry, proposed: RunSpec, against: RunSpec | None,
+           declared: Mapping[str, Mapping[Any, str]], tuned: Tuned | None) -> Iterator[Case]:
+    """A case for each reading in which more than one setting differs from the default case: all of them together."""
+    usual = settings_of(registry, proposed, tuned)
+    for reading in READINGS:
+        if not values_of(reading, declared):
+            continue
+        joint = replace(proposed, settings=(*proposed.settings, (READING, reading)))
+        there = settings_of(registry, joint, tuned)
+        changed = [name for name in declared if there.get(name) != usual.get(name)]
+        if len(changed) > 1:
+            other = against and replace(against, settings=tuple({**dict(against.settings), **{
+                name: there[name] for name in changed if name in settings_of(registry, against, tuned)}}.items()))
+            yield Case(joint, other, READING, "the values above", f"{reading}: {', '.join(changed)}")
 
 
 def _changed(registry: Registry, spec: RunSpec, name: str, value: Any, tuned: Tuned | None) -> RunSpec:

@@ -224,7 +224,7 @@ class S3RecSettings(FDSASettings):
 
 
 _OF_TEXT = {"FDSA": FDSASettings, "S3Rec": S3RecSettings}
-_AMBIGUITIES = {"item_text": {"vectors": "UniSRec's paper", "noise": "UniSRec's released FDSA and S3Rec, whose initial "
+_AMBIGUITIES = {"item_text": {"vectors": "paper of UniSRec", "noise": "released FDSA and S3Rec, whose initial "
                            "weights are drawn over the vectors"}}
 
 

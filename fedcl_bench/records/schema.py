@@ -135,6 +135,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         inactive_settings: those that others leave without effect, and why.
+        readings: ``paper`` or ``code``, if all settings that the two read differently have the values of one of them.
         matrix: by metric, row t of R[t, s] with s from 0 to t.
         lists: by metric, its value per block of the lists that were recommended.
         groups: by group of users or items, ``users`` and metrics per block.
@@ -158,6 +159,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     privacy: dict[str, Any]
     peak_memory_mib: float
     block0_shared: bool
+    readings: list[str] = []
     lists: dict[str, list[float | None]] = {}
     groups: dict[str, dict[str, list[float | None]]] = {}
     nearly_best: NearlyBest | None = None

@@ -12,6 +12,7 @@ from ..core.text import for_csv, for_markdown
 from ..data.settings import StreamSettings
 from ..experiments.sensitivity import Case
 from ..records.run import Run
+from ..runs.readings import READING
 from ..runs.specs import seed_text
 from .draw import Panel, estimates
 from .frame import OverSeeds, over_seeds, seed_averages
@@ -41,7 +42,7 @@ class Effect:
 
 
 def effects(runs: Mapping[Case, tuple[Sequence[Run], Sequence[Run]]], metric: str) -> list[Effect]:
-    """One effect per case: the default first, then those that move the metric most.
+    """One effect per case: the default first, then those that move the metric most, last all settings together.
 
     Args:
         runs: of each case, those of the proposed method and of the other; the first case is the default one.
@@ -59,7 +60,8 @@ def effects(runs: Mapping[Case, tuple[Sequence[Run], Sequence[Run]]], metric: st
         if case.setting:
             here = here.join((here - default).add_suffix("_change"))
         measured.append(Effect(case, len(here), **{name: over_seeds(here[name]) for name in here if len(here)}))
-    return [measured[0], *sorted(measured[1:], key=lambda e: -abs(e.value_change.mean) if e.value_change else 1.0)]
+    return [measured[0], *sorted(measured[1:], key=lambda e: (
+        e.case.setting == READING, -abs(e.value_change.mean) if e.value_change else 1.0))]
 
 
 def figure(measured: Sequence[Effect], metric: str, against: str, title: str) -> Figure:
@@ -137,6 +139,8 @@ def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Se
             "In each line one setting differs from the first line; it differs for both methods if both have it."]
     if tested := sorted({e.case.setting for e in measured} & _TESTED):
         said.append(f"{', '.join(tested)}: what is tested changes too, so the change is also one of the test.")
+    if any(e.case.setting == READING for e in measured):
+        said.append("In lines of `reading` all settings named differ at once.")
     said += [f"{e.case.setting} = {e.case.other}: no seed of all its runs finished." for e in measured if not e.seeds]
     return [*said, *left_out]
 

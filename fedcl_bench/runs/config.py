@@ -25,6 +25,7 @@ from ..plugin.local_settings import LocalSettings
 from ..records.store import short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS
+from .readings import READING, ambiguities, asked_for, expanded, in_effect, note, without_reading
 from .registry import Plugin, Registry
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..federation.parts import Federation
 
+Layers = list[tuple[str, Mapping[str, Any]]]
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
 SHARED = "shared"  # folder of results whose files many runs begin with
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
@@ -73,6 +75,16 @@ class RunConfig:
     def inactive(self) -> dict[str, str]:
         """Settings that others leave without effect, and why."""
         return inactive(self._parts(with_method=True))
+
+    @property
+    def ambiguities(self) -> dict[str, Mapping[Any, str]]:
+        """What papers and their code read differently (see ``runs/readings.py``)."""
+        return ambiguities(self.method.cls, self.backbone.cls)
+
+    @property
+    def readings(self) -> list[str]:
+        """The readings, ``paper`` or ``code``, whose values all of these settings have."""
+        return in_effect(self.ambiguities, self.settings)
 
     @property
     def metrics(self) -> list[Plugin]:
@@ -216,10 +228,14 @@ def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping
                 raise UserError(f"setting '{name}' ({origin}) has no effect {without[name]}; leave it out.")
 
 
-def inactive_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Sentences on settings that the user gave and that the plugins' other settings leave without effect."""
-    return [f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
-            for origin, layer in overrides for name in layer if name in config.inactive]
+def setting_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Sentences on what the reading that the user asked for comes to, and on settings that the user gave and that the
+    plugins' other settings leave without effect."""
+    overrides = list(overrides)
+    reading, _ = asked_for(overrides)
+    return [*([note(reading, config.ambiguities, config.settings)] if reading else []),
+            *(f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
+              for origin, layer in overrides for name in layer if name in config.inactive)]
 
 
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
@@ -313,6 +329,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                          backbone_plugin).cls, method_plugin.cls)
         except Incompatible as error:
             raise registry.naming(error) from None
+    if any(READING in layer for _, layer in overrides):
+        overrides = _with_reading(registry, method, backbone, dataset, overrides)
     layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
                      method_plugin.name)
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layered,
@@ -321,6 +339,14 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     as_trained = backbone_of(registry, backbone, parts).cls
     refuse_inactive(parts, overrides, {**_ignored(parts, as_trained), **of_other_stages(as_trained, method_plugin.cls)})
     return parts
+
+
+def _with_reading(registry: Registry, method: str, backbone: str, dataset: str, overrides: Layers) -> Layers:
+    """The overrides with the settings that their ``reading`` stands for."""
+    parts = resolve(registry, method, backbone, dataset, without_reading(overrides))
+    trained = backbone_of(registry, backbone, parts).cls
+    return expanded(overrides, ambiguities(registry.get("method", method).cls, trained), flat(parts),
+                    without_effect(parts, trained))
 
 
 def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:

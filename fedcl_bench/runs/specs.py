@@ -9,17 +9,16 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Iterable, Mapping
+from typing import Annotated, Any, Iterable
 
 from msgspec import Meta, Struct
 
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..core.errors import UserError
 from ..core.files import read_json, shipped
-from .config import effective, resolve
+from .config import Layers as Layers, effective, resolve
 from .registry import Registry, spelled
 
-Layers = list[tuple[str, Mapping[str, Any]]]
 MY_TUNED = "my-tuned"  # in a results folder: what a user's `tune` chose
 SHIPPED_TUNED = Path("results/tuned")
 

@@ -156,6 +156,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
         "seed": config.seed, "device": config.device, "settings": config.settings, "inactive_settings": config.inactive,
+        "readings": config.readings,
         "metrics": metrics,
         "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
                    "interactions": stream and [len(unit.test.values) for unit in stream.units()]},

@@ -107,7 +107,7 @@ class TopNDistillation(Method):
     """
 
     Settings = TopNSettings
-    ambiguities = {"kd_reduction": {"mean": "released code", "sum": "Eq. 5 as printed"},
+    ambiguities = {"kd_reduction": {"mean": "released code", "sum": "paper, Eq. 5 as printed"},
                 "refresh_lists": {"trained": "released code", "all": "paper"}}
 
     def check(self, stream):

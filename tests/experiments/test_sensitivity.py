@@ -49,7 +49,7 @@ def test_ambiguities_of_method_and_backbone_change_one_at_a_time(registry):
     assert planned[0] == Case(RunSpec("f3crec", "fedncf", "ml-100k"), RunSpec("ft", "fedncf", "ml-100k")) and not notes
     changed = settings_by_name(planned)
     assert set(changed) == {"", "kd_reduction", "refresh_lists", "inc_split", "valid_decimals", "reset_private",
-                            "init_from", "repeated_positives"}
+                            "init_from", "repeated_positives", "reading"}
     assert changed["kd_reduction"] == ((("kd_reduction", "sum"),), ())
     assert changed["reset_private"] == ((("reset_private", False),),) * 2
     case = next(case for case in planned if case.setting == "reset_private")
@@ -60,6 +60,14 @@ def test_ambiguities_of_method_and_backbone_change_one_at_a_time(registry):
     assert "kd_reduction" in settings_by_name(of(registry, "f3crec", "fedncf", against="kd")[0])
     both = of(registry, "f3crec", "fedncf", against="kd")[0]
     assert settings_by_name(both)["kd_reduction"] == ((("kd_reduction", "sum"),),) * 2
+
+
+def test_all_readings_of_a_paper_together_come_last(registry):
+    """The other method has those that it has too, whosever they are."""
+    *_, joint, = of(registry, "f3crec", "fedncf")[0]
+    assert joint.setting == "reading" and joint.other.startswith("paper: kd_reduction, refresh_lists, inc_split")
+    assert joint.proposed.settings == (("reading", "paper"),)
+    assert dict(joint.against.settings) == {"inc_split": "random", "reset_private": False}
 
 
 def test_settings_without_effect_are_left_out(registry):
@@ -101,7 +109,7 @@ def test_ambiguities_of_another_form_are_named(tmp_path, ambiguities, message):
 def test_list_shows_the_ambiguities(capsys):
     assert main(["list", "kd"]) == 0
     out = capsys.readouterr().out
-    assert "read differently by paper and code" in out and "kd_reduction: mean (released code), sum (Eq. 5" in out
+    assert "read differently by paper and code" in out and "kd_reduction: mean (released code), sum (paper, Eq. 5" in out
     assert main(["list", "ft"]) == 0 and "read differently" not in capsys.readouterr().out
 
 
@@ -147,10 +155,10 @@ def test_the_command(tmp_path, capsys, same_process):
              "--jobs", "1", "--results", str(tmp_path / "results"), "--out", str(tmp_path), "--format", "svg,png"]
     assert main([*words, "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert {run["state"] for run in plan["runs"]} == {"missing"} and len(plan["runs"]) == len(plan["cases"]) + 3 == 8
+    assert {run["state"] for run in plan["runs"]} == {"missing"} and len(plan["runs"]) == len(plan["cases"]) + 3 == 9
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [case["seeds"] for case in found["cases"]] == [1] * 5 and found["metric"] == "ndcg@20"
+    assert [case["seeds"] for case in found["cases"]] == [1] * 6 and found["metric"] == "ndcg@20"
     stem = tmp_path / "sensitivity-kd-fedmf-ml-100k-ndcg20"
     assert found["files"] == [f"{stem}.{kind}" for kind in ("svg", "png", "md", "csv")]
     with open(f"{stem}.csv", newline="") as file:

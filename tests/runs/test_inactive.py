@@ -23,7 +23,7 @@ OTHERS = {"f3crec": {"eps": 0.5, "beta": 0.2, "lambda_kd": 0.9, "top_n": 3, "kd_
                      "refresh_lists": "all"},
           "fcucr": {"lambda_tasd": 0.3, "distillation": "fixed", "teacher": "previous", "neighbours": 1,
                     "fusion": "mean", "window": 1, "window_rule": "entries", "transfer_interval": 2,
-                    "prototype_noise": 0.5}}
+                    "prototype_noise": 0.5, "transfer": "before", "prototype": "mean", "revisited": "added"}}
 ABLATIONS = [("f3crec", "cc"), ("f3crec", "arm"), ("f3crec", "sc"), ("f3crec", "itm"), ("fcucr", "tasd"),
              ("fcucr", "iupr"), ("fcucr", "both")]
 

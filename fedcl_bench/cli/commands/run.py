@@ -23,6 +23,7 @@ examples:
   run_bench.py --method ft --backbone fedmf --seeds 5        five seeds, mean and standard deviation
   run_bench.py --method f3crec --backbone fedmf --set eps=0.001 --set lambda_kd=0.01
   run_bench.py --method f3crec --backbone fedmf --set without=cc          an ablation of the paper
+  run_bench.py --method f3crec --backbone fedmf --reading paper           where paper and code differ, as the paper
   run_bench.py --method pfedrec                              a federated recommender alone: FT on that backbone
   run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
@@ -47,7 +48,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE",
                         help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, "
                              "data_dir and any setting; the command line wins")
-    add_options(parser, "data-dir", "set", "tuned", "device")
+    add_options(parser, "data-dir", "set")
+    parser.add_argument("--reading", choices=("paper", "code"), metavar="WHOSE",
+                        help="take all settings that paper and code read differently as the `paper` or as the `code` "
+                             "has them; --set wins. Elsewhere: METHOD:reading=paper, or --set reading=paper")
+    add_options(parser, "tuned", "device")
     parser.add_argument("--threads", type=workers, metavar="N",
                         help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
     add_options(parser, ray="spread the clients of each run")
@@ -177,7 +182,8 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     if args.threads and not args.ray:
         import torch
         torch.set_num_threads(args.threads)
-    overrides = [(str(args.config), from_file), ("--set", settings_of(args))]
+    asked = {"reading": args.reading} if args.reading else {}
+    overrides = [("--reading", asked), (str(args.config), from_file), ("--set", settings_of(args))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
     names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
