@@ -39,6 +39,9 @@ def check_divisible(federation: Federation) -> None:
     if method.uploads(backbone, 0) or method.uploads(backbone, 1):
         raise UserError(f"{spread} the server of method '{method.name}' needs what each client uploads.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another method.")
+    if federation.server.upload_noise and federation.server.weighting != "uniform":
+        raise UserError(f"{spread} noise on a weighted mean needs all their weights.\n"
+                        f"Leave --shards out (`grid --ray` spreads whole runs), or use weighting=uniform.")
     if federation.device.type != "cpu":
         raise UserError("--device: found cuda, accepted: cpu with --shards.")
 

@@ -109,12 +109,20 @@ class CrossDevice:
         f, method, sums = self.federation, self.method, update.sums
         key, users = self.key(self.step.index, progress.round), self.group.users
         model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.all_reduce)
-        model = server.aggregate(f.backbone, model, users, self.training.protection, key, self.group.count)
+        model = server.aggregate(f.backbone, model, users, self.training.protection, key, self._alike(key.round))
         model = replace(model, public=checks.checked_aggregate(method, model.public))
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
                       uploads=update.uploads)
+
+    def _alike(self, round_: int) -> dict[float, int]:
+        """How many of the round's participants have each weight in the mean."""
+        weights = self.weights(round_)
+        if weights is None or not self.federation.server.upload_noise:
+            return {1.0: self.group.count}
+        values, counts = weights[self.group.users].unique(return_counts=True)
+        return dict(zip(values.tolist(), counts.tolist()))
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the round's participants."""

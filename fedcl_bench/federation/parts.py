@@ -220,11 +220,7 @@ class Federation:
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""
-        noise, clip = self.server.upload_noise > 0.0, self.server.upload_clip > 0.0
-        if noise and self.server.weighting != "uniform":
-            raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
-                            "noise with weighting=uniform.")
-        if not clip:
+        if not self.server.upload_clip:
             return
         clipped = f"setting 'upload_clip': found {self.server.upload_clip:g} with"
         if self.server.weighting != "uniform":

@@ -187,7 +187,8 @@ def _privacy_notes(config: RunConfig, progress: Progress, stream: Stream | None)
     if stream and config.server.upload_clip:  # without it, noise guarantees nothing
         rounds = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
     method = config.method.cls(config.method_settings)
-    return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config))]
+    return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config),
+                                                     weighting=config.server.weighting)]
 
 
 def _of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:

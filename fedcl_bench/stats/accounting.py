@@ -90,18 +90,21 @@ def guarantee(protection: Protection, rounds: int, delta: float = DELTA) -> Guar
         return Guarantee(closed_form(protection, rounds, delta), delta, False)
 
 
-def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta: float = DELTA) -> list[str]:
+def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta: float = DELTA,
+              weighting: str = "uniform") -> list[str]:
     """What clipping and noise guarantee, and what they do not, for people.
 
     Args:
         rounds: the most that a client took part in.
         uploads: what clients send besides public parameters (see ``Method.uploads``).
+        weighting: of the server's mean; with clipping it is uniform.
     """
     name = "Laplace" if protection.mechanism == LAPLACE else "Gaussian"
     noise = f"upload_noise={protection.noise:g}: {name} noise on every uploaded number."
     clip = f"upload_clip={protection.clip:g}: changes of public parameters are clipped"
     if not protection.clip:
-        return [f"{noise} Uploads are not clipped, so it bears no formal guarantee and no epsilon."] \
+        weighted = " Weights tell the server how many interactions a client has." if weighting == "interactions" else ""
+        return [f"{noise} Uploads are not clipped, so it bears no formal guarantee and no epsilon.{weighted}"] \
             if protection.noise else []
     if not protection.noise:
         return [f"{clip}; without noise that bears no formal guarantee and no epsilon."]

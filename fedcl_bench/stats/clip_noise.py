@@ -6,6 +6,7 @@ What this guarantees is in ``accounting.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Mapping
 
 import torch
 from torch import Tensor
@@ -50,10 +51,18 @@ class Protection:
         draw = rng.laplace if self.mechanism == LAPLACE else rng.gaussian
         return value + draw(key, users, tuple(value.shape[1:]), self.noise).to(value)
 
-    def mean_noise(self, seed: int, step: int, round_: int, name: str, shape: tuple[int, ...], uploads: int) -> Tensor:
-        """The noise on the mean of so many clients' tables, float64, without drawing each client's."""
+    def mean_noise(self, key: rng.DrawKey, name: str, shape: tuple[int, ...], alike: Mapping[float, int]) -> Tensor:
+        """The noise on the weighted mean of clients' tables, float64, without drawing each client's: of clients of one
+        weight the sum has a law that is drawn at once.
+
+        Args:
+            alike: how many clients have each weight.
+        """
         draw = rng.mean_laplace if self.mechanism == LAPLACE else rng.mean_gaussian
-        return draw(seed, step, round_, name, shape, self.noise, uploads)
+        whole = sum(weight * count for weight, count in alike.items())
+        return sum((weight * count / whole) * draw(
+            key.seed, key.step, key.round, name if len(alike) == 1 else f"{name} of weight {weight:g}", shape,
+            self.noise, count) for weight, count in alike.items())
 
 
 OPEN = Protection()  # neither clipping nor noise

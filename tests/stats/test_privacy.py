@@ -113,7 +113,8 @@ def test_a_change_that_is_not_finite_stays_so():
 
 def test_gaussian_noise_has_its_law():
     scale, uploads, shape = 0.3, 3, (400, 50)
-    mean = Protection(0.0, scale, "gaussian").mean_noise(5, 0, 0, "item", shape, uploads).numpy().ravel()
+    mean = Protection(0.0, scale, "gaussian").mean_noise(DrawKey(5, 0, 0), "item", shape, {1.0: uploads})
+    mean = mean.numpy().ravel()
     assert stats.ks_1samp(mean, stats.norm(0.0, scale / math.sqrt(uploads)).cdf).pvalue > 1e-3
     again = rng.mean_gaussian(5, 0, 1, "item", shape, scale, uploads).numpy().ravel()
     assert abs(np.corrcoef(mean, again)[0, 1]) < 0.03
@@ -122,6 +123,36 @@ def test_gaussian_noise_has_its_law():
     assert abs(np.corrcoef(each.reshape(3, -1).numpy())[0, 1]) < 0.03
     alone = Protection(0.0, scale, "gaussian").noisy(7, torch.tensor([2]), torch.zeros(1, *shape, dtype=torch.float64))
     assert torch.equal(alone[0], each[2])  # a client's noise depends on no other client
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_noise_of_a_weighted_mean_has_the_law_of_each_client_s_own(mechanism):
+    """The mean of the clients' own draws and the one that is drawn at once, by a two-sample test."""
+    weights, scale, shape = torch.tensor([1.0, 4.0, 4.0, 2.0], dtype=torch.float64), 0.3, (200, 40)
+    protection = Protection(0.0, scale, mechanism)
+    at_once = protection.mean_noise(DrawKey(5, 0, 0), "item", shape, {1.0: 1, 2.0: 1, 4.0: 2})
+    each = protection.noisy(9, torch.arange(4), torch.zeros(4, *shape, dtype=torch.float64))
+    mean = torch.einsum("c,cij->ij", weights / weights.sum(), each)
+    assert stats.ks_2samp(at_once.numpy().ravel(), mean.numpy().ravel()).pvalue > 1e-3
+    kind = 2.0 if mechanism == "laplace" else 1.0  # variances of one draw, in squares of the scale
+    expected = kind * scale ** 2 * float(weights.square().sum() / weights.sum() ** 2)
+    assert float(at_once.square().mean()) == pytest.approx(expected, rel=0.06)
+    assert float((at_once - protection.mean_noise(DrawKey(5, 0, 0), "item", shape, {1.0: 4})).abs().mean()) > 0.01
+
+
+def test_noise_goes_with_weights_by_interactions(registry):
+    """And the record says what it does not promise."""
+    f = federation(registry, small_stream(), build(registry, "method", "ft"), rounds=1, precision="float64",
+                   weighting="interactions", upload_noise=0.1)
+    f.check()
+    clean, noisy = (next(iter(run(g))).model.public for g in (
+        replace(f, server=replace(f.server, upload_noise=0.0)), f))
+    spread = torch.cat([(noisy[name] - clean[name]).flatten() for name in clean])
+    lengths = f.stream.steps[0].train.lengths.double()
+    std = math.sqrt(2.0) * 0.1 * float(lengths.square().sum().sqrt() / lengths.sum())
+    assert float(spread.square().mean().sqrt()) == pytest.approx(std, rel=0.15)
+    told, = sentences(Protection(0.0, 0.1), 10, [], weighting="interactions")
+    assert "no formal guarantee" in told and "how many interactions a client has" in told
 
 
 def test_gaussian_noise_of_a_round(registry):
