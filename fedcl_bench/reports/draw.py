@@ -220,7 +220,11 @@ def _reach(panel: Panel) -> float:
 
 _SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ_KD", "beta": "β", "neighbours": "k, prototypes retrieved",
                   "lambda_tasd": "λ of time-aware self-distillation",
-                  "prototype_noise": "standard deviation of the noise on prototypes"}
+                  "prototype_noise": "standard deviation of the noise on prototypes",
+                  "upload_noise": "scale b of the Laplace noise on uploads"}
+
+
+_CLAIM = {"color": GREY, "linestyle": "--", "linewidth": 0.9}
 
 
 @dataclass(frozen=True)
@@ -231,6 +235,7 @@ class SettingPanel:
         points: value to the metric; None where there is no record.
         chosen: the value that all other runs use, if it is a number.
         above, above_label: value to what a second axis above the panel shows there, and that axis' name.
+        claim: a level that a paper says is kept, and up to which value.
     """
 
     name: str
@@ -238,21 +243,23 @@ class SettingPanel:
     chosen: float | None
     above: Mapping[float, str] = field(default_factory=dict)
     above_label: str = ""
+    claim: tuple[float, float] | None = None
 
 
 @styled
-def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: str) -> Figure:
+def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: str, claim: str = "") -> Figure:
     """F3CRec's Figure 4, FCUCR's sensitivity and noise curves: the metric for each value of each setting.
 
     Mean and one standard deviation over seeds. The chosen value has a large marker; values without a record are grey
-    crosses on the axis.
+    crosses on the axis. ``claim`` is what a paper says of the panels' levels.
     """
     figure, grid = _grid(1, len(panels), 2.0 if len(panels) > 1 else 2.4, sharey=True)
     for panel, axes in zip(panels, grid[0]):
         _draw_setting(axes, panel, look)
     grid[0, 0].set_ylabel(metric)
+    claimed = [_key(claim, **_CLAIM)] if claim and any(panel.claim for panel in panels) else []
     _legend(figure, f"{title}, mean ± std over seeds", [_key("value of the other runs", **_OUTLINE, marker="o",
-                                                             markersize=7)],
+                                                             markersize=7), *claimed],
             None in [point for panel in panels for point in panel.points.values()])
     return figure
 
@@ -265,6 +272,9 @@ def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
                   color=look.color, marker="o", markersize=3.5, linewidth=0.9, gid=f"ours:{panel.name}")
     if chosen := panel.points.get(panel.chosen):
         axes.plot(panel.chosen, chosen.mean, **_OUTLINE, marker="o", markersize=8, zorder=5, gid="chosen")
+    if panel.claim:
+        level, until = panel.claim
+        axes.plot([every[0], until], [level, level], **_CLAIM, gid="claim")
     if missing := [value for value, point in zip(every, points) if not point.n]:
         axes.plot(missing, [0.03] * len(missing), "x", color=GREY, transform=axes.get_xaxis_transform(),
                   gid="missing")

@@ -214,12 +214,12 @@ def _over_values(job: FigureJob, spec: RunSpec, name: str, values: set[float],
     return points, every
 
 
-def sensitivity(figure: str, job: FigureJob, above: Callable[[float], str] | None = None,
-                above_label: str = "") -> Drawn:
+def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel], SettingPanel] = lambda panel: panel,
+                claim: str = "") -> Drawn:
     """A figure of the paper that varies one setting at a time, per dataset and backbone.
 
     Args:
-        above, above_label: see ``SettingPanel``; from a value to its text.
+        decorated: adds a second axis or a paper's claim to a panel; claim: that one in words.
     """
     method = job.paper.OURS
     wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
@@ -240,8 +240,7 @@ def sensitivity(figure: str, job: FigureJob, above: Callable[[float], str] | Non
         for name in varying:
             points, runs = _over_values(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
                                         set(recorded.get(name, ())))
-            second_axis = {value: above(value) for value in points} if above else {}
-            panels.append(SettingPanel(name, points, chosen[name], second_axis, above_label))
+            panels.append(decorated(SettingPanel(name, points, chosen[name])))
             every += runs
             missing = [f"{value:g}" for value, point in points.items() if point is None]
             if missing and varied:
@@ -252,7 +251,7 @@ def sensitivity(figure: str, job: FigureJob, above: Callable[[float], str] | Non
             drawn = True
             title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
             yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
-                   draw.sensitivity(panels, job.looks[method], job.label(job.metric), title))
+                   draw.sensitivity(panels, job.looks[method], job.label(job.metric), title, claim))
     datasets = [dataset for dataset in job.datasets if any((dataset, backbone) in wanted for backbone in job.backbones)]
     command = ""
     if datasets:
@@ -365,9 +364,17 @@ def _probability(job: FigureJob) -> Drawn:
 
 
 def _noise(job: FigureJob) -> Drawn:
-    def text(deviation: float) -> str:
-        return f"{gaussian_epsilon(deviation, DELTA):.1f}" if deviation else "∞"
-    return sensitivity("noise", job, text, "ε at δ = 10⁻⁵")
+    """FCUCR's Figures 7-10: noise as in the released code, and as in the paper, beside what the paper says of it."""
+    paper = job.paper
+
+    def decorated(panel: SettingPanel) -> SettingPanel:
+        deviations = {value: value / paper.NOISY[panel.name] for value in panel.points}
+        text = {value: f"{gaussian_epsilon(std, DELTA):.1f}" if std else "∞" for value, std in deviations.items()}
+        without = panel.points.get(0.0)
+        claim = without and (paper.KEPT * without.mean, paper.KEPT_UP_TO * paper.NOISY[panel.name])
+        return replace(panel, above=text, above_label="ε at δ = 10⁻⁵", claim=claim)
+
+    return sensitivity("noise", job, decorated, f"paper: more than {paper.KEPT:.0%} is kept up to here")
 
 
 def _of_table(number: int, job: FigureJob) -> Drawn:

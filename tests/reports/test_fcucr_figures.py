@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_sensitivity_to_k(drawn):
 def test_noise_has_an_axis_of_epsilon(drawn):
     """sqrt(2 ln(1.25e5)) = 4.8448 over the standard deviation: 48.45 at .1 (the paper: 48.5), 8.07 at .6 (8.1)."""
     found, _ = drawn("--figure", "noise")
-    (axes,) = found["noise-xing-sasrec-hit10"].axes
+    axes, of_uploads = found["noise-xing-sasrec-hit10"].axes
     line = axes.containers[0].lines[0]
     assert list(line.get_xdata()) == list(fcucr.NOISE)
     assert np.array(line.get_ydata(), float)[:2] == pytest.approx([0.29, 0.24])
@@ -119,6 +120,10 @@ def test_noise_has_an_axis_of_epsilon(drawn):
     FigureCanvasAgg(found["noise-xing-sasrec-hit10"]).draw()
     assert [text.get_text() for text in above.get_xticklabels()] == ["∞", "48.4", "24.2", "16.1", "12.1", "9.7", "8.1"]
     assert above.get_xlabel() == "ε at δ = 10⁻⁵"
+    (claim,) = artists(axes, "claim")  # Appendix D.2
+    assert list(claim.get_xdata()) == [0.0, 0.3] and list(claim.get_ydata()) == pytest.approx([0.95 * 0.29] * 2)
+    values = of_uploads.containers[0].lines[0].get_xdata()  # Laplace noise: std = b sqrt(2)
+    assert np.array(values) * math.sqrt(2) == pytest.approx(fcucr.NOISE, abs=1e-4)
 
 
 def test_everything_that_the_records_allow(drawn):

@@ -80,7 +80,7 @@ def test_specs():
     assert figure_specs("fcucr", ["2a"]) == figure_specs("fcucr", ["early"])
     assert figure_specs("fcucr", ["2b"]) == figure_specs("fcucr", ["2c", "2bc", "probability"])
     counts = {name: len(figure_specs("fcucr", [name], datasets=["xing"])) for name in fcucr.FIGURES}
-    assert counts == {"early": 6, "probability": 6, "k": 6, "lambda": 6, "noise": 7}
+    assert counts == {"early": 6, "probability": 6, "k": 6, "lambda": 6, "noise": 14}
 
 
 @pytest.mark.parametrize("paper, dataset", [("f3crec", "ml-100k"), ("fcucr", "xing"), ("ffmsr", OFFICE)])

@@ -28,7 +28,11 @@ WINDOWS = (1, 2, 3, 5)  # rounds; FCUCR itself keeps all
 INTERVALS = (2, 3, 4, 5)  # rounds; FCUCR itself transfers in every one
 NEIGHBOURS = (1, 5, 20, 100, 200, 1000)
 LAMBDAS = (0.1, 1.0, 5.0, 10.0, 20.0, 50.0)
-NOISE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+NOISE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # standard deviations
+# By what setting noise is added, and how large a standard deviation is in it: of Gaussian noise on received prototypes,
+# as in the released code, and of Laplace noise on uploaded parameters, as Section 5.6 has it, where b = std / sqrt(2).
+NOISY = {"prototype_noise": 1.0, "upload_noise": 2.0 ** -0.5}
+KEPT, KEPT_UP_TO = 0.95, 0.3  # Appendix D.2: with std <= .3 more than this share of the accuracy without noise is kept
 
 _SAMPLED, _FULL = ("hit@10", "ndcg@10"), ("all:hit@10", "all:ndcg@10")
 STATISTICS = ("users", "items", "sessions", "average_length")
@@ -121,10 +125,19 @@ def _probability() -> list[RunSpec]:
             for dataset, backbone, row in product(DATASETS, BACKBONES, TRANSFER)]
 
 
+def noise_values(name: str) -> dict[float, float]:
+    """A setting's values for the standard deviations of Figures 7-10."""
+    return {round(deviation * NOISY[name], 4): deviation for deviation in NOISE}
+
+
+def _noise() -> list[RunSpec]:
+    return [spec for name in NOISY for spec in _values(name, tuple(noise_values(name)))]
+
+
 def _values(name: str, values: tuple[float, ...]) -> list[RunSpec]:
     return [RunSpec(OURS, "sasrec", dataset, ((name, value),)) for dataset in DATASETS for value in values]
 
 
 FIGURES = {"early": _early, "probability": _probability, "k": partial(_values, "neighbours", NEIGHBOURS),
-           "lambda": partial(_values, "lambda_tasd", LAMBDAS), "noise": partial(_values, "prototype_noise", NOISE)}
+           "lambda": partial(_values, "lambda_tasd", LAMBDAS), "noise": _noise}
 FIGURE_ALIASES = {"2a": "early", **dict.fromkeys(("2b", "2c", "2bc"), "probability")}
