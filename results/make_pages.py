@@ -16,6 +16,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -44,12 +45,19 @@ from fedcl_bench.runs.specs import Tuned, seed_text
 from fedcl_bench.records.store import load_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
-from standing import (DIFFERS, DIRECTION, FACTS, MARKS, MIN_SEEDS, NO_DATA, OPEN, PAPERS, REPRODUCED,  # noqa: E402
-                      Contrast, Judged, Reading, Standing, half_width, judge, printed_lead, rules)
+from standing import (ABSENT, CLAIM_REPRODUCED, CLAIMS, DIFFERS, DIRECTION, FACTS, MARKS, MIN_SEEDS,  # noqa: E402
+                      NO_DATA, OPEN, OPPOSITE, PAPERS, REPRODUCED, SMALLER, UNCLEAR, Contrast, Judged, Reading,
+                      Standing, claim_standing, counted, half_width, judge, printed_lead, rules)
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("results/pages")
 COMMAND = "results/make_pages.py"
+
+
+LEVEL_TEXT = ("A level says little of a method: the last two columns count, of the rows that the paper compares with "
+              "another (FT, or the whole method where parts are left out or noise is added), how many levels are "
+              "reproduced by the row's own number, and how many by the number of that other row put in its place. "
+              "Numbers that several tables repeat are counted once, and words not at all.")
 
 
 # The page of one paper
@@ -106,13 +114,26 @@ def _cell_text(cell: Cell | None, judged: Mapping[Key, Judged], reasons: dict[St
     return text
 
 
-def _summary(parts: Sequence[Part]) -> list[str]:
-    lines = [f"| table | numbers | {' | '.join(MARKS)} |", "|---|" + "--:|" * (1 + len(MARKS))]
+def _summary(paper: str, parts: Sequence[Part]) -> list[str]:
+    lines = [_row(["table", "numbers", *MARKS, *LEVELS]), "|---|" + "--:|" * (1 + len(MARKS) + len(LEVELS))]
     for part in parts:
-        counts = Counter(judged.standing.kind for judged in part.judged.values())
-        numbers = [sum(counts.values()), *(counts[kind] for kind in MARKS)]
-        lines.append(f"| {part.built.number} {part.built.title} | {' | '.join(map(str, numbers))} |")
+        judged = [each for each in part.judged.values() if counted(paper, part.table, each)]
+        lines.append(_row([f"{part.built.number} {part.built.title}", *_counts(judged)]))
     return lines
+
+
+# Of rows other than the one that they are compared with: reproduced by their own numbers, and by that row's.
+LEVELS = ("other rows ✓", "✓ by the base's number")
+
+
+def _counts(judged: Iterable[Judged]) -> list[int]:
+    """How many numbers there are, how many of each standing in the order of ``MARKS``, and those of ``LEVELS``."""
+    judged = list(judged)
+    kinds = Counter(each.standing.kind for each in judged)
+    others = [each for each in judged if each.base_kind]
+    return [sum(kinds.values()), *(kinds[kind] for kind in MARKS),
+            sum(each.standing.kind == REPRODUCED for each in others),
+            sum(each.base_kind == REPRODUCED for each in others)]
 
 
 def _leads(paper: str, part: Part, source: Source) -> list[str]:
@@ -269,7 +290,8 @@ def paper_page(page: Page, source: Source) -> str:
         f"{len(used)} runs: {made_on}.", "",
         "Every printed number stands beside ours: mark, our mean ± sample standard deviation over seeds, (the "
         "paper's), difference ours - paper.", "",
-        *rules(f"here {runs}, so that the interval is {factors}"), "", "## Summary", "", *_summary(parts), ""]
+        *rules(f"here {runs}, so that the interval is {factors}"), "",
+        "## Summary", "", LEVEL_TEXT, "", *_summary(paper, parts), ""]
     labels = definitions.LABELS
     for part in parts:
         if part.table.lead and (leads := _leads(paper, part, source)):
@@ -334,14 +356,9 @@ def deciding(everything: Iterable[Entry]) -> list[Entry]:
     places: dict[tuple, list[Entry]] = {}
     for entry in everything:
         places.setdefault((entry.paper, entry.table.number, entry.key), []).append(entry)
-    chosen = [next((entry for entry in candidates if entry.decides), candidates[0]) for candidates in places.values()]
+    chosen = [next((entry for entry in candidates if entry.decides), candidates[0]) for candidates in places.values()
+              if counted(candidates[0].paper, candidates[0].table, candidates[0].judged)]
     return sorted(chosen, key=lambda entry: (list(PAPERS).index(entry.paper), entry.table.number))
-
-
-def _counts(chosen: Iterable[Entry]) -> list[int]:
-    """How many numbers there are, and how many of each standing in the order of ``MARKS``."""
-    kinds = Counter(entry.judged.standing.kind for entry in chosen)
-    return [sum(kinds.values()), *(kinds[kind] for kind in MARKS)]
 
 
 def _name(paper: str) -> str:
@@ -357,12 +374,12 @@ def overview(everything: Sequence[Entry]) -> str:
         f"The tables of {len(FACTS)} papers print {len(chosen):,} numbers. Each has one of five standings here. "
         f"[standing.csv](standing.csv) has them one by one: printed, ours, standing and reason.", "",
         "![A square per printed number, coloured by its standing](standing.svg)", "", *rules(runs), "",
-        "## Counts", "", *_counted(chosen), "", "## Which runs decide", "",
+        "## Claims", "", *_claims(everything), "", "## Counts", "", LEVEL_TEXT, "", *_counted(chosen), "",
+        "## Which runs decide", "",
         f"A paper can be read in several ways. These were run. A number is judged by the first reading, in the order "
         f"below, that has at least {MIN_SEEDS} seeds of it. The best of several is not taken: that would favour "
         f"agreement. The counts are those of each reading alone, of the numbers that it has.", "",
-        *_by_reading(everything), "", "## Reasons", "", *_reasons(chosen), "",
-        "## Which difference could have been seen", "", *_power(chosen)]
+        *_by_reading(everything), "", "## Reasons", "", *_reasons(chosen)]
     return "\n".join(lines) + "\n"
 
 
@@ -371,26 +388,26 @@ def _row(words: Iterable[object]) -> str:
 
 
 def _counted(chosen: Sequence[Entry]) -> Iterator[str]:
-    yield _row(["paper", "table", "numbers", *(f"{mark} {kind}" for kind, mark in MARKS.items())])
-    yield "|---|---|" + "--:|" * (1 + len(MARKS))
+    yield _row(["paper", "table", "numbers", *(f"{mark} {kind}" for kind, mark in MARKS.items()), *LEVELS])
+    yield "|---|---|" + "--:|" * (1 + len(MARKS) + len(LEVELS))
     for paper, definitions in PAPERS.items():
         of_paper = [entry for entry in chosen if entry.paper == paper]
         for number, table in definitions.TABLES.items():
             yield _row([_name(paper), f"{number} {table.title}",
-                        *_counts(entry for entry in of_paper if entry.table.number == number)])
-        yield _row([f"**{_name(paper)}**", "all", *_counts(of_paper)])
-    yield _row(["**all**", "all", *_counts(chosen)])
+                        *_counts(entry.judged for entry in of_paper if entry.table.number == number)])
+        yield _row([f"**{_name(paper)}**", "all", *_counts(entry.judged for entry in of_paper)])
+    yield _row(["**all**", "all", *_counts(entry.judged for entry in chosen)])
 
 
 def _by_reading(everything: Sequence[Entry]) -> Iterator[str]:
-    yield _row(["paper", "reading", "records", "tables", "numbers", *MARKS.values()])
-    yield "|---|---|---|---|" + "--:|" * (1 + len(MARKS))
+    yield _row(["paper", "reading", "records", "tables", "numbers", *MARKS.values(), *LEVELS])
+    yield "|---|---|---|---|" + "--:|" * (1 + len(MARKS) + len(LEVELS))
     for paper, facts in FACTS.items():
         for reading in facts.readings:
             here = deciding(entry for entry in everything if entry.reading is reading)
             folder = f"`{reading.folder}`" if reading.folder else DASH
             yield _row([_name(paper), reading.title, folder, seed_text(reading.tables),
-                        *_counts(entry for entry in here if entry.judged.cell.mean is not None)])
+                        *_counts(entry.judged for entry in here if entry.judged.cell.mean is not None)])
 
 
 def _reason(entry: Entry) -> str:
@@ -416,46 +433,54 @@ def _reasons(chosen: Sequence[Entry]) -> Iterator[str]:
             yield _row([kind, paper, for_markdown(reason), number])
 
 
-def _compared(chosen: Iterable[Entry]) -> list[tuple[Entry, float]]:
-    """The methods that were compared with FT by the number that their paper compares them by, and the paper's
-    difference in it."""
-    result = []
-    for entry in chosen:
-        table, key = entry.table, entry.judged.cell.key
-        if entry.judged.against and table.lead and (key.metric, key.column) == (table.lead.metric, table.lead.column):
-            mine, base = (printed_lead(entry.paper, table, key._replace(row=row))
-                          for row in (key.row, PAPERS[entry.paper].BASELINE))
-            result.append((entry, mine - base))
-    return result
+def _claims(everything: Sequence[Entry]) -> Iterator[str]:
+    """What becomes of the differences that papers print: the rule, counts, and every one of them."""
+    chosen: dict[tuple, Entry] = {}  # by the first reading that has it
+    for entry in everything:
+        if entry.judged.claim:
+            chosen.setdefault((entry.paper, entry.table.number, entry.key), entry)
+    yield ("A claim is a difference that a paper prints or implies: a method less FT, a method without a part less the "
+           "whole, with noise less without. It is compared with the 95 % interval (Student's t) of our paired "
+           "difference, once over users, each averaged over blocks and seeds, and once over seeds, each averaged over "
+           "users: the first says what other users would make of it, the second what other seeds would.")
+    yield ""
+    yield from (f"- **{name}**: {text}" for name, text in (
+        (CLAIM_REPRODUCED, "the interval lies on the printed side of zero and reaches the printed difference;"),
+        (SMALLER, "it lies on the printed side of zero and does not reach the printed difference;"),
+        (ABSENT, "it holds zero and not the printed difference;"), (OPPOSITE, "it lies on the other side of zero;"),
+        (UNCLEAR, "it holds both zero and the printed difference. The minimum detectable difference is what the "
+                  "two-sided paired t-test at .05 finds with probability .8 (`fedcl_bench/stats/power.py`).")))
+    yield ""
+    yield _row(["paper", "table", "claims", *(f"{name}, by {unit}" for unit in ("users", "seeds") for name in CLAIMS)])
+    yield "|---|---|" + "--:|" * (1 + 2 * len(CLAIMS))
+    for paper, definitions in PAPERS.items():
+        for number in FACTS[paper].claims:
+            here = [entry for entry in chosen.values() if (entry.paper, entry.table.number) == (paper, number)]
+            kinds = [Counter(_claim_kinds(entry)[place] for entry in here) for place in (0, 1)]
+            yield _row([_name(paper), f"{number} {definitions.TABLES[number].title}", len(here),
+                        *(of_unit[name] for of_unit in kinds for name in CLAIMS)])
+    yield ""
+    yield _row(["paper, table", "dataset, backbone", "claim", "printed", "ours", "by users", "p", "detectable",
+                "by seeds", "p", "seeds", "standing by users", "by seeds"])
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|---|---|"
+    for entry in chosen.values():
+        cell, claim, definitions = entry.judged.cell, entry.judged.claim, PAPERS[entry.paper]
+        label = partial(definitions.label, entry.table.number)
+        tested = [text for found in (claim.by_user, claim.by_seed) for text in (
+            f"{found.low:+.4f} to {found.high:+.4f}", p_text(found.p),
+            *([f"{found.detectable:.4f}"] if found is claim.by_user else []))]
+        yield _row([f"{_name(entry.paper)} {entry.table.number}",
+                    f"{label(cell.key.dataset)}, {label(cell.key.backbone)}",
+                    f"{label(cell.key.row)} - {label(claim.base)}", f"{claim.printed:+.4f}",
+                    f"{claim.by_user.mean:+.4f}", *tested, claim.by_seed.n, *_claim_kinds(entry)])
 
 
-def _power(chosen: Sequence[Entry]) -> Iterator[str]:
-    pairs = _compared(chosen)
-    tested = [(entry, theirs) for entry, theirs in pairs if not entry.judged.cell.is_reference]
-    small = sum(abs(theirs) < entry.judged.against.detectable for entry, theirs in tested)
-    yield ("Every method against FT, by the number that its paper compares methods by. The minimum detectable "
-           "difference is what the test, a two-sided paired t-test over users at .05, finds with probability .8. It "
-           "follows from how many users there are, and from how much the methods' scores differ from user to user once "
-           "seeds are averaged (Cohen, 1988: the t distribution with noncentrality m √n / s). Smaller differences may "
-           "exist; a test that does not see them says nothing about them.")
-    yield ""
-    yield (f"In {small} of {len(tested)} comparisons the printed difference is smaller than that, so our test would "
-           f"probably have missed it. Where the answer is yes and p is large, a difference like the printed one is "
-           f"unlikely on these users under our settings. Settings near FT's make the scores differ less, and so what "
-           f"can be detected smaller; that says nothing of other settings. Our difference is a mean over users, and "
-           f"the printed one a mean of means over blocks. Rows that are FT in effect (= FT) are not counted.")
-    yield ""
-    yield _row(["paper", "dataset", "backbone", "method", "our difference", "p", "users", "seeds",
-                "minimum detectable", "the paper's difference", "would have been seen"])
-    yield "|---|---|---|---|--:|--:|--:|---|--:|--:|---|"
-    for entry, theirs in pairs:
-        cell, against, labels = entry.judged.cell, entry.judged.against, PAPERS[entry.paper].LABELS
-        seen = "yes" if abs(theirs) >= against.detectable else "no"
-        tests = [p_text(against.p), against.users, seed_text(cell.seeds), f"{against.detectable:.4f}"]
-        if cell.is_reference:
-            tests, seen = ["= FT", against.users, seed_text(cell.seeds), DASH], DASH
-        yield _row([_name(entry.paper), labels[cell.key.dataset], labels[cell.key.backbone],
-                    labels[cell.key.row], f"{against.difference:+.4f}", *tests, f"{theirs:+.4f}", seen])
+def _claim_kinds(entry: Entry) -> tuple[str, str]:
+    """What becomes of an entry's claim by the interval over users, and over seeds."""
+    claim = entry.judged.claim
+    by_user, by_seed = (claim_standing(claim.printed, claim.rounding, found)
+                        for found in (claim.by_user, claim.by_seed))
+    return by_user, by_seed
 
 
 def numbers(chosen: Iterable[Entry]) -> str:
@@ -467,10 +492,12 @@ def numbers(chosen: Iterable[Entry]) -> str:
         tests = (against.difference, against.p, str(against.users), against.detectable, against.printed) \
             if against else [None] * 5
         lines.append([entry.paper, entry.table.number, *entry.key, cell.printed.text, cell.mean, cell.std,
-                      seed_text(cell.seeds), standing.kind, for_csv(standing.reason), reading, *tests])
+                      seed_text(cell.seeds), standing.kind, entry.judged.base_kind, for_csv(standing.reason), reading,
+                      *tests])
     return pd.DataFrame(lines, columns=[
         "paper", "table", "dataset", "backbone", "row", "metric", "column", "printed", "ours", "std", "seeds",
-        "standing", "reason", "reading", "difference", "p", "users", "detectable", "printed_difference"]).to_csv(
+        "standing", "base_standing", "reason", "reading", "difference", "p", "users", "detectable",
+        "printed_difference"]).to_csv(
             index=False, float_format="%.6f", lineterminator="\n")
 
 
@@ -594,8 +621,10 @@ def index(folder: Path) -> str:
              f"| page | paper | records | settings | changed | numbers | {' | '.join(MARKS.values())} | reproduced |",
              "|---|---|---|---|---|" + "--:|" * (len(MARKS) + 2)]
     for page in PAGES:
-        summary = (folder / page.name).read_text(encoding="utf-8").partition("## Summary\n\n")[2].partition("\n\n")[0]
-        rows = [[int(cell) for cell in row.strip("|").split("|")[2:]] for row in summary.splitlines()[2:]]
+        text = (folder / page.name).read_text(encoding="utf-8")
+        summary = text.partition(f"{LEVEL_TEXT}\n\n")[2].partition("\n\n")[0]
+        rows = [[int(cell) for cell in row.strip("|").split("|")[2:2 + len(MARKS)]]
+                for row in summary.splitlines()[2:]]
         counts = [sum(column) for column in zip(*rows)]
         changed = ", ".join(f"`{name}={value}`" for name, value in page.reading.settings)
         lines.append(_row([f"[{page.name.removesuffix('.md')}]({page.name})", PAPERS[page.paper].TITLE,

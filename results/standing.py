@@ -7,12 +7,13 @@ beside its tables is in ``FACTS``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import stats
 
 from fedcl_bench.experiments import papers
@@ -101,6 +102,9 @@ class Facts:
             it prints wrong means. about_lead: what is compared, in sentences.
         without_data: dataset to why no run on it was published.
         same_line: row to the row that stands for the same printed line.
+        bases: table to the row that its other rows are compared with in what the paper claims; FT where none is named.
+        claims: the tables whose differences are claims.
+        repeats: table to the rows in which it prints again what an earlier table has.
         contrasts: sections of its pages.
     """
 
@@ -111,6 +115,9 @@ class Facts:
     about_lead: str
     without_data: Mapping[str, str] = field(default_factory=dict)
     same_line: Mapping[str, str] = field(default_factory=dict)
+    bases: Mapping[int, str] = field(default_factory=dict)
+    claims: tuple[int, ...] = ()
+    repeats: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     contrasts: tuple[Contrast, ...] = ()
 
 
@@ -155,7 +162,9 @@ FACTS = {
                rows=("rlp2", "spp")),),
         ("D1", "D2", "D3"), "N@20, mean over D1-D3. Paper: the mean of its printed D1-D3. p: two-sided paired t-test "
         "over users, each averaged over D1-D3 and the seeds both have.",
-        {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"}),
+        {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"},
+        bases={3: "f3crec", 6: "f3crec", 8: "f3crec"}, claims=(2, 3, 6, 8),
+        repeats={3: ("ft", "f3crec"), 6: ("ft", "f3crec"), 8: ("f3crec",)}),
     "fcucr": Facts(
         5, (
             Reading("the data", "", (1,)),
@@ -174,7 +183,8 @@ FACTS = {
         "of a dataset are ranked together.",
         {name: f"no published run on {fcucr.DATASETS[name]}: the paper does not say which of its users and sessions it "
                f"keeps" for name in ("retailrocket", "lastfm-1k", "tmall")},
-        {fcucr.BCE: fcucr.BASELINE}, _CONTRASTS),
+        {fcucr.BCE: fcucr.BASELINE}, bases={3: fcucr.OURS, 4: fcucr.OURS, 5: fcucr.OURS}, claims=(2, 3),
+        repeats=dict.fromkeys((3, 4, 5), (fcucr.OURS,)), contrasts=_CONTRASTS),
     "ffmsr": Facts(  # a pilot's numbers stand beside none of the paper's, so its cells are open
         1, (
             Reading("the data", "", (2,)),
@@ -239,12 +249,38 @@ class Against:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A difference that a paper prints between a row and another, and ours: a row less its base, paired.
+
+    Attributes:
+        base: the row that it is compared with.
+        printed: the paper's difference; rounding: the most that the rounding of its two numbers makes.
+        by_user: differences of users, each averaged over the cell's blocks and the seeds that both have; by_seed: of
+            seeds, each averaged over users.
+    """
+
+    base: str
+    printed: float
+    rounding: float
+    by_user: Interval
+    by_seed: Interval
+
+
+@dataclass(frozen=True)
 class Judged:
-    """A cell with its standing, and its comparison with FT where there is one."""
+    """A cell with its standing, and its comparison with FT where there is one.
+
+    Attributes:
+        base_kind: the standing that the number of the row that it is compared with would have in its place; empty where
+            there is none.
+        claim: the difference that it claims.
+    """
 
     cell: Cell
     standing: Standing
     against: Against | None = None
+    base_kind: str = ""
+    claim: Claim | None = None
 
 
 def half_width(std: float, seeds: int, printed_runs: int = 1) -> float:
@@ -286,6 +322,54 @@ def standing(cell: Cell, printed_runs: int = 1, against: Against | None = None, 
     if against is not None and against.p < LEVEL and against.difference * against.printed > 0.0:
         return Standing(DIRECTION)
     return Standing(OPEN, WIDE) if distance <= allowed else Standing(DIFFERS, cell.contradiction or known)
+
+
+# Claims
+
+CLAIM_REPRODUCED, SMALLER, ABSENT, OPPOSITE, UNCLEAR = CLAIMS = (
+    "reproduced", "smaller", "absent", "opposite", "cannot tell")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The 95 % interval of a mean difference, of Student's t.
+
+    Attributes:
+        n: how many units there are; p: of the two-sided paired t-test; detectable: see ``Against``.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    p: float
+    detectable: float
+
+    @classmethod
+    def of(cls, differences: NDArray[Any]) -> "Interval":
+        """Of the differences of at least two units."""
+        n, deviation = len(differences), float(np.std(differences, ddof=1))
+        mean, half = float(np.mean(differences)), float(stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)) * deviation / n ** 0.5
+        test = compare_paired(differences, np.zeros(n), draws=1)
+        return cls(mean, mean - half, mean + half, n, test.p, detectable(deviation, n))
+
+
+def claim_standing(printed: float, rounding: float, found: Interval) -> str:
+    """One of ``CLAIMS``: what an interval of ours says of a printed difference."""
+    sign = 1.0 if printed >= 0.0 else -1.0
+    low, high = sorted((sign * found.low, sign * found.high))
+    reached = high >= abs(printed) - rounding
+    if low <= 0.0 <= high:
+        return UNCLEAR if reached and low <= abs(printed) + rounding else ABSENT
+    if high < 0.0:
+        return OPPOSITE
+    return CLAIM_REPRODUCED if reached else SMALLER
+
+
+def counted(paper: str, table: PaperTable, judged: Judged) -> bool:
+    """Whether a printed number is counted: once if tables repeat it, and not if it is no number."""
+    cell = judged.cell
+    return cell.printed.value is not None and cell.key.row not in FACTS[paper].repeats.get(table.number, ())
 
 
 def printed_lead(paper: str, table: PaperTable, key: Key) -> float | None:
@@ -365,8 +449,47 @@ def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) 
             known.text for known in facts.known if known.holds(table.number, key))
         no_data = "" if key.dataset in there else facts.without_data.get(key.dataset, "")
         if decided := standing(cell, facts.printed_runs, against, reason, no_data):
-            judged[key] = Judged(cell, decided, against)
+            other = by_key.get(key._replace(row=facts.bases.get(table.number, PAPERS[paper].BASELINE)))
+            judged[key] = Judged(cell, decided, against, _base_kind(cell, other, facts.printed_runs))
+            if blocks and _claims(paper, table, key) and other and other.mean is not None:
+                claim = _claim(paper, table, cell, other, partial(scores, key.metric, blocks))
+                judged[key] = replace(judged[key], claim=claim)
     return judged
+
+
+def _base_kind(cell: Cell, other: Cell | None, printed_runs: int) -> str:
+    """The standing of another row's number in a cell's place; empty for a row beside itself, for changes and where one
+    of them has no number."""
+    if other is None or other.key == cell.key or None in (cell.mean, other.mean) or cell.key.column == "change":
+        return ""
+    there = standing(replace(other, printed=cell.printed, decimals=cell.decimals), printed_runs)
+    return there.kind if there else ""
+
+
+def _claims(paper: str, table: PaperTable, key: Key) -> bool:
+    """Whether a cell has the number by which a table's rows are compared, and is not the row itself that they are
+    compared with, nor FT in an ablation."""
+    facts, baseline = FACTS[paper], PAPERS[paper].BASELINE
+    column = "avg" if "avg" in table.columns else "value"
+    return (table.number in facts.claims and (key.metric, key.column) == (table.metrics[0], column)
+            and key.row not in (facts.bases.get(table.number, baseline), baseline))
+
+
+def _claim(paper: str, table: PaperTable, cell: Cell, other: Cell,
+           scores: Callable[[tuple[str, ...]], pd.Series]) -> Claim | None:
+    """What a cell claims of another; None if the paper prints one of them not, or they have fewer than ``MIN_SEEDS``
+    seeds in common. ``scores``: as of ``_against``."""
+    if table.lead:
+        numbers = [printed_lead(paper, table, each.key) for each in (cell, other)]
+    else:
+        numbers = [each.printed and each.printed.value for each in (cell, other)]
+    first, second = (dict(zip(each.seeds, each.records)) for each in (cell, other))
+    common = sorted(first.keys() & second.keys())
+    if None in numbers or len(common) < MIN_SEEDS:
+        return None
+    by_seed = pd.DataFrame({seed: scores((first[seed],)) - scores((second[seed],)) for seed in common}).dropna()
+    return Claim(other.key.row, numbers[0] - numbers[1], 10.0 ** -cell.decimals,
+                 Interval.of(by_seed.mean(axis=1).to_numpy()), Interval.of(by_seed.mean().to_numpy()))
 
 
 def rules(printed_runs: str) -> list[str]:

@@ -238,9 +238,25 @@ def counts() -> str:
             ("F3CRec: data", "f3crec", "1", {}), ("F3CRec: Table 2, averages of N@20", "f3crec", "2", averages),
             ("F3CRec: ablations and analyses", "f3crec", "34567", {}), ("F3CRec: noise", "f3crec", "8", {}),
             ("FCUCR: Tables 2 and 3", "fcucr", "23", {}), ("FCUCR: Tables 4 and 5", "fcucr", "45", {})):
-        found = Counter(line["standing"] for line in standing(paper=paper, **asked) if line["table"] in tables)
-        rows.append([name, *(str(found[kind]) for kind in kinds)])
-    return markdown(["printed numbers", *kinds], rows)
+        lines = [line for line in standing(paper=paper, **asked) if line["table"] in tables]
+        found = Counter(line["standing"] for line in lines)
+        others = [line for line in lines if line["base_standing"]]
+        by_base = [str(sum(line[kind] == "reproduced" for line in others)) for kind in ("standing", "base_standing")]
+        rows.append([name, *(str(found[kind]) for kind in kinds), *(by_base if others else ["", ""])])
+    return markdown(["printed numbers", *kinds, "of rows with a base", "by the base's number"], rows)
+
+
+def claims() -> str:
+    """What becomes of the differences that F3CRec and FCUCR print, as the page of standings counts them."""
+    page = (ROOT / "results/pages/standing.md").read_text(encoding="utf-8")
+    lines = page.partition("## Claims")[2].partition("## Counts")[0].splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| paper | table"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 2:]
+            if line.startswith("|")][:6]
+    kinds = ("reproduced", "smaller", "absent", "opposite", "cannot tell")
+    return markdown(["claims", "number", *kinds], [
+        [f"{paper}, Table {table}", count, *(f"{user}, {seed}" for user, seed in zip(found[:5], found[5:]))]
+        for paper, table, count, *found in rows])
 
 
 def one_block_0() -> str:
@@ -293,7 +309,7 @@ def cost_model() -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "ambiguities": ambiguities, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
+    "ambiguities": ambiguities, "claims": claims, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
     "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts,
     "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
     "mergerec-pilot": mergerec_pilot, "counts": counts, "one-block-0": one_block_0,

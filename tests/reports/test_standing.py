@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from fabricate import fabricate, level
 from scipy import stats
-from standing import (DIFFERS, DIRECTION, FACTS, IN_EFFECT, NO_DATA, OPEN, REPRODUCED, WIDE, Against, Known, Standing,
+from standing import (ABSENT, CLAIM_REPRODUCED, DIFFERS, DIRECTION, FACTS, IN_EFFECT, NO_DATA, OPEN, OPPOSITE,
+                      REPRODUCED, SMALLER, UNCLEAR, WIDE, Against, Interval, Known, Standing, claim_standing, counted,
                       half_width, judge, standing)
 
 from fedcl_bench.experiments.papers import Key, Printed, f3crec, fcucr
@@ -142,3 +143,50 @@ def test_reasons_are_those_of_the_cell(source):
     assert found[Key("hetrec2011-ml", "fedmf", "rlp2", "ndcg@20", "D1")].standing == Standing(
         NO_DATA, FACTS["f3crec"].without_data["hetrec2011-ml"])
     assert found[Key("ml-latest-small", "fedmf", "ft", "ndcg@20", "D1")].standing == Standing(OPEN, "no record")
+
+
+# Claims
+
+
+@pytest.mark.parametrize("printed, low, high, expected", [
+    (0.02, 0.01, 0.03, CLAIM_REPRODUCED), (0.02, 0.03, 0.05, CLAIM_REPRODUCED), (0.02, 0.001, 0.01, SMALLER),
+    (0.02, -0.01, 0.01, ABSENT), (0.02, -0.01, 0.03, UNCLEAR), (0.02, -0.05, -0.01, OPPOSITE),
+    (-0.02, -0.03, -0.01, CLAIM_REPRODUCED), (-0.02, -0.01, -0.001, SMALLER), (-0.02, 0.01, 0.05, OPPOSITE),
+    (-0.02, -0.01, 0.01, ABSENT), (-0.02, -0.03, 0.01, UNCLEAR),
+    (0.02, 0.001, 0.0199, CLAIM_REPRODUCED), (0.02, -0.01, 0.0199, UNCLEAR)])  # within the paper's rounding
+def test_claim_standing(printed, low, high, expected):
+    found = Interval((low + high) / 2, low, high, 5, 0.1, 0.01)
+    assert claim_standing(printed, 0.0002, found) == expected
+
+
+def test_claims_are_paired_by_user_and_by_seed(source):
+    """Means and intervals of scipy's tests; each unit is averaged over the other."""
+    found = judged(source)[Key("ml-100k", "fedmf", "kd", "ndcg@20", "avg")].claim
+    runs = {row: {run.seed: run for run in source.runs
+                  if (run.head["method"], run.head["backbone"]) == (row, "fedmf")} for row in ("kd", "ft")}
+    by_seed = np.array([user_scores([runs["kd"][seed]], "ndcg@20", (1, 2, 3)).to_numpy()
+                        - user_scores([runs["ft"][seed]], "ndcg@20", (1, 2, 3)).to_numpy() for seed in range(3)])
+    for axis, interval in ((0, found.by_user), (1, found.by_seed)):
+        test = stats.ttest_1samp(by_seed.mean(axis=axis), 0.0)
+        assert (interval.mean, interval.p) == (pytest.approx(by_seed.mean()), pytest.approx(test.pvalue))
+        assert (interval.low, interval.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
+    numbers = {row: [f3crec.printed()[2][Key("ml-100k", "fedmf", row, "ndcg@20", f"D{t}")].value for t in (1, 2, 3)]
+               for row in ("kd", "ft")}
+    assert found.base == "ft" and found.printed == pytest.approx(np.mean(numbers["kd"]) - np.mean(numbers["ft"]))
+
+
+def test_what_the_number_of_the_base_would_get(source):
+    """FT's number in the place of others': the same rule, and none for FT itself and for changes."""
+    found = judged(source)
+    cell = Key("ml-100k", "fedmf", "kd", "ndcg@20", "D2")
+    of_ft = found[cell._replace(row="ft")].cell
+    there = standing(replace(of_ft, printed=found[cell].cell.printed, decimals=found[cell].cell.decimals))
+    assert found[cell].base_kind == there.kind and found[cell._replace(row="ft")].base_kind == ""
+    assert found[cell._replace(column="change")].base_kind == ""
+    assert found[cell._replace(backbone="pfedrec", row="rlp2")].base_kind == ""  # FT has no record there
+
+
+def test_repeated_numbers_are_counted_once(source):
+    table, found = f3crec.TABLES[3], judged(source, 3)
+    kept = {key.row for key, each in found.items() if counted("f3crec", table, each)}
+    assert kept == set(table.rows) - {"ft", "f3crec"}
