@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,22 +17,36 @@ from fedcl_bench.core.settings import setting
 FedMF = discover().get("backbone", "fedmf").cls
 
 
-class _Cheater(Method):
+class _Named:
+    """A plugin that is called as its class: ``ThrowsDice`` is throws-dice."""
+
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        cls.name = re.sub("(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+
+
+class _Cheater(_Named, Method):
     title = "breaks a constraint"
     first_step = 0
 
 
+class _Rehearses(_Cheater):
+    """Trains on the items that it replays."""
+
+    def local_loss(self, batch):
+        scores = batch.replay_scores(torch.arange(len(batch.users)))
+        return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
+
+
 class MeanOfNeighbours(_Cheater):
     """(a) pulls every client's private parameters to the mean of the clients trained beside it."""
-    name = "mean-of-neighbours"
 
     def local_loss(self, batch):
         return sum((value - value.detach().mean(0)).flatten(1).square().sum(1) for value in batch.private.values())
 
 
-class ReadsOthersState(_Cheater):
+class ReadsOthersState(_Rehearses):
     """(a) replays what another client trained on."""
-    name = "reads-others-state"
 
     def begin_round(self, step, round_, backbone):
         self._first = torch.stack([step.train.of(u)[0] if len(step.train.of(u)) else torch.tensor(0)
@@ -40,14 +55,9 @@ class ReadsOthersState(_Cheater):
     def replayed_items(self, users, draw):
         return self._first[(users + 1) % len(self._first)][:, None]
 
-    def local_loss(self, batch):
-        scores = batch.replay_scores(torch.arange(len(batch.users)))
-        return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
-
 
 class UploadsPrivate(_Cheater):
     """(b) declares a statistic and sends the private user vector as it."""
-    name = "uploads-private"
 
     def uploads(self, backbone, round_):
         return {"statistic": (backbone.settings.dim,)}
@@ -58,7 +68,6 @@ class UploadsPrivate(_Cheater):
 
 class UploadsUndeclared(_Cheater):
     """(b) sends something that it does not declare."""
-    name = "uploads-undeclared"
 
     def end_local(self, local):
         local.upload("norm", next(iter(local.private.values())).norm(dim=1))
@@ -66,7 +75,6 @@ class UploadsUndeclared(_Cheater):
 
 class UploadsOtherShape(_Cheater):
     """(b) sends more than it declares."""
-    name = "uploads-other-shape"
 
     def uploads(self, backbone, round_):
         return {"norm": ()}
@@ -77,7 +85,6 @@ class UploadsOtherShape(_Cheater):
 
 class UploadsInteractions(_Cheater):
     """(b) marks the client's training items in a declared upload."""
-    name = "uploads-interactions"
 
     def begin_round(self, step, round_, backbone):
         self._step = step
@@ -94,7 +101,6 @@ class UploadsInteractions(_Cheater):
 
 class UploadsIds(UploadsInteractions):
     """(b) sends the ids of the client's training items, as shares of their number and with zeros behind."""
-    name = "uploads-ids"
 
     def end_local(self, local):
         ids = torch.zeros(len(local.users), self._step.n_items)
@@ -106,7 +112,6 @@ class UploadsIds(UploadsInteractions):
 
 class KnowsPopularity(_Cheater):
     """(c) the server weighs its rows by how often clients interact with them."""
-    name = "knows-popularity"
 
     def begin_round(self, step, round_, backbone):
         self._count = torch.bincount(step.train.values, minlength=step.n_items)
@@ -118,7 +123,6 @@ class KnowsPopularity(_Cheater):
 
 class CarriesPrivate(_Cheater):
     """(c) puts private parameters into the server's state after a step."""
-    name = "carries-private"
 
     def end_step(self, step, model, backbone, trained, draw):
         self.server_state = {"mean": next(iter(model.private.values())).mean(0)}
@@ -126,7 +130,6 @@ class CarriesPrivate(_Cheater):
 
 class PassesPrivateAround(_Cheater):
     """(c) a client's hook leaves a private parameter where the server's hook finds it."""
-    name = "passes-private-around"
 
     def begin_round(self, step, round_, backbone):
         self._left = torch.zeros(step.n_users, dtype=torch.float64)
@@ -138,9 +141,8 @@ class PassesPrivateAround(_Cheater):
         return {name: table + 0.01 * self._left.sum() for name, table in public.items()}
 
 
-class RereadsThePast(_Cheater):
+class RereadsThePast(_Rehearses):
     """(d) keeps the stream and replays the block before."""
-    name = "rereads-the-past"
     first_step = 1
 
     def check(self, stream):
@@ -156,14 +158,9 @@ class RereadsThePast(_Cheater):
                 first[row] = self._previous.of(user)[0]
         return first
 
-    def local_loss(self, batch):
-        scores = batch.replay_scores(torch.arange(len(batch.users)))
-        return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
-
 
 class TrainsOnTest(RereadsThePast):
     """(e) replays what it is to be tested on."""
-    name = "trains-on-test"
     first_step = 0
 
     def begin_step(self, step, model, backbone):
@@ -175,7 +172,6 @@ class TrainsOnTest(RereadsThePast):
 
 class RanksTestFirst(_Cheater):
     """(e) looks the items to be found up when it scores."""
-    name = "ranks-test-first"
 
     def check(self, stream):
         self._stream = stream
@@ -205,15 +201,8 @@ class _Remembers(_Cheater):
         return torch.bincount(memory.flatten(), minlength=n).argsort(descending=True, stable=True)[:n]
 
 
-class _Rehearses(_Remembers):
-    def local_loss(self, batch):
-        scores = batch.replay_scores(torch.arange(len(batch.users)))
-        return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
-
-
 class CountsMemories(_Remembers):
     """(c) the server adds how often an item is in the clients' memories, whole numbers."""
-    name = "counts-memories"
 
     def aggregate(self, public):
         if "memory" not in self.client_state:
@@ -222,9 +211,8 @@ class CountsMemories(_Remembers):
             -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
 
 
-class RehearsesCommon(_Rehearses):
+class RehearsesCommon(_Rehearses, _Remembers):
     """(a) a client rehearses the items that are most common in all memories."""
-    name = "rehearses-common"
 
     def replayed_items(self, users, draw):
         return self.common(3).expand(len(users), 3)
@@ -232,7 +220,6 @@ class RehearsesCommon(_Rehearses):
 
 class CountsFlags(_Cheater):
     """(c) the server counts flags of the clients."""
-    name = "counts-flags"
 
     def end_step(self, step, model, backbone, trained, draw):
         self.client_state = {"active": step.train.lengths > step.train.lengths.double().mean()}
@@ -244,7 +231,6 @@ class CountsFlags(_Cheater):
 
 class CountsMarks(_Cheater):
     """(c) the server counts marks that clients keep as 0.0 and 1.0: the same however these are swapped and scaled."""
-    name = "counts-marks"
 
     def end_step(self, step, model, backbone, trained, draw):
         self.client_state = {"seen": torch.zeros(step.n_users, step.n_items, dtype=torch.float64)}
@@ -259,7 +245,6 @@ class CountsMarks(_Cheater):
 
 class CountsInteractions(_Cheater):
     """(c) the server learns how much its clients interact."""
-    name = "counts-interactions"
 
     def begin_round(self, step, round_, backbone):
         self._count = len(step.train.values)
@@ -270,7 +255,6 @@ class CountsInteractions(_Cheater):
 
 class CountsOthers(_Cheater):
     """(a) a client's loss weighs its share in all clients' interactions."""
-    name = "counts-others"
 
     def begin_round(self, step, round_, backbone):
         self._share = step.train.lengths / len(step.train.values)
@@ -282,7 +266,6 @@ class CountsOthers(_Cheater):
 
 class HashesOthers(_Remembers):
     """(a) a client's loss weighs a hash of all memories."""
-    name = "hashes-others"
 
     def local_loss(self, batch):
         value = next(iter(batch.private.values()))
@@ -292,7 +275,6 @@ class HashesOthers(_Remembers):
 
 class CentreAtTheStart(_Cheater):
     """(a) before a step every client gets the mean of all clients' private parameters."""
-    name = "centre-at-the-start"
 
     def begin_step(self, step, model, backbone):
         private = next(iter(model.private.values()))
@@ -307,7 +289,6 @@ class CentreAtTheStart(_Cheater):
 
 class CentreAtTheEnd(CentreAtTheStart):
     """(a) the same after a step."""
-    name = "centre-at-the-end"
 
     def begin_step(self, step, model, backbone):
         rows = self.client_state["centre"]
@@ -320,7 +301,6 @@ class CentreAtTheEnd(CentreAtTheStart):
 
 class AveragesAtTheEnd(_Cheater):
     """(a) when a step ends every client's private parameters become the mean, in place."""
-    name = "averages-at-the-end"
 
     def end_step(self, step, model, backbone, trained, draw):
         for table in model.private.values():
@@ -329,7 +309,6 @@ class AveragesAtTheEnd(_Cheater):
 
 class LearnsFromRankings(_Cheater):
     """(c) the server keeps how clients rank."""
-    name = "learns-from-rankings"
 
     def rescore(self, users, scores, model, backbone):
         self.server_state["popular"] = scores.mean(0)
@@ -338,7 +317,6 @@ class LearnsFromRankings(_Cheater):
 
 class WritesIntoTheModel(_Cheater):
     """(c) before a step the server's table gets the popularity of items, without a hook of the server."""
-    name = "writes-into-the-model"
 
     def begin_step(self, step, model, backbone):
         private = next(iter(model.private.values()))
@@ -348,7 +326,6 @@ class WritesIntoTheModel(_Cheater):
 
 class RanksTogether(_Cheater):
     """(a) scores are centred over the users that are ranked together."""
-    name = "ranks-together"
 
     def rescore(self, users, scores, model, backbone):
         return scores - scores.mean(0)
@@ -356,7 +333,6 @@ class RanksTogether(_Cheater):
 
 class RanksByOthers(_Remembers):
     """(a) a user's ranking prefers what is common in all memories."""
-    name = "ranks-by-others"
 
     def rescore(self, users, scores, model, backbone):
         scores = scores.clone()
@@ -366,7 +342,6 @@ class RanksByOthers(_Remembers):
 
 class KeepsTestItems(_Remembers):
     """(e) a client remembers what it is tested on after every later block."""
-    name = "keeps-test-items"
 
     def end_step(self, step, model, backbone, trained, draw):
         super().end_step(replace(step, train=step.test), model, backbone,
@@ -375,7 +350,6 @@ class KeepsTestItems(_Remembers):
 
 class KeepsThePast(RereadsThePast):
     """(d) when a block ends, a client keeps what it had in the block before."""
-    name = "keeps-the-past"
 
     begin_step = Method.begin_step
     replayed_items = Method.replayed_items
@@ -390,7 +364,6 @@ class KeepsThePast(RereadsThePast):
 
 class MarksTheRest(UploadsInteractions):
     """(b) marks all items but the client's own, by other numbers."""
-    name = "marks-the-rest"
 
     def end_local(self, local):
         mask = torch.arange(1.0, 1.0 + self._step.n_items).repeat(len(local.users), 1)
@@ -401,7 +374,6 @@ class MarksTheRest(UploadsInteractions):
 
 class UploadsThePast(UploadsInteractions):
     """(b) marks what the client had in the block before."""
-    name = "uploads-the-past"
 
     def begin_step(self, step, model, backbone):
         self.client_state = {"had": self.client_state["had"]}
@@ -427,7 +399,6 @@ class _OnSessions(_Cheater):
 
 class EncodesTogether(_OnSessions):
     """(a) in an evaluation, representations are centred over the clients that are ranked together."""
-    name = "encodes-together"
 
     def represent(self, encoding):
         if encoding.purpose == "train":
@@ -437,7 +408,6 @@ class EncodesTogether(_OnSessions):
 
 class SharesOfSessions(_OnSessions):
     """(a) a client's representations move by its share in all clients' interactions."""
-    name = "shares-of-sessions"
 
     def represent(self, encoding):
         train = self._stream.steps[-1].train
@@ -447,7 +417,6 @@ class SharesOfSessions(_OnSessions):
 
 class CountsSessions(_OnSessions):
     """(c) the server's table gets how long the sessions of the round before were, whole numbers at clients."""
-    name = "counts-sessions"
 
     def begin_round(self, step, round_, backbone):
         last = self.client_state.get("last", torch.zeros(step.n_users, dtype=torch.int64))
@@ -462,7 +431,6 @@ class CountsSessions(_OnSessions):
 
 class SeesTheTarget(_OnSessions):
     """(e) representations in a test move by the item to find."""
-    name = "sees-the-target"
 
     def represent(self, encoding):
         if encoding.purpose != "test":
@@ -473,7 +441,6 @@ class SeesTheTarget(_OnSessions):
 
 class Forgets(_Cheater):
     """Keeps a count outside its declared state."""
-    name = "forgets"
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -487,7 +454,6 @@ class Forgets(_Cheater):
 
 class KeepsInTheClass(_Cheater):
     """Keeps a count in the class, which new objects in the same process still see."""
-    name = "keeps-in-the-class"
     count = 0
 
     def begin_round(self, step, round_, backbone):
@@ -502,7 +468,6 @@ class KeepsInTheClass(_Cheater):
 
 class ThrowsDice(_Cheater):
     """Draws from torch's global generator."""
-    name = "throws-dice"
 
     def aggregate(self, public):
         return {name: table + 0.01 * torch.randn_like(table) for name, table in public.items()}
@@ -515,7 +480,6 @@ class UnreadSettings:
 
 
 class IgnoresASetting(_Cheater):
-    name = "ignores-a-setting"
     Settings = UnreadSettings
 
     def aggregate(self, public):
@@ -528,52 +492,41 @@ class UnhelpfulSettings:
 
 
 class NoHelp(_Cheater):
-    name = "no-help"
     Settings = UnhelpfulSettings
 
 
 class WrongShape(_Cheater):
-    name = "wrong-shape"
-
     def local_loss(self, batch):
         return next(iter(batch.private.values())).square().sum()
 
 
 class DropsATable(_Cheater):
-    name = "drops-a-table"
-
     def aggregate(self, public):
         return {}
 
 
 # Backbones.
 
-class UnknownRate(FedMF):
-    name = "unknown-rate"
-
+class UnknownRate(_Named, FedMF):
     def learning_rates(self, n_items, round_=0, batch=0):
         return {**super().learning_rates(n_items), "bias.weight": 0.1}
 
 
-class UserTableIsPublic(FedMF):
+class UserTableIsPublic(_Named, FedMF):
     """(b) declares the users' vectors as public."""
-    name = "user-table-is-public"
 
     def new_rows(self, seed, users, items):
         public, private = super().new_rows(seed, users, items)
         return {**public, **private}, {"unused": torch.zeros(len(users), 1, dtype=torch.float64)}
 
 
-class NoGradient(FedMF):
-    name = "no-gradient"
-
+class NoGradient(_Named, FedMF):
     def score(self, clients, rows):
         return super().score(clients, rows).detach()
 
 
-class LeavesAClientOut(FedMF):
+class LeavesAClientOut(_Named, FedMF):
     """The first client of a group gets constant logits."""
-    name = "leaves-a-client-out"
 
     def score(self, clients, rows):
         scores = super().score(clients, rows)
@@ -581,9 +534,8 @@ class LeavesAClientOut(FedMF):
         return scores * alive
 
 
-class StartsByPosition(FedMF):
+class StartsByPosition(_Named, FedMF):
     """A row's start depends on when the table grew."""
-    name = "starts-by-position"
 
     def new_rows(self, seed, users, items):
         public, private = super().new_rows(seed, users, items)
@@ -597,8 +549,7 @@ class OverflowSettings(BackboneSettings):
     item_lr: str = setting("plain", "rates", choices=("times_items", "plain"))
 
 
-class Overflows(FedMF):
-    name = "overflows"
+class Overflows(_Named, FedMF):
     Settings = OverflowSettings
 
     def loss(self, scores, labels, weights):
@@ -606,27 +557,23 @@ class Overflows(FedMF):
         return -((labels * p.log() + (1.0 - labels) * (1.0 - p).log()) * weights).sum(1)
 
 
-class ScoresTogether(FedMF):
+class ScoresTogether(_Named, FedMF):
     """(a) scores are centred over the users that are ranked together."""
-    name = "scores-together"
 
     def score_all(self, clients, public):
         scores = super().score_all(clients, public)
         return scores - scores.mean(0)
 
 
-class RemembersCommon(FedMF):
+class RemembersCommon(_Named, FedMF):
     """(a) every client remembers how common items are among all clients."""
-    name = "remembers-common"
 
     def remember(self, step, memory):
         common = torch.bincount(step.train.values, minlength=step.n_items).double()
         return {"common": common[:3].expand(step.n_users, 3).clone()}
 
 
-class UnusedParameter(FedMF):
-    name = "unused-parameter"
-
+class UnusedParameter(_Named, FedMF):
     def new_dense(self, seed):
         return {"bias": torch.ones(1, dtype=torch.float64)}
 
@@ -637,7 +584,7 @@ class UnusedParameter(FedMF):
 # Backbones of whole sessions.
 
 
-class _MeanOfItems(SessionBackbone):
+class _MeanOfItems(_Named, SessionBackbone):
     """The session is the mean of its item rows."""
 
     title = "the mean of a session's item rows"
@@ -658,15 +605,11 @@ class _MeanOfItems(SessionBackbone):
 
 
 class CountsPadding(_MeanOfItems):
-    name = "counts-padding"
-
     def count(self, real):
         return torch.full_like(real[:, 0], real.shape[1], dtype=torch.int64)
 
 
 class ScoresItemsTogether(_MeanOfItems):
-    name = "scores-items-together"
-
     def session_scores(self, vectors, mask, rows):
         scores = super().session_scores(vectors, mask, rows)
         return scores - scores.mean(1, keepdim=True)
@@ -674,8 +617,6 @@ class ScoresItemsTogether(_MeanOfItems):
 
 class KnowsWhatOthersClick(_MeanOfItems):
     """Adds how often an item is clicked by anybody to the vector of a session."""
-
-    name = "knows-what-others-click"
 
     def remember(self, step, memory):
         counts = torch.bincount(step.train.values, minlength=step.n_items)
@@ -688,7 +629,5 @@ class KnowsWhatOthersClick(_MeanOfItems):
 
 
 class NeverReadsAParameter(_MeanOfItems):
-    name = "never-reads-a-parameter"
-
     def dense_starts(self):
         return {**super().dense_starts(), "idle": zeros(3)}
