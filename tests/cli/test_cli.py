@@ -73,12 +73,17 @@ def test_bytes_and_matrix_of_a_record(first):
     assert result["privacy"]["kept_at_client"] == ["user_embedding.weight", "lists", "teacher"]
 
 
-def test_table_and_record_on_standard_output(first, capsys):
+def test_table_and_record_on_standard_output(first, capsys, output):
+    """With the numbers of test users beside the metrics, which are those of the stream."""
     results, result, err = first
     assert main(["run", *RUN, *QUICK, "--set", "topk=5,20", "--results", str(results), "--quiet"]) == 0
     captured = capsys.readouterr()
-    assert "avg 1-3" in captured.out and "ndcg@20" in captured.out and captured.err == ""
+    assert all(words in captured.out for words in ("avg 1-3", "ndcg@20", "test users", "test interactions"))
     assert f"record: {result['record']}" in " ".join(captured.out.split()) and "block 0: 2 rounds" in err
+    assert captured.err == "" and result["notes"] == []
+    stream = " ".join(output("data", "ml-100k").split())
+    for name, row in (("users", "users with test items"), ("interactions", "test")):
+        assert f"{row} {' '.join(f'{number:,}' for number in result['tested'][name])} same" in stream
 
 
 def test_several_seeds(output, run_json):
@@ -207,16 +212,3 @@ def test_a_list_that_is_given_twice_is_one_list():
         assert [str(value) for value in getattr(args, action.dest)] in (["1", "2", "3"], ["1.0", "2.0", "3.0"]), option
     args = entry.parse(["grid", "--vary", "eps=1,2", "--vary", "eps=3", "--vary", "beta=1"])
     assert _given(args)["vary"] == {"eps": ("1", "2", "3"), "beta": ("1",)}
-
-
-def test_the_number_of_test_users_stands_beside_the_result(capsys, output, run_json):
-    """That of the stream."""
-    command = [*RUN, *SMALL]
-    result, _ = run_json(*command)
-    assert main(["data", "ml-100k", "--set", "k_core=70"]) == 0
-    counts = {line.split("   ")[0].strip(): line.split()[-4:] for line in capsys.readouterr().out.splitlines() if line}
-    assert [str(n) for n in result["tested"]["users"]] == counts["users with test items"]
-    assert [f"{n:,}" for n in result["tested"]["interactions"]] == counts["test"]
-    assert result["notes"] == []
-    out = output(*command)
-    assert "test users" in out and "test interactions" in out
