@@ -38,6 +38,11 @@ class _Rehearses(_Cheater):
         return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
 
 
+class _KeepsTheStream(_Cheater):
+    def check(self, stream):
+        self._stream = stream
+
+
 class MeanOfNeighbours(_Cheater):
     """(a) pulls every client's private parameters to the mean of the clients trained beside it."""
 
@@ -141,12 +146,9 @@ class PassesPrivateAround(_Cheater):
         return {name: table + 0.01 * self._left.sum() for name, table in public.items()}
 
 
-class RereadsThePast(_Rehearses):
+class RereadsThePast(_KeepsTheStream, _Rehearses):
     """(d) keeps the stream and replays the block before."""
     first_step = 1
-
-    def check(self, stream):
-        self._stream = stream
 
     def begin_step(self, step, model, backbone):
         self._previous = self._stream.steps[step.index - 1].train
@@ -170,11 +172,8 @@ class TrainsOnTest(RereadsThePast):
         self._previous = step.test
 
 
-class RanksTestFirst(_Cheater):
+class RanksTestFirst(_KeepsTheStream):
     """(e) looks the items to be found up when it scores."""
-
-    def check(self, stream):
-        self._stream = stream
 
     def rescore(self, users, scores, model, backbone):
         step = next(step for step in self._stream.steps if step.n_items == model.n_items)
@@ -390,11 +389,8 @@ class UploadsThePast(UploadsInteractions):
 
 # The same on sessions, with a sequential backbone.
 
-class _OnSessions(_Cheater):
+class _OnSessions(_KeepsTheStream):
     needs_sequential = True
-
-    def check(self, stream):
-        self._stream = stream
 
 
 class EncodesTogether(_OnSessions):
@@ -441,9 +437,6 @@ class SeesTheTarget(_OnSessions):
 
 class Forgets(_Cheater):
     """Keeps a count outside its declared state."""
-
-    def __init__(self, settings):
-        super().__init__(settings)
 
     def begin_round(self, step, round_, backbone):
         self.rounds_seen = getattr(self, "rounds_seen", 0) + 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import re
 import sys
@@ -183,14 +182,7 @@ def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False
 
 def print_json(value: Any) -> None:
     """One JSON object, as a line; None for infinite numbers (t where all differences are the same)."""
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(x) for key, x in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(x) for x in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    print(json.dumps(plain(value), allow_nan=False))
+    print(json.dumps(json.loads(json.dumps(value), parse_constant=lambda infinite: None)))
 
 
 def check_formats(formats: Iterable[str]) -> None:
