@@ -14,39 +14,13 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record
-from fedcl_bench.runs.registry import discover
 
-PLUGIN = '''
-import torch
-from torch import nn
-
-from fedcl_bench.plugin.silo import DomainModule, ModuleBackbone, TextSettings
-
-
-class Told(DomainModule):
-    """Items are what their texts say, turned."""
-
-    def __init__(self, data, settings):
-        super().__init__()
-        self.register_buffer("features", data.features, persistent=False)
-        self.turn = nn.Linear(data.features.shape[2], settings.dim)
-
-    def scores(self, batch):
-        items = self.turn(self.features.mean(1))
-        return batch.last(items[batch.items.clamp(min=0)]) @ items.T
-
-
-class TextBackbone(ModuleBackbone):
-    name, title, reference, Settings = "told", "Texts alone", "", TextSettings
-    needs_features = True
-
-    def module(self, data):
-        return Told(data, self.settings)
-'''
 SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 2, "topk": [3], "valid_metric": "mrr@3",
          "encoder": "tfidf", "text_dim": 8}
-WORDS = ["--set", "max_length=4", "--set", "dim=6", "--set", "batch_size=7", "--set", "rounds=2", "--set", "topk=3",
-         "--set", "valid_metric=mrr@3", "--plugins", "plugins"]
+WORDS = [word for text in ("max_length=4", "dim=6", "batch_size=7", "rounds=2", "topk=3", "valid_metric=mrr@3",
+                           "topology=local") for word in ("--set", text)]
+TABLE = ["tables", "--methods", "ft", "--backbones", "unisrec", "--datasets", "books+games", "--metrics", "mrr@3",
+         "--columns", "block", "--records", "results", *WORDS]
 
 
 def lay(name, items, untold=()):
@@ -64,18 +38,11 @@ def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lay("books", 8, untold=(3, 5))
     lay("games", 6)
-    Path("plugins").mkdir()
-    Path("plugins", "told.py").write_text(PLUGIN)
 
 
-@pytest.fixture
-def known():
-    return discover([Path("plugins")])
-
-
-def configured(known, backbone="told", **settings):
-    of_backbone = {**SMALL, **settings} if backbone == "told" else {}
-    return make_config(known, "ft", backbone, "books+games", overrides=[("test", of_backbone)])
+def configured(registry, backbone="unisrec", **settings):
+    of_backbone = {**SMALL, **settings} if backbone == "unisrec" else {}
+    return make_config(registry, "ft", backbone, "books+games", overrides=[("test", of_backbone)])
 
 
 def vectors(folder, books=8, dim=4):
@@ -86,7 +53,7 @@ def vectors(folder, books=8, dim=4):
 
 
 def run(*words):
-    return main(["--method", "ft", "--backbone", "told", "--dataset", "books+games", *WORDS, *words])
+    return main(["--method", "ft", "--backbone", "unisrec", "--dataset", "books+games", *WORDS, *words])
 
 
 def test_a_run_reads_texts_and_its_record_says_so(capsys):
@@ -100,7 +67,7 @@ def test_a_run_reads_texts_and_its_record_says_so(capsys):
     assert content["settings"]["encoder"] == "tfidf" and content["settings"]["text_dim"] == 8
     assert run("--set", "encoder=tfidf", "--set", "text_dim=8") == 0
     assert "from its record" in capsys.readouterr().out
-    model = fb.load("results", plugins=["plugins"]).model()
+    model = fb.load("results").model()
     scores = torch.from_numpy(model.scores("books:u1"))
     assert scores[:8].isfinite().all() and scores[:8].unique().numel() > 1
 
@@ -115,22 +82,22 @@ def test_a_record_without_fitting_features_is_refused():
         Record(path.parent).read()
 
 
-def test_what_decides_the_features_is_in_the_hash(known):
-    first, other = configured(known), configured(known, "gru4rec")
+def test_what_decides_the_features_is_in_the_hash(registry):
+    first, other = configured(registry), configured(registry, "gru4rec")
     assert first.features and other.features is None
     lay("games", 6, untold=(0,))
-    assert configured(known).hash != first.hash and configured(known, "gru4rec").hash == other.hash
-    assert configured(known, text_dim=9).hash != configured(known).hash
+    assert configured(registry).hash != first.hash and configured(registry, "gru4rec").hash == other.hash
+    assert configured(registry, text_dim=9).hash != configured(registry).hash
     settings = {name: value for name, value in SMALL.items() if name != "text_dim"}
     vectors("one/place")
     Path("one/place").rename("place")
 
     def given(folder):
-        return make_config(known, "ft", "told", "books+games", overrides=[
+        return make_config(registry, "ft", "unisrec", "books+games", overrides=[
             ("test", {**settings, "encoder": f"given:{folder}"})]).hash
     moved = given("place")
     vectors("one/place")
-    assert given("one/place") == given("./place") == moved != configured(known).hash
+    assert given("one/place") == given("./place") == moved != configured(registry).hash
     vectors("place", dim=3)
     assert given("place") != moved
 
@@ -139,11 +106,9 @@ def test_a_command_finds_the_runs_of_an_encoder_wherever_it_lies(capsys):
     vectors("one/place")
     assert run("--set", "encoder=given:one/place") == 0
     Path("one/place").rename("place")
-    table = ["tables", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--metrics", "mrr@3",
-             "--columns", "block", "--records", "results", "--format", "csv", *WORDS]
     capsys.readouterr()
     for encoder, is_there in (("given:place", True), ("tfidf", False)):
-        assert main([*table, "--set", f"encoder={encoder}"]) == 0
+        assert main([*TABLE, "--format", "csv", "--set", f"encoder={encoder}"]) == 0
         assert ("no record with these settings" in capsys.readouterr().out) != is_there
 
 
@@ -152,16 +117,14 @@ def test_seeds_of_other_texts_are_not_averaged(capsys):
     lay("games", 6, untold=(0,))
     assert run("--set", "encoder=tfidf", "--seed", "1") == 0
     capsys.readouterr()
-    table = ["tables", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--metrics", "mrr@3",
-             "--columns", "block", "--records", "results", *WORDS, "--set", "encoder=tfidf"]
-    assert main(table) == 2
+    assert main([*TABLE, "--set", "encoder=tfidf"]) == 2
     assert "come from other texts of items, vectors or models than those of seed 0" in capsys.readouterr().err
 
 
 def test_domains_of_different_vectors_are_refused_before_anything_is_written(capsys):
     vectors("place", dim=3)
     assert run("--set", "encoder=given:place") == 2
-    assert "domains 'books' and 'games': their items' vectors have 2 layers of 3" in capsys.readouterr().err
+    assert "domains 'books' and 'games': their items' vectors have 1 layers of 3" in capsys.readouterr().err
     assert not list(Path("results").glob("runs/*"))
 
 
