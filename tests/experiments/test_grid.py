@@ -86,18 +86,18 @@ def test_seeds_in_words(seeds, text):
 
 
 def test_a_product_with_seeds_innermost(registry):
+    """Of names and of what varies; of a paper, its runs with what the command line asks for over them."""
     part = grid.Part(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
     assert part.specs() == [RunSpec(m, "fedmf", "ml-100k", (("rounds", 5),)) for m in ("ft", "f3crec")]
     planned = grid.make_tasks(registry, part.specs(), (3, 4))
     assert [(t.spec.method, t.config.seed, t.config.server.rounds) for t in planned] == [
         ("ft", 3, 5), ("ft", 4, 5), ("f3crec", 3, 5), ("f3crec", 4, 5)]
     assert planned[1].config.base_hash == planned[3].config.base_hash != planned[0].config.base_hash
-
-
-def test_every_combination_of_what_varies():
-    part = grid.Part(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
-    assert [dict(spec.settings) for spec in part.specs()] == [
+    varied = grid.Part(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
+    assert [dict(spec.settings) for spec in varied.specs()] == [
         {"eps": eps, "beta": beta} for eps in (0.1, 0.2) for beta in (0, 1)]
+    of_paper = grid.Part(("f3crec",), ("fedmf",), ("ml-100k",), set={"rounds": 2}, paper="f3crec", tables=(2,))
+    assert of_paper.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("rounds", 2),))]
 
 
 def test_equal_runs_are_planned_once(registry):
@@ -161,13 +161,6 @@ def test_bad_files(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         [part.specs() for part in grid.read_parts(path, {})]
-
-
-def test_runs_of_a_paper():
-    """The paper's specs with what the command line asks for over them."""
-    part = grid.Part(methods=("f3crec",), backbones=("fedmf",), datasets=("ml-100k",), set={"rounds": 2},
-                     paper="f3crec", tables=(2,))
-    assert part.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("rounds", 2),))]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -298,17 +291,6 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
         assert second.status == "finished"
         assert grid.state(two[0], tmp_path).name != "failed"  # nothing is wrong with the run itself
         assert [o.status for o in workers.run(two)] == ["finished", "finished"]
-
-
-def test_plugin_errors_are_reported(same_process, tmp_path, capsys):
-    """An exception in a plugin's code is that run's failure; plugins of other folders reach the workers."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "broken.py").write_text(
-        "from fedcl_bench.plugin.method import Method\n\nclass Broken(Method):\n    name = title = 'broken'\n\n"
-        "    def aggregate(self, public):\n        return public['no such table']\n")
-    found, _ = grid_json(capsys, "--methods", "broken", "--backbones", "fedmf", "--set", "rounds=1", "--plugins",
-                         str(tmp_path / "mine"), "--results", str(tmp_path), status=1)
-    assert found["runs"][0]["status"] == "error" and "KeyError: 'no such table'" in found["runs"][0]["error"]
 
 
 def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeypatch):

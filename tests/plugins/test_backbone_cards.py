@@ -207,8 +207,8 @@ def same_run(a, b, tolerance=0.0):
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_lambda_zero_is_ft(registry, stream, name):
-    """RLP2 and SPP with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with
-    a weight not."""
+    """Methods with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with a
+    weight not."""
     def whole(method, **settings):
         backbone = build(registry, "backbone", name, **BACKBONES[name])
         local = LocalSettings(optimiser="adam" if backbone.pairwise else "sgd", batch_size=32)
@@ -218,9 +218,12 @@ def test_lambda_zero_is_ft(registry, stream, name):
     same_run(whole("rlp2", lambda_error=0.0), ft)
     # Beside a method that may look at them, FedRAP's personal tables are trained as a whole: summed in another order.
     tolerance = 1e-5 if name == "fedrap" else 0.0
+    same_run(whole("reg", lambda_reg=0.0), ft, tolerance)
     same_run(whole("spp", lambda_replay=0.0), ft, tolerance)
     same_run(whole("spp", stable_items=0, plastic_items=0), ft, tolerance)
-    for method, settings in (("rlp2", {"lambda_error": 0.5}), ("spp", {"lambda_replay": 0.5})):
+    for of_lists in ({}, {"top_n": 20, "eps": 0.001}):
+        same_run(whole("f3crec", lambda_kd=0.0, beta=0.0, **of_lists), ft, tolerance)
+    for method, settings in (("f3crec", {}), ("rlp2", {"lambda_error": 0.5}), ("spp", {"lambda_replay": 0.5})):
         with pytest.raises(AssertionError):
             same_run(whole(method, **settings), ft, tolerance)
 

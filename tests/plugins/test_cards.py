@@ -50,30 +50,6 @@ def test_fedmf_starts_small_and_grows_consistently(registry):
     assert not torch.equal(whole[0][ITEM][:900], whole[1][USER])
 
 
-# FT ----------------------------------------------------------------------------------------------------------------
-
-
-def test_ft_is_f3crec_without_both_parts(registry, stream):
-    """lambda_kd = 0 and beta = 0 give FT bit by bit, whatever N and eps are."""
-    ft = finish(federation(registry, stream, build(registry, "method", "ft")))
-    for settings in ({}, {"top_n": 50, "eps": 0.001}):
-        off = finish(federation(registry, stream, build(registry, "method", "f3crec", lambda_kd=0.0, beta=0.0,
-                                                        **settings)))
-        assert torch.equal(off.model.public[ITEM], ft.model.public[ITEM])
-        assert torch.equal(off.model.private[USER], ft.model.private[USER])
-    on = finish(federation(registry, stream, build(registry, "method", "f3crec")))
-    assert not torch.equal(on.model.public[ITEM], ft.model.public[ITEM])
-
-
-# Reg ---------------------------------------------------------------------------------------------------------------
-
-
-def test_reg_zero_is_ft(registry, stream):
-    ft = finish(federation(registry, stream, build(registry, "method", "ft"), rounds=2))
-    off = finish(federation(registry, stream, build(registry, "method", "reg", lambda_reg=0.0), rounds=2))
-    assert torch.equal(off.model.public[ITEM], ft.model.public[ITEM])
-
-
 # KD ----------------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import RunFailed
+from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.runs.registry import discover
 
 GOOD = '''
@@ -53,7 +53,7 @@ def write(folder, name, content):
     (folder / f"{name}.py").write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def test_broken_plugins_are_listed_and_the_others_work(tmp_path, capsys):
+def test_broken_plugins_are_listed_and_fail_only_when_chosen(tmp_path, capsys):
     for name, (content, _) in BROKEN.items():
         write(tmp_path, name, content)
     write(tmp_path, "good", GOOD)
@@ -66,6 +66,10 @@ def test_broken_plugins_are_listed_and_the_others_work(tmp_path, capsys):
     assert main(["list", "--plugins", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "does nothing" in shown and all(says in shown for _, says in BROKEN.values()) and "\x1b" not in shown
+    with pytest.raises(UserError, match="imports.py, line 3: ModuleNotFoundError.*nothing_of_this_name"):
+        registry.get("method", "imports")
+    assert main(["doctor", "--plugins", str(tmp_path), "--results", str(tmp_path)]) == 1
+    assert "FIX" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("does, says", [
