@@ -75,6 +75,36 @@ def sessions(method, backbone, assignment=""):
     ("data synth x --users 90000000 --items 9999999 --interactions-per-user 99999", ["GB are free"]),
     ("data synth x --items 99999999 --blocks 1000", ["both multiplied"]),
     ("tune --methods ft --backbones fedmf --budget 99999999999", ["from 1 to 100000"]),
+    # many runs
+    *((f"grid {words}", [says]) for words, says in (
+        ("--methods regg --backbones fedmf", "unknown method 'regg'"),
+        ("--methods ft, --backbones fedmf", "accepted: names with commas"),
+        ("--methods ft", "--backbones is missing"),
+        ("--methods ft,reg --backbones fedmf --set lambda_reg=1", "for ft on fedmf"),
+        ("--methods reg --backbones fedmf --vary lambda_reg=1,-1", "found '-1', accepted: a number"),
+        ("--methods reg --backbones fedmf --vary lambda_reg=1,,2", "--vary: found"),
+        ("--methods ft --backbones biasmf --tuned", "no tuned settings for ft on biasmf"),
+        ("--methods ft --backbones fedmf --table 2", "--paper"), ("--paper f3crec", "--table is missing"),
+        ("--file nowhere.yaml", "nowhere.yaml: cannot be read"))),
+    ("grid --methods ft --backbones fedmf --datasets ml-100k,lastfm-2k", ["lastfm-2k", "--data-dir"]),
+    ("tune --methods kdd --backbones fedmf", ["unknown method 'kdd'"]),
+    *((f"tune --methods kd --backbones fedmf {words}", [says]) for words, says in (
+        ("--budget 0", "accepted: a whole number from 1"), ("--sampler tpes", "invalid choice: 'tpes'"),
+        ("--seed 9223372036854775807", "seeds from 0"), ("--sampler grid --budget 5", "10 points, more than"),
+        ("--set lamda_kd=1", "unknown setting (--set) 'lamda_kd'"), ("--datasets lastfm-2k", "--data-dir"),
+        ("--table 2", "--paper"))),
+    ("sensitivity ft --backbone biasmf", ["neither ft nor biasmf names ambiguities"]),
+    *((f"sensitivity {words} --backbone fedmf", [says]) for words, says in (
+        ("f3crec --format jpg", "format 'jpg'"),
+        ("f3crec --metric ndgc@20", "Did you mean 'ndcg@20'"), ("f3crec --metric ndcg@7", "unknown metric 'ndcg@7'"),
+        ("f3crc", "Did you mean 'f3crec'"), ("f3crec:etta=1", "'etta'"))),
+    *((f"check {words}", [says]) for words, says in (
+        ("", "no name"), ("ft --all", "a name and --all"), ("f3crek", "Did you mean 'f3crec'?"),
+        ("ft --with fedmg", "Did you mean 'fedmf'?"))),
+    *((f"{RUN} {words}", [says]) for words, says in (
+        ("--log tensorbord", "found 'tensorbord', accepted: tensorboard, csv, wandb"), ("--log csv:", "found 'csv:'"),
+        ("--log csv --log csv", "twice"), ("--shards 2", "--shards: needs --ray"),
+        ("--ray local --shards two", "found 'two', accepted: a whole number from 1"))),
     # places
     ("report nowhere", ["no folder nowhere; name a results folder"]),
     (f"{RUN} --config absent.yaml", ["absent.yaml", "cannot be read"]),

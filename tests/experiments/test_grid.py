@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -161,27 +160,6 @@ def test_bad_files(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         [part.specs() for part in grid.read_parts(path, {})]
-
-
-@pytest.mark.parametrize("arguments, message", [
-    (["--methods", "regg", "--backbones", "fedmf"], "unknown method 'regg'"),
-    (["--methods", "ft,", "--backbones", "fedmf"], "accepted: names with commas"),
-    (["--methods", "ft"], "--backbones is missing"),
-    (["--methods", "ft,reg", "--backbones", "fedmf", "--set", "lambda_reg=1"], "for ft on fedmf"),
-    (["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1,-1"], "found '-1', accepted: a number"),
-    (["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1,,2"], "--vary: found"),
-    (["--methods", "ft", "--backbones", "fedmf", "--datasets", "ml-100k,lastfm-2k"], "lastfm-2k.*--data-dir"),
-    (["--methods", "ft", "--backbones", "biasmf", "--tuned"], "no tuned settings for ft on biasmf"),
-    (["--methods", "ft", "--backbones", "fedmf", "--table", "2"], "--paper"),
-    (["--paper", "f3crec"], "--table is missing"),
-    (["--file", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-])
-def test_bad_commands_start_nothing(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["grid", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.strip().splitlines()) in (1, 2)
-    assert re.search(message, captured.err) and not list(tmp_path.iterdir())
 
 
 # Running

@@ -165,12 +165,6 @@ def test_ray_is_not_installed(capsys, tmp_path, monkeypatch, command):
         capsys, tmp_path, *command, "--ray", "local")
 
 
-def test_shards_are_a_number_and_need_a_cluster(capsys, tmp_path):
-    assert "--shards: needs --ray" in refused(capsys, tmp_path, *RUN, "--shards", "2")
-    assert "found 'two', accepted: a whole number from 1" in refused(capsys, tmp_path, *RUN, "--ray", "local",
-                                                                     "--shards", "two")
-
-
 def test_what_only_the_cluster_shows(nodes, capsys, tmp_path):
     """More shards than clients, or threads than cores."""
     def message(*arguments):

@@ -178,15 +178,3 @@ def test_the_command(tmp_path, capsys, same_process):
     assert main(words) == 0
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "results/runs").glob("*/run.json")}
     assert "all as by default" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words,message", [
-    (["ft", "--backbone", "biasmf"], "neither ft nor biasmf names ambiguities"),
-    (["f3crec", "--backbone", "fedmf", "--format", "jpg"], "format 'jpg'"),
-    (["f3crec", "--backbone", "fedmf", "--metric", "ndgc@20"], "Did you mean 'ndcg@20'"),
-    (["f3crec", "--backbone", "fedmf", "--metric", "ndcg@7"], "unknown metric 'ndcg@7'"),
-    (["f3crc", "--backbone", "fedmf"], "Did you mean 'f3crec'"),
-    (["f3crec:etta=1", "--backbone", "fedmf"], "'etta'")])
-def test_mistakes(words, message, capsys):
-    assert main(["sensitivity", *words]) == 2
-    assert message in capsys.readouterr().err

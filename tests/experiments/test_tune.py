@@ -345,24 +345,6 @@ def test_a_choice_that_is_ft_in_effect_says_so(searching, capsys):
 # The command
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--methods", "kdd", "--backbones", "fedmf"], "unknown method 'kdd'"),
-    (["--methods", "kd", "--backbones", "fedmf", "--budget", "0"], "accepted: a whole number from 1"),
-    (["--methods", "kd", "--backbones", "fedmf", "--sampler", "tpes"], "invalid choice: 'tpes'"),
-    (["--methods", "kd", "--backbones", "fedmf", "--seed", "9223372036854775807"], "seeds from 0"),
-    (["--methods", "kd", "--backbones", "fedmf", "--sampler", "grid", "--budget", "5"], "10 points, more than"),
-    (["--methods", "kd", "--backbones", "fedmf", "--set", "lamda_kd=1"], "unknown setting (--set) 'lamda_kd'"),
-    (["--methods", "kd", "--backbones", "fedmf", "--datasets", "lastfm-2k"], "--data-dir"),
-    (["--methods", "kd", "--backbones", "fedmf", "--table", "2"], "--paper"),
-])
-def test_bad_commands_start_nothing(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["tune", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.out == "" and len(captured.err.strip().splitlines()) in (1, 2)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_dry_run_counts_what_the_search_would_do(tmp_path, capsys, monkeypatch):
     """Trials of others than FT hang on its choice, until it is made."""
     monkeypatch.chdir(tmp_path)
