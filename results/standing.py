@@ -105,6 +105,7 @@ class Facts:
         bases: table to the row that its other rows are compared with in what the paper claims; FT where none is named.
         claims: the tables whose differences are claims.
         repeats: table to the rows in which it prints again what an earlier table has.
+        notes: on data, above the tables of its pages.
         contrasts: sections of its pages.
     """
 
@@ -118,6 +119,7 @@ class Facts:
     bases: Mapping[int, str] = field(default_factory=dict)
     claims: tuple[int, ...] = ()
     repeats: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
 
 
@@ -164,7 +166,9 @@ FACTS = {
         "over users, each averaged over D1-D3 and the seeds both have.",
         {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"},
         bases={3: "f3crec", 6: "f3crec", 8: "f3crec"}, claims=(2, 3, 6, 8),
-        repeats={3: ("ft", "f3crec"), 6: ("ft", "f3crec"), 8: ("f3crec",)}),
+        repeats={3: ("ft", "f3crec"), 6: ("ft", "f3crec"), 8: ("f3crec",)},
+        notes=("Last.FM 2K: the file with times was rebuilt from the days in the publisher's other file; 3,531 rows, "
+               "all in the last block, have a made-up time of day.",)),
     "fcucr": Facts(
         5, (
             Reading("the data", "", (1,)),

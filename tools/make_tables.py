@@ -180,6 +180,29 @@ def fcucr_starts() -> str:
     return markdown(["backbone", "own starts: FT", "FCUCR", "p", "common start: FT", "FCUCR", "p"], rows)
 
 
+def fcucr_paper() -> str:
+    """HR@10 of FCUCR and its ablations as the paper prints them, all ambiguities at once, against FT with what they
+    share."""
+    import fedcl_bench as fb
+
+    rows, folder = [], ROOT / "results/published/fcucr"
+    for backbone, title in BACKBONES.items():
+        if backbone not in ("gru4rec", "sasrec", "tisasrec"):
+            continue
+        chosen = {"backbone": backbone, "dataset": "xing", "weighting": "interactions", "init": "server"}
+        lines = {"FT": fb.load(folder, "ft", **chosen)} | {
+            name: fb.load(folder, "fcucr", **chosen, without=without) for name, without in (
+                ("FCUCR", "none"), ("without TASD", "tasd"), ("without IUPR", "iupr"), ("head alone", "both"))}
+        for name, results in lines.items():
+            mean = short(results.table().loc["hit@10"].iloc[0].partition(" ")[0], 3)
+            tested = ["", "", ""]
+            if name != "FT":
+                (found,) = results.compare("ft", metric="hit@10").to_dict("records")
+                tested = [signed(found["difference"], 3), p_value(found["p"]), p_value(found["seed_p"])]
+            rows.append([f"{title}, {name}", mean, *tested])
+    return markdown(["line", "HR@10", "lead over FT", "p over users", "p over seeds"], rows)
+
+
 def fcucr_baselines() -> str:
     """HR@10 of every line of Table 2, among 100 sampled items and among all."""
     rows = []
@@ -310,7 +333,7 @@ def cost_model() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "ambiguities": ambiguities, "claims": claims, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
-    "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts,
+    "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts, "fcucr-paper": fcucr_paper,
     "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
     "mergerec-pilot": mergerec_pilot, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model}
