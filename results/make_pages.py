@@ -491,13 +491,14 @@ def numbers(chosen: Iterable[Entry]) -> str:
         reading = entry.reading.title if cell.mean is not None else ""
         tests = (against.difference, against.p, str(against.users), against.detectable, against.printed) \
             if against else [None] * 5
+        claim = entry.judged.claim
         lines.append([entry.paper, entry.table.number, *entry.key, cell.printed.text, cell.mean, cell.std,
                       seed_text(cell.seeds), standing.kind, entry.judged.base_kind, for_csv(standing.reason), reading,
-                      *tests])
+                      *tests, claim and claim.by_seed.p])
     return pd.DataFrame(lines, columns=[
         "paper", "table", "dataset", "backbone", "row", "metric", "column", "printed", "ours", "std", "seeds",
         "standing", "base_standing", "reason", "reading", "difference", "p", "users", "detectable",
-        "printed_difference"]).to_csv(
+        "printed_difference", "seed_p"]).to_csv(
             index=False, float_format="%.6f", lineterminator="\n")
 
 
