@@ -38,11 +38,9 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 @contextmanager
-def _plain_pickles() -> Iterator[list[str]]:
-    """While it lasts, PyTables reads pickles by ``PlainUnpickler``; yields what was refused, as PyTables hides it."""
+def _plain_pickles(refused: list[str]) -> Iterator[None]:
+    """While it lasts, PyTables reads pickles by ``PlainUnpickler``; adds what it refuses, as PyTables hides it."""
     from tables import atom, attributeset
-
-    refused: list[str] = []
 
     def loads(content: bytes, **options: Any) -> Any:
         try:
@@ -55,31 +53,10 @@ def _plain_pickles() -> Iterator[list[str]]:
     for module in before:
         module.pickle = SimpleNamespace(**{**vars(pickle), "loads": loads})
     try:
-        yield refused
+        yield
     finally:
         for module, original in before.items():
             module.pickle = original
-
-
-def read(path: Path, key: str) -> pd.DataFrame:
-    """A table of a file.
-
-    Raises:
-        HoldsObjects: if anything in it is a pickled object. ImportError: without PyTables. Others, as
-            pandas.
-    """
-    import pandas as pd
-
-    with _plain_pickles() as refused:
-        try:
-            with pd.HDFStore(path, mode="r") as store:
-                frame = store.select(key)
-        except Exception:
-            if not refused:
-                raise
-        if refused:
-            raise HoldsObjects(", ".join(dict.fromkeys(refused)))
-    return frame
 
 
 def tables_of(path: Path, label: str, keys: Sequence[str], columns: Sequence[str], key_column: str
@@ -90,21 +67,28 @@ def tables_of(path: Path, label: str, keys: Sequence[str], columns: Sequence[str
         UserError: without PyTables, or if the file is none of pandas', lacks a table or column, or holds pickled
             objects.
     """
+    import pandas as pd
+
     for key in keys:
+        refused: list[str] = []
+        failed: Exception | None = None
         try:
-            frame = read(path, key)
-        except ImportError:
-            raise UserError(f"{label}: reading HDF files needs PyTables.\nInstall it: python -m pip install "
-                            f"'tables>=3.8' (or 'fedcl_bench[hdf]').") from None
-        except KeyError:
-            raise UserError(f"{label}: has no table '{key}'; expected {', '.join(keys)}.") from None
-        except HoldsObjects as error:
-            raise UserError(f"{label}: table '{key}' holds pickled objects ({quoted(str(error))}), which could run "
-                            f"code of whoever wrote it; it is not read.\nGet the publisher's file, or save its columns "
-                            f"as numbers.") from None
+            with _plain_pickles(refused), pd.HDFStore(path, mode="r") as store:
+                frame = store.select(key)
         except Exception as error:  # PyTables' own errors derive from nothing more precise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{label}: cannot be read as an HDF file of pandas ({reason[:100]}).") from None
+            failed = error
+        if refused:
+            raise UserError(f"{label}: table '{key}' holds pickled objects ({quoted(', '.join(dict.fromkeys(refused)))}"
+                            f"), which could run code of whoever wrote it; it is not read.\nGet the publisher's file, "
+                            f"or save its columns as numbers.")
+        if isinstance(failed, ImportError):
+            raise UserError(f"{label}: reading HDF files needs PyTables.\nInstall it: python -m pip install "
+                            f"'tables>=3.8' (or 'fedcl_bench[hdf]').")
+        if isinstance(failed, KeyError):
+            raise UserError(f"{label}: has no table '{key}'; expected {', '.join(keys)}.")
+        if failed is not None:
+            reason = (str(failed).strip().splitlines() or [type(failed).__name__])[0]
+            raise UserError(f"{label}: cannot be read as an HDF file of pandas ({reason[:100]}).")
         if missing := [name for name in columns if name not in getattr(frame, "columns", ())]:
             raise UserError(f"{label}: table '{key}' has no column '{missing[0]}'; expected {', '.join(columns)}.")
         yield frame.assign(**{key_column: key})
