@@ -157,10 +157,14 @@ def _items(stream: Stream) -> list[list[str]]:
 
 def texts_of(source: DatasetSource, stream: Stream) -> Mapping[str, list[str]]:
     """Of each domain the texts of its items, in the stream's order; empty for those without."""
+    return {part.name: _texts(part, items) for part, items in zip(source.parts, _items(stream))}
+
+
+def _texts(part: DatasetSource, items: list[str]) -> list[str]:
     from .item_texts import item_file, read_texts
 
-    return {part.name: read_texts(item_file(part.path), part.config.ITEM_ID_FIELD, items)
-            for part, items in zip(source.parts, _items(stream))}
+    known = read_texts(item_file(part.path), part.config.ITEM_ID_FIELD)
+    return [known.get(item, "") for item in items]
 
 
 def silent(vectors: Tensor) -> int:
@@ -176,14 +180,12 @@ def notes(stream: Stream) -> list[str]:
 
 def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], hearing: Callbacks) -> Tensor:
     """The features of a domain, from its file if that is whole."""
-    files, column = _files(features.encoder, part), part.config.ITEM_ID_FIELD
+    files = _files(features.encoder, part)
     if features.encoder.startswith(GIVEN):
         content = [[fingerprint(path) for path in files], items]
-        make = partial(_given, features, files, items, column)
+        make = partial(_given, features, files, items, part.config.ITEM_ID_FIELD)
     else:
-        from .item_texts import read_texts
-
-        content = texts = read_texts(files[0], column, items)
+        content = texts = _texts(part, items)
         if not any(texts):
             raise UserError(f"domain '{part.name}': none of its {len(items):,} items has a text in {files[0]}.\n"
                             f"{_WAYS}")

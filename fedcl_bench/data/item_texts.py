@@ -7,7 +7,6 @@ joined in the order of the columns, are an item's text.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Sequence
 
 from ..core.errors import UserError
 from ..core.text import quoted
@@ -21,28 +20,17 @@ def item_file(inter: Path) -> Path:
     return inter.with_suffix(".item")
 
 
-def read_texts(path: Path, item_column: str, items: Sequence[str]) -> list[str]:
-    """The texts of some items; empty for those that have none, and of all if there is no file.
+def read_texts(path: Path, item_column: str) -> dict[str, str]:
+    """Item, by the publisher's id, to its text, in the order of a ``.item`` file; empty if there is no file.
 
     Args:
-        path: the ``.item`` file.
         item_column: name of the column of ids.
-        items: the publisher's ids.
 
     Raises:
         UserError: for a file that is no such table, or describes an item twice.
     """
-    texts = _all_texts(path, item_column) if path.is_file() else {}
-    return [texts.get(item, "") for item in items]
-
-
-def item_ids(path: Path, item_column: str) -> list[str]:
-    """The items that a ``.item`` file describes, in its order; raises UserError as ``read_texts``."""
-    return list(_all_texts(path, item_column))
-
-
-def _all_texts(path: Path, item_column: str) -> dict[str, str]:
-    """Item to its text, in the order of the file."""
+    if not path.is_file():
+        return {}
     header = fields_of(first_lines(path, str(path), "a header line, as item_id:token, and a line per item")[0], "\t")
     names = [name.partition(":")[0] for name in header]
     if item_column not in names:

@@ -18,7 +18,7 @@ import pandas as pd
 from ..core.errors import UserError
 from ..core.text import quoted
 from .archives import arrays_of, one_array
-from .item_texts import item_ids
+from .item_texts import read_texts
 from .table_reader import read_parquet
 
 SUFFIXES = (".npz", ".parquet", ".npy")
@@ -60,22 +60,12 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
         UserError: for a file that does not hold finite vectors of one length and an id for each, or none of the items.
     """
     if path.suffix == ".npy":
-        ids, vectors = np.array(item_ids(described[0], column)), one_array(_bytes(path), str(path), _CURE)
+        ids, vectors = np.array(list(read_texts(described[0], column))), one_array(_bytes(path), str(path), _CURE)
     else:
         ids, vectors = (_npz if path.suffix == ".npz" else _parquet)(path)
-    if ids.ndim != 1 or not len(ids) or not (ids.dtype.kind in "uiU" or all(isinstance(item, str) for item in ids)):
-        raise UserError(f"{path}: 'item_id' is {ids.dtype} of shape {ids.shape}, accepted: a list of texts or whole "
-                        f"numbers.\n{_CURE}")
-    if vectors.dtype.kind != "f" or vectors.ndim not in (2, 3) or not all(vectors.shape):
-        raise UserError(f"{path}: its vectors are {vectors.dtype} of shape {vectors.shape}, accepted: real numbers of "
-                        f"shape (rows, d) or (rows, layers, d).\n{_CURE}")
-    if len(ids) != len(vectors):
-        raise UserError(f"{path}: has {len(vectors):,} vectors for {len(ids):,} items, accepted: one for each.\n"
-                        f"{_CURE}")
+    if wrong := _wrong(ids, vectors):
+        raise UserError(f"{path}: {wrong}.\n{_CURE}")
     names = pd.Index(ids.astype(str))
-    if names.has_duplicates:
-        twice = names[names.duplicated()][0]
-        raise UserError(f"{path}: has several vectors of the item {quoted(twice)}, accepted: one.\n{_CURE}")
     row = names.get_indexer(pd.Index(items))  # of each item; -1: none
     if (row < 0).all():
         raise UserError(f"{path}: has none of the domain's {len(items):,} items; its ids are as {quoted(names[0])}, "
@@ -88,6 +78,20 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
         raise UserError(f"{path}: the vector of the item {quoted(wrong)} has a number that is not finite in single "
                         f"precision, accepted: finite ones.\n{_CURE}")
     return result
+
+
+def _wrong(ids: np.ndarray, vectors: np.ndarray) -> str:
+    """What of a file's ids and vectors cannot be used; else empty."""
+    if ids.ndim != 1 or not len(ids) or not (ids.dtype.kind in "uiU" or all(isinstance(item, str) for item in ids)):
+        return f"'item_id' is {ids.dtype} of shape {ids.shape}, accepted: a list of texts or whole numbers"
+    if vectors.dtype.kind != "f" or vectors.ndim not in (2, 3) or not all(vectors.shape):
+        return (f"its vectors are {vectors.dtype} of shape {vectors.shape}, accepted: real numbers of shape (rows, d) "
+                f"or (rows, layers, d)")
+    if len(ids) != len(vectors):
+        return f"has {len(vectors):,} vectors for {len(ids):,} items, accepted: one for each"
+    if len(twice := ids[pd.Index(ids.astype(str)).duplicated()]):
+        return f"has several vectors of the item {quoted(str(twice[0]))}, accepted: one"
+    return ""
 
 
 def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -64,9 +64,10 @@ def files():
 
 
 def test_texts_are_the_columns_of_words_in_file_order():
-    texts = read_texts(Path("data/books/books.item"), "item_id", ["i1", "i2", "i4", "i5", "i6"])
-    assert texts == ["A red book", '"Red" ink Pens Inc', "", "", "Steel pen Pens Inc"]
-    assert read_texts(Path("data/none.item"), "item_id", ["i1"]) == [""]
+    texts = read_texts(Path("data/books/books.item"), "item_id")
+    assert texts == {"i6": "Steel pen Pens Inc", "i1": "A red book", "i2": '"Red" ink Pens Inc', "i3": "Blue book",
+                     "i4": "", "elsewhere": "Not sold"}
+    assert read_texts(Path("data/none.item"), "item_id") == {}
 
 
 @pytest.mark.parametrize("content, message", [
