@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Collection, Mapping
 
 from . import domain_streams, prepared, session_streams, stream as blocks
 from .features import FeatureSource, Callbacks, load_features
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
-from .source import DatasetConfig, DatasetSource, session_columns
+from .source import DatasetSource, session_columns
 from .settings import StreamSettings
 from .stream import Stream, build_blocks, build_static, read_split_file
 
@@ -39,23 +41,19 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     if source.parts:
         parts = [(part.name, _interactions(part, settings)) for part in source.parts]
         return domain_streams.build_domains(parts, settings)
-    config = source.config
     if settings.stream == "sessions":
-        data = load_interactions(source.path, settings.k_core, {**_names(config), **session_columns(source, settings)},
-                                 config.val_interval, config.drop_events)
+        data = _interactions(source, settings, session_columns(source, settings), source.config.drop_events)
         return session_streams.build_sessions(data, settings, str(source.path))
     build = build_static if settings.stream == "static" else build_blocks
     return build(_interactions(source, settings), settings, source.name)
 
 
-def _names(config: DatasetConfig) -> dict[str, str]:
-    """The columns that every stream reads."""
-    return {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD}
-
-
-def _interactions(source: DatasetSource, settings: StreamSettings) -> Interactions:
-    """The rows of one dataset after its filters."""
-    return load_interactions(source.path, settings.k_core, _names(source.config), source.config.val_interval)
+def _interactions(source: DatasetSource, settings: StreamSettings, columns: Mapping[str, str] = MappingProxyType({}),
+                  drop_events: Collection[str] = ()) -> Interactions:
+    """The rows of one dataset after its filters, with more ``columns`` than those that every stream reads."""
+    config = source.config
+    names = {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD, **columns}
+    return load_interactions(source.path, settings.k_core, names, config.val_interval, drop_events)
 
 
 def thin_note(stream: Stream, settings: StreamSettings) -> str:
