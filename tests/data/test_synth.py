@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import step_of
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedcl_bench import rng
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.synth import (FACTORS, SPAN, START, World, activity, as_step,
-                                    catalogue, write)
+from fedcl_bench.data.synth import FACTORS, SPAN, START, World, activity, catalogue, write
 from fedcl_bench.core.errors import UserError
 
 WORLD = World(400, 300, per_user=20.0, seed=3)
@@ -79,7 +79,7 @@ def test_first_choices_follow_zipf():
     """One interaction each and no taste: the ranks of the items are Zipf's law itself."""
     world = World(20000, 50, per_user=1.0, activity=0.0, taste=0.0, drift=0.0, exponent=1.3)
     items = catalogue(world)
-    rank = items.ranked[0].argsort()[as_step(world).train.values]
+    rank = items.ranked[0].argsort()[step_of(world).train.values]
     weight = np.arange(1, 51) ** -1.3
     assert stats.chisquare(np.bincount(rank, minlength=50), 20000 * weight / weight.sum()).pvalue > 1e-3
 
@@ -94,7 +94,7 @@ def test_first_choices_follow_tastes():
     fit = tastes @ items.properties.double().T / FACTORS ** 0.5
     p = popularity * torch.sigmoid(3.0 * (fit - 1.0))
     p /= p.sum(1, keepdim=True)
-    chosen = as_step(world).train.values
+    chosen = step_of(world).train.values
     found = fit.gather(1, chosen[:, None]).sum()
     mean = (p * fit).sum()
     variance = ((p * fit ** 2).sum(1) - (p * fit).sum(1) ** 2).sum()
@@ -103,7 +103,7 @@ def test_first_choices_follow_tastes():
 
 
 def test_a_step_holds_the_rows_of_the_file(rows):
-    step = as_step(WORLD)
+    step = step_of(WORLD)
     assert (step.n_users, step.n_items, step.interactions) == (400, 300, len(rows))
     for user in (0, 17, 399):
         assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
