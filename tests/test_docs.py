@@ -228,7 +228,8 @@ def test_settings_exist(page, registry):
     assert named - settings_of(registry) - PYTHON == set()
 
 
-PYTHON = {"seeds", "data_dir", "only_if", "reading", "weights_only", "model", "private"}  # the last two of RecBole's models
+# The last two are RecBole's models'.
+PYTHON = {"seeds", "data_dir", "only_if", "reading", "weights_only", "model", "private"}
 
 
 # What objects have from their constructors, or RecBole's classes and the file system.
