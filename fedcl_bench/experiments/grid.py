@@ -6,7 +6,10 @@ import itertools
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Annotated, Any, Iterable, Mapping
+
+import msgspec
+from msgspec import Meta
 
 from ..data.source import dataset_name
 from ..core.errors import Corrupt, UserError, unknown
@@ -67,42 +70,28 @@ class Part:
                 for spec in needed for change in changes]
 
 
-def names(value: Any) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) and p.strip() for p in parts) or not parts:
-        raise ValueError("a list of names, as [ft, kd]")
-    return tuple(p.strip() for p in parts)
+_NAMES = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)], "a list of names, as [ft, kd]"
+# The fields of a file: their form, and that in words.
+_FIELDS: dict[str, tuple[Any, str]] = {
+    "methods": _NAMES, "backbones": _NAMES, "datasets": _NAMES,
+    "seeds": (Annotated[int, Meta(ge=1, le=MOST_SEEDS)], f"a whole number from 1 to {MOST_SEEDS}"),
+    "first_seed": (Annotated[int, Meta(ge=0, le=LARGEST_SEED)], f"a whole number from 0 to {LARGEST_SEED}"),
+    "set": (dict[str, Any], "settings, as {rounds: 50}"),
+    "vary": (dict[str, Annotated[tuple, Meta(min_length=1)]],
+             "settings with lists of values, as {eps: [0.001, 0.002]}"),
+    "paper": _NAMES,
+    "tables": (tuple[Annotated[int, Meta(ge=1, le=LARGEST)], ...], f"a whole number from 1 to {LARGEST}"),
+    "figures": _NAMES}
 
 
-def _number(low: int, high: int):
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return value
-    return check
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(_number(1, LARGEST)(v) for v in (value if isinstance(value, list) else [value]))
-
-
-def _set(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise ValueError("settings, as {rounds: 50}")
-    return value
-
-
-def _vary(value: Any) -> dict[str, tuple]:
-    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, list) and v
-                                              for k, v in value.items()):
-        raise ValueError("settings with lists of values, as {eps: [0.001, 0.002]}")
-    return {name: tuple(values) for name, values in value.items()}
-
-
-_FIELDS = {"methods": names, "backbones": names, "datasets": names, "seeds": _number(1, MOST_SEEDS),
-           "first_seed": _number(0, LARGEST_SEED),
-           "set": _set, "vary": _vary, "paper": lambda value: names(value)[0], "tables": _numbers,
-           "figures": lambda value: names([str(v) for v in value] if isinstance(value, list) else str(value))}
+def _listed(name: str, value: Any) -> Any:
+    """A field's value with a list where its form is one: names may stand in one text, and one number alone."""
+    if name == "figures":
+        value = list(map(str, value)) if isinstance(value, list) else str(value)
+    if _FIELDS[name] is _NAMES:
+        parts = value.split(",") if isinstance(value, str) else value
+        return [part.strip() if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else parts
+    return [value] if name == "tables" and not isinstance(value, list) else value
 
 
 def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,10 +99,13 @@ def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in content.items():
         if name not in _FIELDS:
             raise unknown(f"field in {path}", name, [*_FIELDS, "grids"])
+        form, accepted = _FIELDS[name]
         try:
-            result[name] = _FIELDS[name](value)
-        except ValueError as error:
-            raise UserError(f"{path}, field '{name}': found {quoted(value)}, accepted: {error}.") from None
+            result[name] = msgspec.convert(_listed(name, value), form)
+        except msgspec.ValidationError:
+            raise UserError(f"{path}, field '{name}': found {quoted(value)}, accepted: {accepted}.") from None
+    if "paper" in result:
+        result["paper"] = result["paper"][0]
     return result
 
 

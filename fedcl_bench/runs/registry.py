@@ -114,9 +114,9 @@ class Registry:
         """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to."""
         if name and self.waiting and name not in self._asked:
             self._asked.add(name)
-            given = re.compile(rb"^\s+name\s*(:.*)?=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
-                               re.IGNORECASE | re.MULTILINE)
-            self._load([path for path, content in self.waiting.items() if given.search(content)])
+            assignment = re.compile(rb"^\s+name\s*(:.*)?=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
+                                    re.IGNORECASE | re.MULTILINE)
+            self._load([path for path, content in self.waiting.items() if assignment.search(content)])
             if not any(name.lower() == known.lower() for _, known in self.loaded) \
                     and not name.lower().startswith(RECBOLE):
                 self._load(self.waiting)
@@ -230,8 +230,8 @@ def _unfit(kind: str, cls: type) -> str:
         if not isinstance(text, str) or for_terminal(text) != text or attribute == "title" and not text.strip():
             return f"its {attribute} is {'missing' if text is None else quoted(text)}, accepted: a printable text"
     try:
-        told = [text for name, values in getattr(cls, "ambiguities", {}).items() for text in (name, *values.values())]
-        if not all(for_terminal(text) == text for text in told):
+        texts = [text for name, values in getattr(cls, "ambiguities", {}).items() for text in (name, *values.values())]
+        if not all(for_terminal(text) == text for text in texts):
             return "its ambiguities hold a text that cannot be printed"
     except (AttributeError, TypeError):
         return "its ambiguities are no mapping of settings to {value: whose reading it is}"

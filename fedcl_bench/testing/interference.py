@@ -139,12 +139,13 @@ def _after_step(f: Federation, start: Progress) -> dict[str, Tensor]:
     return {**_scored(f, start), **_kept(f, start)}
 
 
-def _scored(f: Federation, start: Progress) -> dict[str, Tensor]:
-    """What each client ranks by after a step's rounds."""
+def _scored(f: Federation, start: Progress, alone: bool = False) -> dict[str, Tensor]:
+    """What each client ranks by after a step's rounds, all of them together or each one alone."""
     f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
     step = f.stream.steps[start.step]
     users = torch.arange(step.n_users)
-    return {"scores": _scores(f, step, start.best.model, users), "user": users}
+    return {"scores": torch.cat([_scores(f, step, start.best.model, some)
+                                 for some in users.split(1 if alone else len(users))]), "user": users}
 
 
 def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
@@ -178,14 +179,8 @@ def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor
 
 def _ranked_alone(pair: Pair) -> None:
     """A user's scores are the same alone and together with others: who is ranked together is chance."""
-    start = _trained(pair)
-    f = pair.federation()
-    f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
-    step, model = f.stream.steps[start.step], start.best.model
-    users = torch.arange(step.n_users)
-    together = _scores(f, step, model, users)
-    alone = torch.cat([_scores(f, step, model, user) for user in users.split(1)])
-    mismatch = difference({"scores": together, "user": users}, {"scores": alone, "user": users})
+    start, f = _trained(pair), pair.federation()
+    mismatch = difference(_scored(f, start), _scored(f, start, alone=True))
     if mismatch:
         raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; "
                        f"it depends on who is ranked together. {_OWN_ONLY}")
