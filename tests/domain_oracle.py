@@ -24,6 +24,11 @@ def world(seed=0, layers=1, n_items=N_ITEMS):
     return DomainData(N_USERS, n_items, features, (values, start))
 
 
+def histories_of(users):
+    """Lists of items, one per user, as a domain knows them: (items, where each user's begin and end)."""
+    return torch.tensor([item for user in users for item in user]), torch.tensor([0, *map(len, users)]).cumsum(0)
+
+
 def samples(n_items=N_ITEMS, lengths=(4, 1, 3, 5), seed=1):
     """Histories of these lengths and their next items."""
     generator = torch.Generator().manual_seed(seed)
@@ -55,9 +60,9 @@ def arrays(module):
     return {name: value.detach().numpy() for name, value in [*module.named_parameters(), *module.named_buffers()]}
 
 
-def normalised(x, p, name):
+def normalised(x, p, name, eps=1e-12):
     """LayerNorm of one vector."""
-    return (x - x.mean()) / math.sqrt(x.var() + 1e-12) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return (x - x.mean()) / math.sqrt(x.var() + eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def affine(x, p, name):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from domain_oracle import batch_of
+from domain_oracle import batch_of, histories_of
 from helpers import build, module_of
 
 from fedcl_bench.plugin.silo import DomainData
@@ -19,11 +19,8 @@ SMALL = dict(dim=3, categories=5, link_negatives=4, dropout=0.0)
 
 
 def domain(name):
-    users = USERS[name]
-    items = torch.tensor([item for user in users for item in user])
-    ends = torch.tensor([0, *map(len, users)]).cumsum(0)
     codes = torch.tensor(CODES[name])[:, None]
-    return DomainData(len(users), len(codes), None, (items, ends), codes)
+    return DomainData(len(USERS[name]), len(codes), None, histories_of(USERS[name]), codes)
 
 
 BATCHES = {"a": (batch_of([0, 1], [3], [4, 1, 0]), torch.tensor([2, 1, 5])),

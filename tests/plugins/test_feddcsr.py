@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from domain_oracle import attention, batch_of
+from domain_oracle import affine, attention, batch_of, histories_of, normalised
 from helpers import build, module_of
 
 from fedcl_bench.plugin.silo import DomainData
@@ -17,9 +17,7 @@ SMALL = dict(dim=4, heads=2, layers=2, max_length=5, anchor_rows=3, dropout=0.0)
 
 
 def domain(users=USERS, n_items=7):
-    items = torch.tensor([item for user in users for item in user])
-    ends = torch.tensor([0, *map(len, users)]).cumsum(0)
-    return DomainData(len(users), n_items, None, (items, ends))
+    return DomainData(len(users), n_items, None, histories_of(users))
 
 
 BATCH, TARGETS = batch_of([0, 1], [3, 1, 2, 1], [4], [5, 2, 1]), torch.tensor([2, 6, 0, 5])
@@ -37,10 +35,6 @@ def make(registry, anchor=True, **settings):
 
 
 # The oracle: one sample and one position at a time.
-
-def norm(x, weight, bias, eps):
-    return (x - x.mean()) / math.sqrt(((x - x.mean()) ** 2).mean() + eps) * weight + bias
-
 
 class Oracle:
     """The loss of one batch, given the noise in the order in which it is drawn."""
@@ -71,14 +65,14 @@ class Oracle:
         for k in range(self.s.layers):
             p = {key[len(name) + 1:]: value for key, value in self.p.items() if key.startswith(name + ".")}
             weight, bias = p[f"inputs.{k}.weight"], p[f"inputs.{k}.bias"]
-            asked = np.stack([norm(row, p[f"query_norms.{k}.weight"], p[f"query_norms.{k}.bias"], 1e-8) for row in x])
+            asked = np.stack([normalised(row, p, f"query_norms.{k}", 1e-8) for row in x])
             mixed = attention(*(rows @ weight[i * d:(i + 1) * d].T + bias[i * d:(i + 1) * d]
                                 for i, rows in enumerate((asked, x, x))), self.s.heads)
             out = np.stack(mixed) @ p[f"outputs.{k}.weight"].T + p[f"outputs.{k}.bias"]
-            x = np.stack([norm(row, p[f"norms.{k}.weight"], p[f"norms.{k}.bias"], 1e-8) for row in asked + out])
+            x = np.stack([normalised(row, p, f"norms.{k}", 1e-8) for row in asked + out])
             inner = np.maximum(x @ p[f"inner.{k}.weight"].T + p[f"inner.{k}.bias"], 0)
             x = (x + inner @ p[f"outer.{k}.weight"].T + p[f"outer.{k}.bias"]) * real[:, None]
-        return np.stack([norm(row, self.p[f"{name}.norm.weight"], self.p[f"{name}.norm.bias"], 1e-8) for row in x])
+        return np.stack([normalised(row, self.p, f"{name}.norm", 1e-8) for row in x])
 
     def encode(self, part, vectors, windows, noise=None):
         """Means, log-variances and draws, (B, L, d) each.
@@ -88,9 +82,8 @@ class Oracle:
         """
         means, logs = [], []
         for window in windows:
-            x = np.stack([norm(vectors[max(item, 0)] * math.sqrt(self.s.dim) + self.p[f"{part}.positions"][i],
-                               self.p[f"{part}.norm.weight"], self.p[f"{part}.norm.bias"], 1e-12)
-                          for i, item in enumerate(window)])
+            x = np.stack([normalised(vectors[max(item, 0)] * math.sqrt(self.s.dim) + self.p[f"{part}.positions"][i],
+                                     self.p, f"{part}.norm") for i, item in enumerate(window)])
             real = np.array([item >= 0 for item in window], dtype=float)
             means.append(self.attention(f"{part}.encoder.mean", x, real))
             logs.append(self.attention(f"{part}.encoder.log_variance", x, real))
@@ -127,10 +120,10 @@ class Oracle:
             math.exp(v) + m * m - 1 - v for m, v in zip(mean[i, j], log[i, j])))
 
     def discriminator(self, z, anchor):
-        p, x = self.p, np.concatenate([z.ravel(), anchor.ravel()])
+        x = np.concatenate([z.ravel(), anchor.ravel()])
         for k in (0, 2):
-            x = np.maximum(p[f"discriminator.layers.{k}.weight"] @ x + p[f"discriminator.layers.{k}.bias"], 0)
-        return 1 / (1 + math.exp(-(p["discriminator.layers.4.weight"] @ x + p["discriminator.layers.4.bias"])[0]))
+            x = np.maximum(affine(x, self.p, f"discriminator.layers.{k}"), 0)
+        return 1 / (1 + math.exp(-affine(x, self.p, "discriminator.layers.4")[0]))
 
     def similarity(self, windows, shared, negative):
         terms = []

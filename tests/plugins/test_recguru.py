@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from domain_oracle import attention, batch_of
+from domain_oracle import affine, attention, batch_of, each_history, histories_of, normalised
 from helpers import build, module_of
 from torch.nn import functional as F
 
@@ -46,13 +46,6 @@ class Oracle:
         self.s, self.number = module.s, module.number
         self.p = {name: value.detach().numpy() for name, value in module.named_parameters()}
 
-    def norm(self, x, name):
-        x = (x - x.mean()) / math.sqrt(((x - x.mean()) ** 2).mean() + 1e-8)
-        return x * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
-
-    def linear(self, x, name):
-        return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
-
     def placed(self, vectors):
         d = self.s.dim
         for i, vector in enumerate(vectors):
@@ -60,19 +53,20 @@ class Oracle:
             yield vector + np.array([math.sin(a) if j % 2 == 0 else math.cos(a) for j, a in enumerate(angles)])
 
     def stack(self, name, vectors, causal, user=None):
-        x = list(self.placed(vectors))
+        x, p = list(self.placed(vectors)), self.p
         for k in range(self.s.layers):
             block = f"{name}.blocks.{k}"
-            asked = ([self.linear(row, f"{block}.attention.{part}") for row in x] for part in ("query", "key", "value"))
+            asked = ([affine(row, p, f"{block}.attention.{part}") for row in x] for part in ("query", "key", "value"))
             result = []
             for now, mixed in zip(x, attention(*asked, self.s.heads, causal)):
-                row = self.norm(now + self.linear(mixed, f"{block}.attention.out"), f"{block}.attention.norm")
+                row = now + affine(mixed, p, f"{block}.attention.out")
+                row = normalised(row, p, f"{block}.attention.norm", 1e-8)
                 if user is not None:
-                    row = self.norm(row + self.linear(self.linear(user, f"{block}.value"), f"{block}.out"),
-                                    f"{block}.user_norm")
-                hidden = self.linear(row, f"{block}.inner")
+                    row = row + affine(affine(user, p, f"{block}.value"), p, f"{block}.out")
+                    row = normalised(row, p, f"{block}.user_norm", 1e-8)
+                hidden = affine(row, p, f"{block}.inner")
                 hidden = 0.5 * hidden * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden ** 3)))
-                result.append(self.norm(row + self.linear(hidden, f"{block}.outer"), f"{block}.norm"))
+                result.append(normalised(row + affine(hidden, p, f"{block}.outer"), p, f"{block}.norm", 1e-8))
             x = result
         return x
 
@@ -86,10 +80,6 @@ class Oracle:
         return self.stack(f"{kind}.{number}", vectors, True, self.user(history))
 
 
-def histories(batch):
-    return [[item for item in row if item >= 0] for row in batch.items.tolist()]
-
-
 @pytest.mark.parametrize("settings", [{}, {"heads": 1}, {"shared_decoder": True}], ids=str)
 def test_users_reconstruction_and_recommendation_are_as_written(registry, monkeypatch, settings):
     backbone, modules = make(registry, "reconstruct", **settings)
@@ -98,19 +88,19 @@ def test_users_reconstruction_and_recommendation_are_as_written(registry, monkey
     for module, (batch, targets) in zip(modules, BATCHES):
         oracle, module = Oracle(module), module.eval()
         users = module.users(batch)
-        for row, history in zip(users, histories(batch)):
+        for row, history in zip(users, each_history(batch)):
             assert row.detach().numpy() == pytest.approx(oracle.user(history), rel=1e-6)
         items, terms = oracle.p["items"], []
         loss = float(module.reconstruction(batch, users).detach())
         others = iter(drawn.pop().tolist())
-        for history in histories(batch):
+        for history in each_history(batch):
             for vector, item in zip(oracle.decoded("decoders", history), history):
                 logits = [vector @ items[i] for i in (item, *next(others))]
                 terms.append(math.log(sum(map(math.exp, logits))) - logits[0])
         assert loss == pytest.approx(np.mean(terms), rel=1e-6)
         loss = float(module.recommendation(batch, targets, users).detach())
         terms, scores = [], module.scores(batch).detach().numpy()
-        for history, target, others, row in zip(histories(batch), targets.tolist(), drawn.pop().tolist(), scores):
+        for history, target, others, row in zip(each_history(batch), targets.tolist(), drawn.pop().tolist(), scores):
             all_scores = items @ oracle.decoded("recommenders", history)[-1]
             assert row == pytest.approx(all_scores, rel=1e-6)
             terms.append(-math.log(1 / (1 + math.exp(np.mean(all_scores[others]) - all_scores[target]))))
@@ -119,8 +109,8 @@ def test_users_reconstruction_and_recommendation_are_as_written(registry, monkey
 
 def discriminated(p, x):
     for k in (0, 3, 6):
-        x = np.maximum(p[f"{k}.weight"] @ x + p[f"{k}.bias"], 0)
-    return (p["9.weight"] @ x + p["9.bias"])[0]
+        x = np.maximum(affine(x, p, str(k)), 0)
+    return affine(x, p, "9")[0]
 
 
 @pytest.mark.parametrize("adversary", ["wasserstein", "cross_entropy"])
@@ -210,8 +200,7 @@ TWINS = torch.tensor([[2, 0], [1, 2], [0, 1]])
 
 def make_known(registry, stage):
     """As ``make``, of domains that know who their users are."""
-    histories = {number: (torch.tensor(sum(lists, [])), torch.tensor([0, *np.cumsum([len(each) for each in lists])]))
-                 for number, lists in LISTS.items()}
+    histories = {number: histories_of(lists) for number, lists in LISTS.items()}
     return make(registry, stage, histories, ({1: TWINS}, {0: TWINS.flip(1)}), adversary_weight=0.0)
 
 
