@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Protocol
+from typing import Any, Iterable, Mapping
 
 from ..core.errors import UserError
 from ..federation.parts import Progress
@@ -25,8 +25,8 @@ KINDS = ("tensorboard", "csv", "wandb")
 Row = Mapping[str, Any]
 
 
-class Writer(Protocol):
-    """Where a log goes."""
+class Writer:
+    """Where a log goes; made from the run's folder and configuration."""
 
     def write(self, kind: str, number: int, row: Row) -> None:
         """A row of ``rounds`` or ``tests`` after so many rounds."""
@@ -47,7 +47,7 @@ def scalars(kind: str, row: Row) -> dict[str, float]:
             and isinstance(value, (int, float)) and math.isfinite(value)}
 
 
-class CsvWriter:
+class CsvWriter(Writer):
     """``rounds.csv`` and ``tests.csv``, complete after every round."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -65,11 +65,8 @@ class CsvWriter:
                 writer.writeheader()
                 writer.writerows(rows)
 
-    def close(self) -> None:
-        pass
 
-
-class TensorBoardWriter:
+class TensorBoardWriter(Writer):
     """An event file with the scalars ``round/...`` and ``test/METRIC/block N``, and the settings as text."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -89,7 +86,7 @@ class TensorBoardWriter:
             self._writer.add_scalar(name, value, number)
 
 
-class WandbWriter:
+class WandbWriter(Writer):
     """A run of Weights & Biases; offline unless the variable WANDB_MODE says otherwise."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -103,9 +100,6 @@ class WandbWriter:
 
     def write(self, kind: str, number: int, row: Row) -> None:
         self._run.log({"number": number, **scalars(kind, row)})
-
-    def flush(self) -> None:
-        pass
 
     def close(self) -> None:
         self._run.finish()
