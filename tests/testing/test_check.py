@@ -12,13 +12,14 @@ import pytest
 from fedcl_bench import testing
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
-from fedcl_bench.testing.trials import with_plugin
+from fedcl_bench.testing.trials import is_of_domains, with_plugin
 from fedcl_bench.testing.worlds import growing_stream
 
-# (cheater, property that names it, part of the evidence)
-METHODS = [
+# (cheater, property that names it, parts of the evidence; of a hidden leak the hook and the table)
+CHEATERS = [
     (cheaters.MeanOfNeighbours, "(a) other clients' data", "local_loss with other"),
     (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
     (cheaters.UploadsPrivate, "runs", "which is the private parameter 'user_embedding.weight'"),
@@ -38,9 +39,6 @@ METHODS = [
     (cheaters.NoHelp, "settings", "'strength' is not declared with setting(default, help)"),
     (cheaters.WrongShape, "runs", "method 'wrong-shape': local_loss returned a torch.float64 tensor of shape ()"),
     (cheaters.DropsATable, "runs", "expected the public item tables in their order: item_embedding.weight"),
-]
-# (cheater, property, hook and table that the evidence names)
-HIDDEN = [
     (cheaters.CountsMemories, "(c) the server's knowledge", "aggregate: ", "client_state['memory']"),
     (cheaters.RehearsesCommon, "(a) other clients' data", "replayed_items", "client_state['memory']"),
     (cheaters.CountsFlags, "(c) the server's knowledge", "aggregate: ", "client_state['active']"),
@@ -64,8 +62,6 @@ HIDDEN = [
     (cheaters.SharesOfSessions, "(a) other clients' data", "represent", "interactions"),
     (cheaters.CountsSessions, "(c) the server's knowledge", "aggregate: ", "client_state['last']"),
     (cheaters.SeesTheTarget, "(e) evaluation data", "represent: ", "what it is to be tested on"),
-]
-BACKBONES = [
     (cheaters.UnknownRate, "declares its parameters", "learning_rates names 'bias.weight', a parameter that does not"),
     (cheaters.UserTableIsPublic, "declares its parameters", "expected a floating tensor of shape (7, ...) = (items"),
     (cheaters.NoGradient, "runs", "cut off from all parameters"),
@@ -79,8 +75,6 @@ BACKBONES = [
     (cheaters.KnowsWhatOthersClick, "(a) other clients' data", "backbone 'knows-what-others-click' with other interac"),
     (cheaters.NeverReadsAParameter, "trains every parameter", "no training changes idle, and no score depends on it"),
     (cheaters.UnusedParameter, "trains every parameter", "no training changes bias, and no score depends on it"),
-]
-DOMAINS = [
     (domain_cheaters.KeepsInTheClass, "(a) other clients' data", "does a class or module keep something"),
     (domain_cheaters.CountsBatches, "resumes", "resumed within round 1"),
     (domain_cheaters.NeverTrains, "trains every parameter", "no training changes idle"),
@@ -94,30 +88,6 @@ DOMAINS = [
 ]
 
 
-def caught(report, name, evidence):
-    found = {outcome.property: outcome.evidence for outcome in report.failures}
-    assert name in found and evidence in found[name], found
-    with pytest.raises(AssertionError, match=f"'{report.name}' violates"):
-        assert_passed(report)
-
-
-@pytest.mark.parametrize("cls,name,evidence", METHODS, ids=lambda value: getattr(value, "name", None))
-def test_every_cheating_method_is_caught(cls, name, evidence):
-    caught(check_method(cls, partners=["fedmf"], only=[name]), name, evidence)
-
-
-@pytest.mark.parametrize("cls,name,hook,table", HIDDEN, ids=lambda value: getattr(value, "name", None))
-def test_every_hidden_leak_is_caught_with_hook_and_table(cls, name, hook, table):
-    report = check_method(cls, partners=["sasrec" if cls.needs_sequential else "fedmf"], only=[name])
-    caught(report, name, hook)
-    caught(report, name, table)
-
-
-@pytest.mark.parametrize("cls,name,evidence", BACKBONES, ids=lambda value: getattr(value, "name", None))
-def test_every_cheating_backbone_is_caught(cls, name, evidence):
-    caught(check_backbone(cls, partners=["ft"], only=[name]), name, evidence)
-
-
 def of_domains(cls, **options):
     """A report on a plugin of domains beside partners that break nothing."""
     registry, plugin = with_plugin(cls)
@@ -128,9 +98,19 @@ def of_domains(cls, **options):
     return check_plugin(registry, plugin, partners=[partner], **options)
 
 
-@pytest.mark.parametrize("cls,name,evidence", DOMAINS, ids=lambda value: getattr(value, "name", None))
-def test_every_cheater_of_domains_is_caught(cls, name, evidence):
-    caught(of_domains(cls, only=[name]), name, evidence)
+@pytest.mark.parametrize("cls,name,evidence", [(cls, name, evidence) for cls, name, *evidence in CHEATERS],
+                         ids=lambda value: getattr(value, "name", None))
+def test_every_cheater_is_caught(cls, name, evidence):
+    if is_of_domains(cls):
+        report = of_domains(cls, only=[name])
+    elif issubclass(cls, Backbone):
+        report = check_backbone(cls, partners=["ft"], only=[name])
+    else:
+        report = check_method(cls, partners=["sasrec" if cls.needs_sequential else "fedmf"], only=[name])
+    found = {outcome.property: outcome.evidence for outcome in report.failures}
+    assert name in found and all(part in found[name] for part in evidence), found
+    with pytest.raises(AssertionError, match=f"'{report.name}' violates"):
+        assert_passed(report)
 
 
 def test_honest_plugins_of_domains_pass():
