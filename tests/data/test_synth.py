@@ -109,8 +109,7 @@ def test_a_step_holds_the_rows_of_the_file(rows):
         assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
 
 
-def test_the_command_makes_a_dataset_that_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_makes_a_dataset_that_runs(tmp_path, capsys):
     assert main("data synth tiny-1 --users 60 --items 80 --interactions-per-user 12 --blocks 2".split()) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = read(tmp_path / "data/tiny-1/tiny-1.inter")
@@ -133,8 +132,7 @@ def test_the_command_makes_a_dataset_that_runs(tmp_path, monkeypatch, capsys):
     ("x --interactions-per-user nan", "--interactions-per-user: found nan"),
     ("x --drift 1.5", "--drift: found 1.5, accepted: 0 to 1"), ("x --base-share 0", "--base-share: found 0"),
     ("x --exponent -1", "--exponent: found -1"), ("x --activity inf", "--activity: found inf")])
-def test_bad_input(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input(words, message, tmp_path, capsys):
     try:
         status = main(["data", "synth", *words.split()])
     except SystemExit as stopped:
@@ -143,8 +141,7 @@ def test_bad_input(words, message, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_dataset_is_kept_unless_forced(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_existing_dataset_is_kept_unless_forced(tmp_path, capsys):
     command = ["data", "synth", "x", "--users", "5", "--items", "20", "--interactions-per-user", "3"]
     assert main(command) == 0
     before = (tmp_path / "data/x/x.inter").read_bytes()
