@@ -141,7 +141,7 @@ def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, lef
     notes = sensitivity_table.notes(measured, range(args.seeds), left_out)
     method, backbone, dataset = map(label, names)
     drawn = sensitivity_table.figure(measured, called, against,
-                                     f"{method} on {backbone}, {dataset}: one setting changed")
+                                     f"{method} on {backbone}, {dataset}: settings read otherwise")
     file = "-".join(("sensitivity", *names, metric)).replace("@", "").replace(":", "-")
     written = save_figure(file, drawn, args.out, args.format)
     for kind, text in (("md", sensitivity_table.markdown(measured, called, against, notes)),
