@@ -20,7 +20,6 @@ import torch
 from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Ragged, Step
-from fedcl_bench.data.synth import all_interactions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation import round as rounds, server
@@ -264,16 +263,6 @@ def stream_of(registry, dataset, backbone="sasrec", data_dir=None, **settings):
     """The configuration of a run of FT and its stream."""
     config = make_config(registry, "ft", backbone, dataset, overrides=[("test", settings)], data_dir=data_dir)
     return config, load_stream(config.source, config.stream)
-
-
-def step_of(world):
-    """All interactions of a synthetic world as the training data of one step."""
-    lengths, values = [], []
-    for users, rows in all_interactions(world):
-        lengths += np.bincount(rows["user"] - users.start, minlength=len(users)).tolist()
-        values.append(torch.from_numpy(rows["item"].copy()))
-    indptr = torch.tensor([0, *lengths]).cumsum(0)
-    return one_step(Ragged(indptr, torch.cat(values)), world.items)
 
 
 def lay_shop(name, seed, users, items, texts=False):

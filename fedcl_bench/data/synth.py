@@ -33,6 +33,7 @@ from ..core.errors import UserError
 from ..core.files import folder_beside
 from ..core.parallel import in_order, workers
 from .settings import StreamSettings
+from .stream import Ragged, Step
 
 FACTORS = 4  # length f of the vectors of tastes and properties
 LATE = 0.5  # share of the users who are not there from the beginning
@@ -209,6 +210,18 @@ def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator
     groups = [range(start, min(start + size, world.users)) for start in range(0, world.users, size)]
     with workers():
         yield from zip(groups, in_order(partial(interactions, world, items), groups, torch.device("cpu")))
+
+
+def step_of(world: World) -> Step:
+    """All interactions of a world as the training data of one step, in memory (16 bytes each while it is made)."""
+    lengths, values = [], []
+    for users, rows in all_interactions(world):
+        lengths.append(np.bincount(rows["user"] - users.start, minlength=len(users)))
+        values.append(rows["item"])
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    train = Ragged(torch.from_numpy(indptr), torch.from_numpy(np.concatenate(values)))
+    none = Ragged(torch.zeros_like(train.indptr), train.values[:0])
+    return Step(0, world.users, world.items, 0, 0, len(train.values), train, none, none)
 
 
 def _require_room(world: World, path: Path) -> None:

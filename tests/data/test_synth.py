@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import step_of
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedcl_bench import rng
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.synth import FACTORS, SPAN, START, World, activity, catalogue, write
+from fedcl_bench.data.synth import FACTORS, SPAN, START, World, activity, catalogue, step_of, write
 from fedcl_bench.core.errors import UserError
 
 WORLD = World(400, 300, per_user=20.0, seed=3)
