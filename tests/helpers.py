@@ -19,7 +19,7 @@ import torch
 
 from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.stream import Ragged, Step
+from fedcl_bench.data.stream import Step
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation import round as rounds, server
