@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,14 +18,13 @@ from ..core.text import JOIN
 from ..experiments.papers import Key, figure_specs
 from ..records.run import Run
 from ..records.store import one_protocol
-from ..runs.registry import Registry
-from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text
+from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import TooFew
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from . import draw, frame
 from .comparison import over_grid
 from .draw import Look, Panel, SettingPanel
-from .selection import DAGGER, Source, checked_spec, command_for, failure, grid_command, matching
+from .selection import DAGGER, Source, checked_spec, command_for, find, grid_command
 from .tables import Table, build
 
 Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # what a row is called to its method and settings of its own
@@ -34,28 +33,16 @@ Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to ro
 
 @dataclass(frozen=True)
 class FigureJob:
-    """What is to be drawn from which runs.
-
-    Attributes:
-        changes: settings of ``--set``.
-        tuned: where the tuned settings are that the runs have, or None.
-        where: folders of the command's options.
-        failed: the content of ``run.json`` of runs that failed.
-    """
+    """What is to be drawn from which runs; the settings of ``source`` lie below those that a figure's runs have."""
 
     paper: ModuleType
     paper_name: str
-    registry: Registry
-    runs: list[Run]
+    source: Source
     records: Path
-    tuned: Tuned | None
-    changes: dict[str, str]
     methods: list[str]
     backbones: list[str]
     datasets: list[str]
     metric: str
-    where: Where = Where()
-    failed: Sequence[Mapping[str, Any]] = ()
 
     def label(self, name: str) -> str:
         """A dataset, backbone, method or metric as the paper calls it."""
@@ -63,20 +50,22 @@ class FigureJob:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        return draw.looks({name: self.label(name) + (DAGGER if self.registry.reimplemented(name) else "")
-                              for name in self.registry.names("method")})
+        registry = self.source.registry
+        return draw.looks({name: self.label(name) + DAGGER * registry.reimplemented(name)
+                           for name in registry.names("method")})
 
-    def spec(self, method: str, backbone: str, dataset: str, settings: Mapping[str, Any] = {}) -> RunSpec | None:
-        """The spec of a cell; None if tuned settings are asked for and it was never tuned."""
-        if self.tuned and not self.tuned.file(method, backbone, dataset).is_file():
-            return None
-        return checked_spec(self.registry, RunSpec(method, backbone, dataset, tuple(settings.items())), self.changes,
-                            self.tuned)
+    def find(self, spec: RunSpec) -> tuple[RunSpec, list[Run], str]:
+        """The spec of a cell with all its settings, its runs sorted by seed, and why there are none.
 
-    def find(self, method: str, backbone: str, dataset: str, settings: Mapping[str, Any] = {}) -> list[Run]:
-        """The runs of a cell, sorted by seed."""
-        spec = self.spec(method, backbone, dataset, settings)
-        return matching(self.runs, self.registry, spec, self.tuned) if spec else []
+        Raises:
+            UserError: for an unknown name or setting, or a value out of its range.
+        """
+        registry, tuned, common = self.source.registry, self.source.tuned, dict(self.source.assignments)
+        if tuned and not tuned.file(spec.method, spec.backbone, spec.dataset).is_file():
+            spec = replace(spec, settings=tuple({**common, **dict(spec.settings)}.items()))
+        else:
+            spec = checked_spec(registry, spec, common, tuned)
+        return spec, *find(replace(self.source, assignments=()), spec)
 
     @cached_property
     def gathered(self) -> tuple[Cells, list[str]]:
@@ -106,31 +95,30 @@ class FigureJob:
         notes: list[str] = []
         missing: list[RunSpec] = []
         for dataset, backbone in product(self.datasets, self.backbones):
-            cell = cells[dataset, backbone] = {row: self.find(method, backbone, dataset, settings)
-                                               for row, (method, settings) in rows.items()}
+            found = {row: self.find(RunSpec(method, backbone, dataset, tuple(settings.items())))
+                     for row, (method, settings) in rows.items()}
+            cell = cells[dataset, backbone] = {row: runs for row, (_, runs, _) in found.items()}
             frame.same_tests(_all(cell), "figures")
             if len(seeds := {_seeds(runs): self.label(row) for row, runs in cell.items() if runs}) > 1:
                 notes.append(f"different seeds on {backbone}, {dataset}: "
                              + "; ".join(f"{row} {text}" for text, row in seeds.items()))
             absent = []
-            for row in (row for row, runs in cell.items() if not runs):
-                method, settings = rows[row]
-                spec = self.spec(method, backbone, dataset, settings)
-                if spec and (reason := failure(self.failed, self.registry, spec, self.tuned)):
+            for row, (spec, runs, reason) in found.items():
+                if reason.startswith("failed"):
                     notes.append(f"{row} on {backbone}, {dataset} {reason}: left empty")
-                    continue
-                absent.append(row if row in self.methods else self.label(row))
-                missing.append(spec or RunSpec(method, backbone, dataset, (*self.changes.items(), *settings.items())))
+                elif not runs:
+                    absent.append(row if row in self.methods else self.label(row))
+                    missing.append(spec)
             if absent:
                 notes.append(f"no records of {', '.join(absent)} on {backbone}, {dataset}: left empty")
         if missing:
-            notes.append(f"make them with: {command_for(missing, self.tuned, self.where)}")
+            notes.append(f"make them with: {command_for(missing, self.source.tuned, self.source.where)}")
         return cells, notes
 
     def command(self, figure: str, datasets: list[str], *options: str) -> str:
         """The command that makes the runs of the paper's figure."""
         words = ("--paper", self.paper_name, "--figure", figure, "--datasets", ",".join(datasets), *options)
-        return grid_command(words, self.changes.items(), self.tuned, self.where)
+        return grid_command(words, self.source.assignments, self.source.tuned, self.source.where)
 
     def file(self, figure: str, *parts: str) -> str:
         """A file's name without its suffix."""
@@ -207,7 +195,7 @@ def _over_values(job: FigureJob, spec: RunSpec, name: str, values: set[float],
     for value in sorted(values | recorded):
         runs = []
         if value in recorded:
-            runs = job.find(spec.method, spec.backbone, spec.dataset, {name: value})
+            _, runs, _ = job.find(RunSpec(spec.method, spec.backbone, spec.dataset, ((name, value),)))
         frame.check_metric(runs, job.metric)
         points[value] = frame.over_seeds(frame.seed_averages(runs, job.metric)) if runs else None
         every += runs
@@ -221,7 +209,7 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
     Args:
         decorated: adds a second axis or a paper's claim to a panel; claim: that one in words.
     """
-    method = job.paper.OURS
+    method, source = job.paper.OURS, job.source
     wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
     for spec in figure_specs(job.paper_name, [figure]):
         (name, value), = spec.settings
@@ -229,12 +217,12 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
     settings = list(next(iter(wanted.values())))
     drawn, notes = False, []
     for dataset, backbone in product(job.datasets, job.backbones):
-        spec = job.spec(method, backbone, dataset)
-        if spec is None:
+        spec, _, reason = job.find(RunSpec(method, backbone, dataset))
+        if reason.startswith("not tuned"):
             continue
-        chosen = expected_settings(job.registry, spec, job.tuned)
+        chosen = expected_settings(source.registry, spec, source.tuned)
         varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-        recorded = frame.variations(job.runs, chosen, spec, varying)
+        recorded = frame.variations(source.runs, chosen, spec, varying)
         varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
         panels, every = [], []
         for name in varying:
@@ -379,11 +367,9 @@ def _noise(job: FigureJob) -> Drawn:
 
 def _of_table(number: int, job: FigureJob) -> Drawn:
     """A table of FFMSR as a figure, a line each, as far as there are records of the job's datasets and backbones."""
-    source = Source(job.runs, job.registry, job.tuned, tuple(job.changes.items()), lambda dataset: {}, job.where,
-                    job.failed)
     drawn = False
     for dataset in job.datasets:
-        built = build(job.paper_name, job.paper.TABLES[number], source, [dataset], job.backbones)
+        built = build(job.paper_name, job.paper.TABLES[number], job.source, [dataset], job.backbones)
         cells = {cell.key: cell for cell in built.cells()} if built else {}
         if built is None or not any(cell.mean is not None for cell in cells.values()):
             continue
@@ -399,15 +385,15 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
             best = [value.mean for label in strong if (value := ours.get(label))]
             panels.append(Panel(name, job.label(job.metric), ours, best[0] if best else None))
         drawn = True
-        yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, _title(job, built, dataset, source))
+        yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, _title(job, built, dataset))
     if not drawn:
         raise Skip(f"no records of its runs.\nMake them with: "
                    f"{job.command(str(number), job.datasets).replace('--figure', '--table')}")
 
 
-def _title(job: FigureJob, built: Table, dataset: str, source: Source) -> str:
+def _title(job: FigureJob, built: Table, dataset: str) -> str:
     seeds = {cell.seeds for cell in built.cells() if cell.seeds}
-    users = source.pilot_users
+    users = job.source.pilot_users
     return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset),
                       *([f"pilot of {users:,} users of each domain"] if users else []),
                       f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])

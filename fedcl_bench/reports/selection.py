@@ -37,9 +37,9 @@ class Source:
 
     runs: Sequence[Run]
     registry: Registry
-    tuned: Tuned | None
-    assignments: tuple[tuple[str, Any], ...]
-    statistics: Callable[[str], Mapping[str, list]]
+    tuned: Tuned | None = None
+    assignments: tuple[tuple[str, Any], ...] = ()
+    statistics: Callable[[str], Mapping[str, list]] | None = None
     where: Where = Where()
     failed: Sequence[Mapping[str, Any]] = ()
 

@@ -37,7 +37,7 @@ def folder(registry, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(folder, registry):
-    return Source(load_runs(folder), registry, None, (), lambda dataset: {})
+    return Source(load_runs(folder), registry)
 
 
 @pytest.fixture(scope="module")

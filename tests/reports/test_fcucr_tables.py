@@ -25,7 +25,7 @@ loaded = cache(load_runs)
 
 
 def table(number, folder, registry, assignments=(), datasets=("xing",), **only):
-    source = Source(loaded(folder), registry, None, tuple(assignments), None)
+    source = Source(loaded(folder), registry, None, tuple(assignments))
     return build("fcucr", fcucr.TABLES[number], source, datasets, **only)
 
 
@@ -155,7 +155,7 @@ def test_records_with_blocks(registry, tmp_path):
     fabricate_sessions(tmp_path, registry, of("ft"), 0, 0.2)
     (run,) = load_runs(tmp_path)
     run.meta["metrics"]["ndcg@10"]["per_block"] = [0.1] * 4
-    built = build("fcucr", fcucr.TABLES[2], Source([run], registry, None, (), None), ["xing"], ["sasrec"])
+    built = build("fcucr", fcucr.TABLES[2], Source([run], registry), ["xing"], ["sasrec"])
     assert cell(built, "ft").mean == pytest.approx(0.2)
     assert cell(built, "ft", "ndcg@10").missing == "its record has 4 blocks, the table is of runs without blocks"
 

@@ -32,7 +32,7 @@ def pilots(registry, tmp_path_factory):
         small = {"rounds": 2, "dim": 4, "topk": [3], "valid_metric": "recall@3", "pilot_users": 10, "pilot_core": 1}
         for topology, seeds in (("local", 2), ("central", 1)):
             fb.run("ft", "sasrec", "books+games", seeds=seeds, topology=topology, progress=False, **small)
-        yield Source(load_runs(folder / "results"), registry, None, tuple(small.items()), lambda dataset: {})
+        yield Source(load_runs(folder / "results"), registry, None, tuple(small.items()))
 
 
 def table_of_pilots(number, rows=("topology=local", "topology=central", "topology=federated")):
@@ -98,9 +98,7 @@ def test_lines_across_backbones_are_tested_by_every_metric(pilots):
 
 def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
     monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4))
-    settings = {name: str(value).strip("[]") for name, value in pilots.assignments}
-    job = FigureJob(ffmsr, "ffmsr", pilots.registry, list(pilots.runs), Path("results"), None, settings, ["ft"],
-                    ["sasrec"], ["books+games"], "recall@3")
+    job = FigureJob(ffmsr, "ffmsr", pilots, Path("results"), ["ft"], ["sasrec"], ["books+games"], "recall@3")
     ((name, figure),) = MAKERS["ffmsr"]["4"](job)
     assert name == "table4-books+games-recall3"
     title = " ".join(figure.legends[0].get_title().get_text().split())

@@ -41,7 +41,7 @@ def sessions(tmp_path_factory):
 
 
 def source_of(runs, registry, settings=SMALL):
-    return Source(runs, registry, None, settings, lambda dataset: {})
+    return Source(runs, registry, None, settings)
 
 
 def means(runs, group, metric):

@@ -75,7 +75,7 @@ def test_own_names_with_special_characters_fit_their_page(registry, tmp_path):
     records = tmp_path / "results"
     for seed in range(2):
         fabricate(records, registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.1))
-    source = Source(load_runs(records), registry, None, (), lambda dataset: {})
+    source = Source(load_runs(records), registry)
     built = build_any(Layout(methods=("ft", "kd"), metrics=("ndcg@20",)), source)
     (panel,) = built.panels
     labels = ("my_method 50% #1 & {best} ~ ^ \\ $x$ <b> | λ=0.1 ± ≤ ≥ é", "a very long name of a method " * 6)

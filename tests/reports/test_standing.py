@@ -109,7 +109,7 @@ def source(registry, tmp_path_factory):
         for seed in range(3):
             fabricate(folder, registry, RunSpec(method, backbone, "ml-100k"), seed,
                       level(mean, gap=0.001, noise=method == "kd"))
-    return Source(load_runs(folder), registry, None, (), lambda dataset: {})
+    return Source(load_runs(folder), registry)
 
 
 def judged(source, number=2):

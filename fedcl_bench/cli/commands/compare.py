@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
     specs = [spec for row in cells.values() for spec in row.values()]
     recorded, failed = load_all(args.records, left_out())
-    runs_of = find_all(Source(recorded, registry, tuned, (), lambda dataset: {}, where, failed), specs, args.records)
+    runs_of = find_all(Source(recorded, registry, tuned, where=where, failed=failed), specs, args.records)
     say_tuned(tuned, specs)
     runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}
     # The rows of a grid may have different numbers of blocks.

@@ -70,7 +70,7 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
     from ...reports.paper_figures import MAKERS, FigureJob
-    from ...reports.selection import FOOTNOTE
+    from ...reports.selection import FOOTNOTE, Source
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
     from ...records.store import load_all
@@ -88,9 +88,10 @@ def run(args: argparse.Namespace) -> int:
     for method in methods:
         registry.get("method", method)
     tuned = tuned_of(args)
-    job = FigureJob(paper, args.paper, registry, runs, args.records, tuned,
-              settings_of(args), methods, _present("backbone", args.backbones, paper, runs),
-              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where_of(args), failed)
+    source = Source(runs, registry, tuned, tuple(settings_of(args).items()), where=where_of(args), failed=failed)
+    job = FigureJob(paper, args.paper, source, args.records, methods,
+                    _present("backbone", args.backbones, paper, runs),
+                    _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC)
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:
