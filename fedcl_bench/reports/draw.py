@@ -323,7 +323,7 @@ def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str
         axes.set_ylabel("trained up to block")
     figure.supxlabel("tested on block")
     figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, aspect=18, label=metric, ticks=MaxNLocator(4))
-    _legend(figure, title, [], ", ".join(look[name].label for name in matrices.keys() - there))
+    _legend(figure, title, [], ", ".join(look[name].label for name in matrices if name not in there))
     return figure
 
 
