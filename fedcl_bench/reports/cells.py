@@ -119,6 +119,7 @@ class Filling:
         ours: the paper's own method; empty where there is none.
         printed: the paper's numbers; contradictions: cell to how its number contradicts another one.
         cells: all, in the order of the table's keys. runs: those of every line.
+        tests: sentences on how cells were tested.
     """
 
     table: PaperTable
@@ -129,6 +130,7 @@ class Filling:
     contradictions: Mapping[Key, str] = field(default_factory=dict)
     cells: dict[Key, Cell] = field(init=False)
     runs: dict[Place, list[Run]] = field(default_factory=dict)
+    tests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # A pilot's numbers do not compare with the paper's.
@@ -148,19 +150,3 @@ class Filling:
     def label(self, name: str) -> str:
         """What a row, backbone, dataset, metric or column is called, with a dagger at re-implementations."""
         return self.names(name) + DAGGER * (name in self.daggers)
-
-    def leading(self, dataset: str, backbone: str) -> dict[str, Cell]:
-        """Row to the cell by which the paper's methods on a backbone are compared (``PaperTable.lead``)."""
-        lead, rows = self.table.lead, [row for row in self.table.rows if row not in self.table.added]
-        keys = {row: Key(dataset, backbone, row, lead.metric, lead.column) for row in rows}
-        return {row: self.cells[key] for row, key in keys.items() if key in self.cells}
-
-    def across(self, dataset: str) -> tuple[str, list[Cell]]:
-        """The backbone on which the paper's method is best (empty without a record), and the cells, in the leading
-        column, of lines on backbones that it is not on."""
-        lead, here = self.table.lead, [cell for key, cell in self.cells.items() if key.dataset == dataset
-                                       and key.column == self.table.lead.column and cell.mean is not None]
-        mine = [cell for cell in here if (cell.key.row, cell.key.metric) == (self.ours, lead.metric)]
-        taken = {key.backbone for key in self.cells if key.row == self.ours}
-        others = [cell for cell in here if cell.key.backbone not in taken and cell.key.metric not in COSTS]
-        return max(mine, key=lambda cell: cell.mean).key.backbone if mine else "", others if mine else []

@@ -45,9 +45,7 @@ def notes(filling: Filling) -> Iterator[str]:
     if any(cell.is_reference for cell in filling.cells.values()):
         yield (f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with its "
                f"settings the method is FT in effect.")
-    if table.lead:
-        yield from _tests(filling)
-        yield from _tests_across(filling)
+    yield from filling.tests
 
 
 def footnotes(filling: Filling) -> Iterator[tuple[str, str]]:
@@ -77,43 +75,6 @@ def _seeds(filling: Filling) -> Iterator[str]:
             others.setdefault(cell.seeds, {})[_line(filling, key) + " (change)" * (key.column == "change")] = None
     for seeds, names in others.items():
         yield f"Other seeds ({seed_text(seeds)}): {'; '.join(names)}."
-
-
-def _tests(filling: Filling) -> Iterator[str]:
-    """The p of tests where the table wants them, and which tests could not be made, or not against every baseline that
-    the paper has a number for."""
-    table, label = filling.table, filling.label
-    for dataset, backbone in product(table.datasets, table.backbones):
-        here = filling.leading(dataset, backbone)
-        if filling.ours not in here:
-            continue
-        mine, where = here.pop(filling.ours), f"{label(backbone)}, {label(dataset)}"
-        if table.lead.name_p and mine.p is not None:
-            tested = {metric: filling.cells[mine.key._replace(metric=metric)].p for metric in table.metrics}
-            values = "; ".join(f"{label(metric)} {p_text(p)}" for metric, p in tested.items() if p is not None)
-            yield f"p of {label(filling.ours)} on {where}: {values}."
-        absent = [label(row) for row, cell in here.items()
-                  if cell.mean is None and cell.printed and cell.printed.value is not None]
-        if mine.mean is not None and mine.p is None and here:
-            yield f"{where}: not tested; no baseline has a record, or the best shares no seed or too few users."
-        elif mine.mean is not None and absent:
-            yield f"{where}: tested against the best of the baselines with records (without {', '.join(absent)})."
-
-
-def _tests_across(filling: Filling) -> Iterator[str]:
-    """The p of the paper's best line against those on other backbones."""
-    label = filling.label
-    for dataset in () if filling.table.panels else filling.table.datasets:
-        best, others = filling.across(dataset)
-        lines: dict[str, list[str]] = {}
-        for cell in others:
-            if cell.p is not None:
-                lines.setdefault(f"{label(cell.key.row)} on {label(cell.key.backbone)}", []).append(
-                    f"{label(cell.key.metric)} {p_text(cell.p)}")
-        if lines:
-            each = "; ".join(f"{name}: {', '.join(values)}" for name, values in lines.items())
-            yield (f"p of {label(filling.ours)} on {label(best)}, its best line by {label(filling.table.lead.metric)} "
-                   f"on {label(dataset)}, against lines on other backbones, two-sided. {each}.")
 
 
 def _interval_key(cell: Cell) -> tuple[bool, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -236,24 +236,59 @@ def _mark_reference(filling: Filling) -> None:
                 cell.is_reference |= key[:3] == place and key.column in columns and cell.mean is not None
 
 
-def _test_lead(filling: Filling) -> None:
+def _test_lead(filling: Filling) -> Iterator[str]:
     """Set stars by the paper's rule: its own method against the best baseline on the backbone, each metric tested on
-    its own. Where lines of all backbones are compared, also test its best line against those on other backbones."""
-    table, runs = filling.table, filling.runs
+    its own. Yields the p where the table wants it, and which tests could not be made, or not against every baseline
+    that the paper has a number for."""
+    table, runs, label = filling.table, filling.runs, filling.label
     for dataset, backbone in product(table.datasets, table.backbones):
-        baselines = {row: cell.mean for row, cell in filling.leading(dataset, backbone).items()
-                     if row != filling.ours and cell.mean is not None}
-        mine = runs.get((dataset, backbone, filling.ours))
-        for metric in table.metrics if mine and baselines else ():
-            best = max(baselines, key=baselines.get)
-            if metric not in COSTS and (test := user_test(mine, runs[dataset, backbone, best], metric)):
-                cell = filling.cells[Key(dataset, backbone, filling.ours, metric, table.lead.column)]
+        baselines = {key.row: cell for key, cell in filling.cells.items() if key.row not in table.added
+                     and (key[:2], key[3:]) == ((dataset, backbone), (table.lead.metric, table.lead.column))}
+        if not (mine := baselines.pop(filling.ours, None)):
+            continue
+        means = {row: cell.mean for row, cell in baselines.items() if cell.mean is not None}
+        own, tested = runs[mine.key[:3]], {}
+        for metric in table.metrics if own and means else ():
+            best = runs[dataset, backbone, max(means, key=means.get)]
+            if metric not in COSTS and (test := user_test(own, best, metric)):
+                cell = filling.cells[mine.key._replace(metric=metric)]
                 cell.p, cell.star = test.p, test.p <= STAR_LEVEL and test.difference > 0.0
-    for dataset in () if table.panels else table.datasets:
-        best, others = filling.across(dataset)
-        for cell in others:
-            if test := user_test(runs[dataset, best, filling.ours], runs[cell.key[:3]], cell.key.metric):
+                tested[metric] = test.p
+        where = f"{label(backbone)}, {label(dataset)}"
+        if table.lead.name_p and mine.p is not None:
+            values = "; ".join(f"{label(metric)} {notes.p_text(p)}" for metric, p in tested.items())
+            yield f"p of {label(filling.ours)} on {where}: {values}."
+        absent = [label(row) for row, cell in baselines.items()
+                  if cell.mean is None and cell.printed and cell.printed.value is not None]
+        if mine.mean is not None and mine.p is None and baselines:
+            yield f"{where}: not tested; no baseline has a record, or the best shares no seed or too few users."
+        elif mine.mean is not None and absent:
+            yield f"{where}: tested against the best of the baselines with records (without {', '.join(absent)})."
+
+
+def _test_across(filling: Filling) -> Iterator[str]:
+    """Test the paper's best line of a dataset against those on backbones that its method is not on; yields the p."""
+    label, lead = filling.label, filling.table.lead
+    taken = {key.backbone for key in filling.cells if key.row == filling.ours}
+    for dataset in filling.table.datasets:
+        here = [cell for key, cell in filling.cells.items() if cell.mean is not None
+                and (key.dataset, key.column) == (dataset, lead.column)]
+        mine = [cell for cell in here if (cell.key.row, cell.key.metric) == (filling.ours, lead.metric)]
+        if not mine:
+            continue
+        best = max(mine, key=lambda cell: cell.mean).key
+        lines: dict[str, list[str]] = {}
+        for cell in here:
+            key = cell.key
+            if key.backbone not in taken and key.metric not in COSTS and (
+                    test := user_test(filling.runs[best[:3]], filling.runs[key[:3]], key.metric)):
                 cell.p = test.p
+                lines.setdefault(f"{label(key.row)} on {label(key.backbone)}", []).append(
+                    f"{label(key.metric)} {notes.p_text(test.p)}")
+        if lines:
+            each = "; ".join(f"{name}: {', '.join(values)}" for name, values in lines.items())
+            yield (f"p of {label(filling.ours)} on {label(best.backbone)}, its best line by {label(lead.metric)} "
+                   f"on {label(dataset)}, against lines on other backbones, two-sided. {each}.")
 
 
 def _test_baseline(filling: Filling) -> None:
@@ -329,7 +364,9 @@ def _fill(filling: Filling, where: str) -> None:
     _count_users(filling)
     _mark_reference(filling)
     if table.lead:
-        _test_lead(filling)
+        filling.tests += _test_lead(filling)
+    if table.lead and not table.panels:
+        filling.tests += _test_across(filling)
     if table.baseline:
         _test_baseline(filling)
     if table.best:
