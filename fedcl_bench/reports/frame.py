@@ -277,8 +277,9 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     for run in runs:
         if all(run.head[kind] == getattr(spec, kind) for kind in ("method", "backbone", "dataset")):
             settings = comparable(run.head["settings"])
-            differs = {name for name in {**base, **settings} if settings.get(name) != base.get(name)}
+            # A setting that only one has is inactive in the other for another's sake.
+            differs = {name for name in base.keys() & settings.keys() if settings[name] != base[name]}
             for name in names:
-                if differs <= {name}:
+                if name in settings and differs <= {name}:
                     values_of[name].add(settings[name])
     return {name: sorted(values) for name, values in values_of.items()}
