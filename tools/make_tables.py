@@ -160,8 +160,8 @@ def f3crec_sensitivity() -> str:
         of = [tables[name].get(setting) for name in names]
         if not any(row and float(_mean(row["change"])) for row in of):
             continue
-        other = next(iter({row["other"].split(" (")[0] for row in reversed(of) if row})) if setting != "init_from" \
-            else "the other"
+        others = {re.split(r" \(|:", row["other"])[0] for row in of if row}  # without whose, or which settings
+        other = others.pop() if len(others) == 1 else "the other"
         rows.append([f"`{setting}`: {other}",
                      *(f"{_mean(row['change'])}, {_mean(row['lead_change'])}" if row else "" for row in of)])
     return markdown(["changed alone", *(BACKBONES[name] for name in names)], rows)
