@@ -37,6 +37,7 @@ def test_dropout_draws_are_those_of_the_published_generator():
 @ENCODERS
 def test_starts_are_those_of_the_released_training_script(registry, name, options):
     """Glorot's normal start of every matrix of the whole model, padding rows counted; vectors as PyTorch makes them."""
+    torch.manual_seed(0)
     backbone = build(registry, "backbone", name, layers=2, **options)
     starts = {**backbone.item_starts(N_ITEMS), **backbone.dense_starts()}
     module = single_client(name, backbone.settings, N_ITEMS)
