@@ -13,6 +13,7 @@ import re
 import sys
 from collections import Counter
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 
@@ -223,6 +224,23 @@ def fcucr_paper() -> str:
     return markdown(["line", "HR@10", "lead over FT", "p over users", "p over seeds"], rows)
 
 
+def fcucr_noise() -> str:
+    """HR@10 of FCUCR on SASRec by the standard deviation of noise on what clients receive, and on what they send."""
+    import fedcl_bench as fb
+    from fedcl_bench.experiments.papers import fcucr
+
+    rows = []
+    for setting, title in (("prototype_noise", "Gaussian, on received prototypes (code)"),
+                           ("upload_noise", "Laplace, on uploads (paper)")):
+        cells = []
+        for value in fcucr.noise_values(setting):
+            chosen = {**_FCUCR, setting: value, "init": "per_client", "patience": 0, "early_session": False}
+            results = fb.load(ROOT / "results/published/fcucr", "fcucr", "sasrec", "xing", **chosen)
+            cells.append(short(results.table().loc["hit@10"].iloc[0].partition(" ")[0], 3))
+        rows.append([title, *cells])
+    return markdown(["noise", *map(str, fcucr.NOISE)], rows)
+
+
 def fcucr_baselines() -> str:
     """HR@10 of every line of Table 2, among 100 sampled items and among all."""
     rows = []
@@ -294,8 +312,8 @@ def claims() -> str:
     page = (ROOT / "results/pages/standing.md").read_text(encoding="utf-8")
     lines = page.partition("## Claims")[2].partition("## Counts")[0].splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| paper | table"))
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 2:]
-            if line.startswith("|")][:6]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in takewhile(lambda line: line.startswith("|"), lines[head + 2:])]
     kinds = ("reproduced", "smaller", "absent", "opposite", "cannot tell")
     return markdown(["claims", "number", *kinds], [
         [f"{paper}, Table {table}", count, *(f"{user}, {seed}" for user, seed in zip(found[:5], found[5:]))]
@@ -354,7 +372,7 @@ def cost_model() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "ambiguities": ambiguities, "claims": claims, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
     "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts, "fcucr-paper": fcucr_paper,
-    "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
+    "fcucr-noise": fcucr_noise, "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
     "mergerec-pilot": mergerec_pilot, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model}
 

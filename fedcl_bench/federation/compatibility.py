@@ -132,7 +132,7 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
         whole = sequential and not backbone.positionwise
         return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
 
-    if method.needs_sequential and not sequential:
+    if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
                            f"'{backbone.name}'.",
                            "backbone", _is_positionwise)

@@ -109,14 +109,14 @@ class CrossDevice:
         f, method, sums = self.federation, self.method, update.sums
         key, users = self.key(self.step.index, progress.round), self.group.users
         model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.all_reduce)
-        model = server.aggregate(f.backbone, model, users, self.training.protection, key, self._alike(key.round))
+        model = server.aggregate(f.backbone, model, users, self.training.protection, key, self._by_weight(key.round))
         model = replace(model, public=checks.checked_aggregate(method, model.public))
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
                       uploads=update.uploads)
 
-    def _alike(self, round_: int) -> dict[float, int]:
+    def _by_weight(self, round_: int) -> dict[float, int]:
         """How many of the round's participants have each weight in the mean."""
         weights = self.weights(round_)
         if weights is None or not self.federation.server.upload_noise:

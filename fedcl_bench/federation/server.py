@@ -269,15 +269,15 @@ def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
 
 
 def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, key: DrawKey,
-              alike: Mapping[float, int] | None = None) -> Snapshot:
+              by_weight: Mapping[float, int] | None = None) -> Snapshot:
     """Upload noise, and the backbone's own server if it has one, on the mean of the uploads of ``users``.
 
     Args:
         model: after local training; with local tables if the backbone keeps them.
         protection: its noise is on every uploaded number, of item rows that a client left alone too: which ones it
             changed must not show.
-        alike: how many of the run's participants have each weight in the mean; None: those of ``users`` are all, of one
-            weight.
+        by_weight: how many of the run's participants have each weight in the mean; None: those of ``users`` are all, of
+            one weight.
     """
     if backbone.keeps_local_tables:
         tables = _uploaded_tables(model, users, protection, key)
@@ -291,7 +291,7 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
 
     def noisy(tables: Tables) -> Tables:
         return {name: table + protection.mean_noise(key, name, tuple(table.shape),
-                                                    alike or {1.0: len(users)}).to(table)
+                                                    by_weight or {1.0: len(users)}).to(table)
                 for name, table in tables.items()}
     return replace(model, public=noisy(model.public), dense=noisy(model.dense))
 

@@ -51,18 +51,18 @@ class Protection:
         draw = rng.laplace if self.mechanism == LAPLACE else rng.gaussian
         return value + draw(key, users, tuple(value.shape[1:]), self.noise).to(value)
 
-    def mean_noise(self, key: rng.DrawKey, name: str, shape: tuple[int, ...], alike: Mapping[float, int]) -> Tensor:
+    def mean_noise(self, key: rng.DrawKey, name: str, shape: tuple[int, ...], by_weight: Mapping[float, int]) -> Tensor:
         """The noise on the weighted mean of clients' tables, float64, without drawing each client's: of clients of one
         weight the sum has a law that is drawn at once.
 
         Args:
-            alike: how many clients have each weight.
+            by_weight: how many clients have each weight.
         """
         draw = rng.mean_laplace if self.mechanism == LAPLACE else rng.mean_gaussian
-        whole = sum(weight * count for weight, count in alike.items())
+        whole = sum(weight * count for weight, count in by_weight.items())
         return sum((weight * count / whole) * draw(
-            key.seed, key.step, key.round, name if len(alike) == 1 else f"{name} of weight {weight:g}", shape,
-            self.noise, count) for weight, count in alike.items())
+            key.seed, key.step, key.round, name if len(by_weight) == 1 else f"{name} of weight {weight:g}", shape,
+            self.noise, count) for weight, count in by_weight.items())
 
 
 OPEN = Protection()  # neither clipping nor noise

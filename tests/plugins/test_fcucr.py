@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from unittest.mock import patch
 
 import hypothesis.strategies as st
@@ -22,7 +23,8 @@ from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.plugin.method import Encoding
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.plugin.method import Encoding, Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.toolbox.prototypes import gaussian_epsilon, nearest
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -186,6 +188,15 @@ def test_transfer_before_training_keeps_to_clients_and_resumes(registry):
     for check in (properties.one_by_one, properties.resumes, *(check for _, check in interference.OF_PAIRS)):
         with contextlib.suppress(Inapplicable):
             assert check(pair)
+
+
+def test_uploads_before_training_are_for_sequential_backbones(registry):
+    class Early(Method):
+        name, uploads_first = "early", True
+
+    f = replace(federation(registry), backbone=build(registry, "backbone", "fedmf"), method=Early(NoSettings()))
+    with pytest.raises(UserError, match="method 'early' needs a sequential backbone .* found 'fedmf'"):
+        f.check()
 
 
 # Clients that begin on their own.
