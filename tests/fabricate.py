@@ -114,7 +114,8 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
     model = Snapshot({"item": torch.zeros(1)}, {})
     progress = Progress(step=1, trained=True, best=Best(model), curve=tuple(curve),
                         tests=((0, 0, UserScores(ids, values)),),
-                        analysis=((0, "target_probability", ids, probabilities),))
+                        analysis=((0, "target_probability", ids, probabilities),
+                                  (0, "negative_probability", ids, 1.0 - probabilities)))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
     record.finish(summary(config, progress, 1.0, False), frames(progress))

@@ -17,8 +17,8 @@ from ..core.parallel import in_order
 
 SHIFT_TOP_N = 30
 _COLUMNS = 256  # items whose changes of rank are added up at once
-TARGET = "target_probability"  # of the item to find in a session
-PER_USER = ("user_shift", TARGET)  # kinds whose ids are users; those of the others are items
+TARGET, NEGATIVE = "target_probability", "negative_probability"  # of a session's item to find, and of a sampled one
+PER_USER = ("user_shift", TARGET, NEGATIVE)  # kinds whose ids are users; those of the others are items
 Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
 
 

@@ -44,10 +44,12 @@ class SessionRanking:
     Attributes:
         scores: metrics of each user's list.
         probabilities: sigmoid of the logit of each user's item, float64, in the order of ``scores.users``.
+        negatives: the same of each user's first sampled item, which may be the item to find; None without samples.
     """
 
     scores: UserScores
     probabilities: Tensor
+    negatives: Tensor | None
 
 
 def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettings, seed: int,
@@ -123,28 +125,30 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
 
     @torch.no_grad()  # holds per thread
     def rank(users: Tensor) -> tuple[Tensor | None, ...]:
-        """Each (n, ...): items before the one to find among the candidates and among all; its probability; the list."""
+        """Each (n, ...): items before the one to find among the candidates and among all; its probability and that of
+        the first candidate; the list."""
         ids = None if candidates is None else candidates[users]
         target, wanted, others, every = logits.of(users, ids)
-        sampled, whole, items = None, None, None
+        sampled, negative, whole, items = None, None, None, None
         if ids is not None:
             # `not below` counts what is no number against the model.
             sampled = (~(others < wanted) & (ids != target)).sum(1)
+            negative = torch.sigmoid(others[:, 0].double())
         if every is not None and task.ranks_all:
             whole = (~(every < every.gather(1, target))).sum(1) - 1
             items = None if task.catalogue is None else highest(every, topk[-1])
-        return sampled, whole, torch.sigmoid(wanted.double()).squeeze(1), items
+        return sampled, whole, torch.sigmoid(wanted.double()).squeeze(1), negative, items
 
     # Scores of all items take more memory, and those of a set of vectors so many times that.
     at_once = SIZES.session_users if task.ranks_all or not sequential else 4 * SIZES.session_users
     at_once = max(1, at_once // scores_per_item(backbone))
     parts = zip(*in_order(rank, even_pieces(users, at_once), users.device))
-    sampled, whole, probabilities, items = (None if part[0] is None else torch.cat(part) for part in parts)
+    sampled, whole, probabilities, negatives, items = (None if part[0] is None else torch.cat(part) for part in parts)
     scores = {} if sampled is None else measure(task.metrics, ranked_lists(sampled, topk), topk)
     if whole is not None:
         of_all = measure(task.metrics, ranked_lists(whole, topk, items, task.catalogue), topk)
         scores |= of_all if sampled is None else {FULL + name: values for name, values in of_all.items()}
-    return SessionRanking(UserScores(users, scores, items), probabilities)
+    return SessionRanking(UserScores(users, scores, items), probabilities, negatives)
 
 
 def scores_per_item(backbone: Backbone) -> int:

@@ -16,7 +16,7 @@ from ..training.strategies import Strategy, Training
 from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
-from ..evaluation.drift import TARGET
+from ..evaluation.drift import NEGATIVE, TARGET
 from ..evaluation.metrics import NDCG, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
 from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
@@ -116,15 +116,17 @@ class SessionSteps:
         return self._rank(model, "valid", round_, [k], [metric]).scores
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
-        """The test sessions under the model of a round, the probability of each item to find, and what the lists under
-        full ranking are like."""
+        """The test sessions under the model of a round, the probabilities of each item to find and of a negative, and
+        what the lists under full ranking are like."""
         f, t = self.f, self.step.index
         catalogue = catalogue_of([self.step], model.item_vectors, f.population.all_reduce)
         ranking = self._rank(model, "test", round_, f.topk, f.metrics, catalogue)
         scores = ranking.scores
+        probabilities = {TARGET: ranking.probabilities, NEGATIVE: ranking.negatives}
         analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.all_reduce)
         return ([(t, t, UserScores(scores.users, scores.values))],
-                [(t, TARGET, scores.users, ranking.probabilities), *analysis])
+                [*((t, kind, scores.users, values) for kind, values in probabilities.items() if values is not None),
+                 *analysis])
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """The forgetting curve, if asked for: how well each client's first training session is still predicted."""

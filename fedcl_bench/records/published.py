@@ -38,7 +38,8 @@ LIMIT = 512 * 1024  # bytes of a file
 METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10", "all:hit@10", "all:ndcg@10")
 OF_EVERY_RUN = {"ndcg", "recall", "hit", "precision", "mrr"}  # of which only those above are kept
 OF_DOMAINS = {"recall", "ndcg"}  # of FFMSR's tables
-KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability")  # files hold their places in this order
+# Files hold their places in this order.
+KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability", "negative_probability")
 _PER_ITEM = ("item_phi", "item_rank_change")
 _KEYS = ("trained_block", "tested_block", "user")
 _DIGITS = 4  # of seconds; finer is noise that does not compress

@@ -395,24 +395,20 @@ def _draw_curve(axes, curve: Curve, name: str, style: Look, z: int) -> None:
 
 
 @styled
-def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: Mapping[str, Look],
+def user_histograms(rows: Sequence[Sequence[tuple[str, Mapping[str, Histogram]]]], look: Mapping[str, Look],
                     axis: str) -> Figure:
-    """FCUCR's Figure 2b and c: the share of the users in each range of a value, one variant over the other.
+    """FCUCR's Figure 2b and c: the share of the users in each range of some values.
 
     Args:
-        panels: title to variant to its histogram; None where there is no record. The first is filled, the others are
+        rows: of panels: title, and histogram by value, none without a record. The first is filled, the others are
             outlines; vertical lines are the means.
-        axis: what the value is.
+        axis: what the values are.
     """
-    figure, grid = _grid(1, len(panels), 2.0, sharey=True)
-    top = max(float(histogram.share.max()) for variants in panels.values() for histogram in variants.values()
-              if histogram)
-    for axes, (title, variants) in zip(grid[0], panels.items()):
+    figure, grid = _grid(len(rows), max(map(len, rows)), 0.4 + 1.6 * len(rows), sharey=True, sharex=True)
+    top = max(float(histogram.share.max()) for row in rows for _, values in row for histogram in values.values())
+    for axes, (title, values) in _panels(grid, rows):
         handles = []
-        for i, (name, histogram) in enumerate(variants.items()):
-            if histogram is None:
-                handles.append(_key(f"{look[name].label}: no record", linestyle=""))
-                continue
+        for i, (name, histogram) in enumerate(values.items()):
             line = dict(color=look[name].color, linestyle=look[name].line)
             if i == 0:
                 axes.stairs(histogram.share, histogram.edges, fill=True, color=look[name].color, alpha=0.3)
@@ -421,10 +417,12 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
                       **line)
             deviation = f" ± {histogram.mean.deviation:.3f}" if histogram.mean.n > 1 else ""
             handles.append(_key(f"{look[name].label}: mean {histogram.mean.mean:.3f}{deviation}", **line))
-        axes.set(title=title, xlabel=axis, ylim=(0.0, top * (1.1 + 0.14 * len(handles))))
+        axes.set(title=title, ylim=(0.0, top * (1.1 + 0.14 * len(look))))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.legend(handles=handles, loc="upper center", handlelength=2.4, borderaxespad=0.1)
-    grid[0, 0].set_ylabel("share of the users")
+        axes.legend(handles=handles or [_key("no record", linestyle="")], loc="upper center", handlelength=2.4,
+                    borderaxespad=0.1)
+    figure.supxlabel(axis)
+    figure.supylabel("share of the users")
     return figure
 
 

@@ -84,8 +84,11 @@ class FigureJob:
                             + "".join(f"\n{_capital(note)}" for note in notes[-1:]))
         return cells, notes
 
-    def gather(self, rows: Rows) -> tuple[Cells, list[str]]:
+    def gather(self, rows: Rows, backbones: list[str] | None = None) -> tuple[Cells, list[str]]:
         """The runs of every dataset and backbone, none where there is no record; each is one comparable set.
+
+        Args:
+            backbones: None: the job's.
 
         Returns:
             Them, and sentences on what is missing, and on cells whose rows have different seeds. If runs are to be
@@ -94,7 +97,7 @@ class FigureJob:
         cells: Cells = {}
         notes: list[str] = []
         missing: list[RunSpec] = []
-        for dataset, backbone in product(self.datasets, self.backbones):
+        for dataset, backbone in product(self.datasets, self.backbones if backbones is None else backbones):
             found = {row: self.find(RunSpec(method, backbone, dataset, tuple(settings.items())))
                      for row, (method, settings) in rows.items()}
             cell = cells[dataset, backbone] = {row: runs for row, (_, runs, _) in found.items()}
@@ -301,26 +304,8 @@ def _ranks(job: FigureJob) -> Drawn:
     yield job.file("cd"), draw.critical_difference_diagram(labels, test, title)
 
 
-def _by_dataset(job: FigureJob, rows: Rows,
-                measure: Callable[[list[Run]], Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What ``measure`` makes of the runs of rows of FCUCR's Figure 2: dataset to panel to row, None without runs; and
-    sentences on what is missing.
-
-    Raises:
-        Skip: if no row has a record anywhere.
-    """
-    cells, notes = job.gather(rows)
-    panels: dict[str, dict[str, Any]] = {}
-    for (dataset, backbone), cell in cells.items():
-        if any(cell.values()):
-            panels.setdefault(dataset, {})[f"{job.label(backbone)}, {job.label(dataset)}"] = {
-                row: measure(runs) if runs else None for row, runs in cell.items()}
-    if not panels:
-        raise Skip("\n".join(["no records of its runs.", *map(_capital, notes[-1:])]))
-    return panels, notes
-
-
 def _early(job: FigureJob) -> Drawn:
+    """FCUCR's Figure 2a: a metric of each client's first training session, round by round."""
     column = f"early_{job.metric}"
 
     def curve(runs: list[Run]) -> frame.Curve:
@@ -329,26 +314,52 @@ def _early(job: FigureJob) -> Drawn:
                 raise Skip(f"the record {run.hash[:12]} has no column {column}; "
                            f"other metrics: --metric hit@10, ndcg@10")
         return frame.validation_curves(runs, column)[0]
-    by_dataset, notes = _by_dataset(job, {method: (method, {"early_session": True}) for method in job.methods}, curve)
+
+    cells, notes = {}, []
+    for backbone in job.backbones:
+        lines = {method: (method, dict(spec.settings)) for method, spec in job.paper.early_rows(backbone).items()
+                 if method in job.methods}
+        found, missing = job.gather(lines, [backbone]) if lines else ({}, [])
+        cells |= found
+        notes += missing
+    _require_records(cells, notes)
     yield from notes
-    for dataset, panels in by_dataset.items():
-        yield (job.file("early", dataset),
-               draw.round_curves(panels, job.looks, f"{job.label(job.metric)}, first session",
-                                 "mean ± std over seeds; marker: mean best round"))
+    for dataset in job.datasets:
+        panels = {f"{job.label(backbone)}, {job.label(dataset)}":
+                  {row: curve(runs) if runs else None for row, runs in cell.items()}
+                  for (of, backbone), cell in cells.items() if of == dataset and any(cell.values())}
+        if panels:
+            yield (job.file("early", dataset),
+                   draw.round_curves(panels, job.looks, f"{job.label(job.metric)}, first session",
+                                     "mean ± std over seeds; marker: mean best round"))
 
 
-PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test target's logit, per user
+def _require_records(cells: Cells, notes: list[str]) -> None:
+    """Raises Skip if no row of a figure has a record anywhere."""
+    if not _all(*cells.values()):
+        raise Skip("\n".join(["no records of its runs.", *map(_capital, notes[-1:])]))
+
+
+# What records hold per user: the sigmoid of the logits of the test session's target and of a sampled item.
+PROBABILITIES = {"target_probability": Look("target", "#0072B2", line="-"),
+                 "negative_probability": Look("sampled item", "#D55E00", line="--")}
 _EDGES = np.linspace(0.0, 1.0, 21)
 
 
 def _probability(job: FigureJob) -> Drawn:
-    ours = job.paper.OURS
-    rows = {row: (ours, dict(job.paper.row_spec(row, "", "").settings)) for row in job.paper.TRANSFER}
-    look = {row: Look(job.label(row), line="--") for row in rows} | {ours: replace(job.looks[ours], line="-")}
-    by_dataset, notes = _by_dataset(job, rows, lambda runs: frame.user_histogram(runs, PROBABILITY, _EDGES))
+    """FCUCR's Figure 2b and c."""
+    ours = {row: job.paper.row_spec(row, "", "") for row in job.paper.TRANSFER}
+    cells, notes = job.gather({row: (spec.method, dict(spec.settings)) for row, spec in ours.items()})
+    _require_records(cells, notes)
     yield from notes
-    for dataset, panels in by_dataset.items():
-        yield f"probability-{dataset}", draw.user_histograms(panels, look, "predicted probability of the test target")
+    for dataset in job.datasets:
+        rows = [[(f"{job.label(backbone)}, {job.label(row)}",
+                  {kind: frame.user_histogram(runs, kind, _EDGES) for kind in PROBABILITIES} if runs else {})
+                 for row, runs in cell.items()]
+                for (of, backbone), cell in cells.items() if of == dataset and any(cell.values())]
+        if rows:
+            yield (f"probability-{dataset}",
+                   draw.user_histograms(rows, PROBABILITIES, "predicted probability of a test session's items"))
 
 
 def _noise(job: FigureJob) -> Drawn:

@@ -82,18 +82,21 @@ def test_early_curves_are_those_of_the_records(drawn):
 
 def test_histograms_are_those_of_the_records(drawn):
     found, out = drawn("--figure", "2bc")
-    gru, sasrec = found["probability-xing"].axes
-    (ours,) = artists(sasrec, "share:fcucr")
+    gru, *_, sasrec, without, alone = found["probability-xing"].axes
     values = [0.6 + 0.1 * seed + np.linspace(-0.1, 0.1, USERS) for seed in (0, 1)]
-    expected = np.mean([np.histogram(v, np.linspace(0.0, 1.0, 21))[0] / USERS for v in values], axis=0)
-    shares, edges, _ = ours.get_data()
-    assert shares == pytest.approx(expected) and edges == pytest.approx(np.linspace(0.0, 1.0, 21))
-    (mean,) = artists(sasrec, "mean:fcucr")
+    for kind, of_seeds in (("target", values), ("negative", [1.0 - v for v in values])):
+        (share,) = artists(sasrec, f"share:{kind}_probability")
+        expected = np.mean([np.histogram(v, np.linspace(0.0, 1.0, 21))[0] / USERS for v in of_seeds], axis=0)
+        shares, edges, _ = share.get_data()
+        assert shares == pytest.approx(expected) and edges == pytest.approx(np.linspace(0.0, 1.0, 21))
+    (mean,) = artists(sasrec, "mean:target_probability")
     assert mean.get_xdata() == pytest.approx([0.65, 0.65])
-    labels = [text.get_text() for text in sasrec.get_legend().get_texts()]
-    assert labels == ["FCUCR: mean 0.650 ± 0.071", "w/o IUPR: mean 0.500 ± 0.000"]
-    assert [text.get_text() for text in gru.get_legend().get_texts()] == ["FCUCR: mean 0.700", "w/o IUPR: no record"]
-    assert "no records of w/o IUPR on gru4rec, xing: left empty" in out
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (sasrec, without, alone, gru)]
+    assert labels == [["target: mean 0.650 ± 0.071", "sampled item: mean 0.350 ± 0.071"],
+                      ["target: mean 0.500 ± 0.000", "sampled item: mean 0.500 ± 0.000"], ["no record"],
+                      ["target: mean 0.700", "sampled item: mean 0.300"]]
+    assert [axes.get_title() for axes in (without, alone)] == ["SASRec, w/o IUPR", "SASRec, FedAvg"]
+    assert "no records of w/o IUPR, ft on gru4rec, xing: left empty" in out
     assert "grid --methods fcucr --backbones gru4rec --datasets xing --seeds 5 --set without=iupr" in out
 
 

@@ -6,6 +6,7 @@ each user's target among 100 sampled items; what it prints nothing for, full ran
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ BACKBONES = {"gru4rec": "GRU4Rec", "sasrec": "SASRec", "tisasrec": "TiSASRec"}  
 STATIC = {"pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 WHOLE_SESSIONS = {"dmi-gnn": "DMI-GNN", "hearint": "HearInt", "miasrec": "MiaSRec"}
 BCE = "loss=bce"  # the row of a baseline that was trained as FCUCR trains its backbones
-TRANSFER = ("fcucr", "without=iupr")  # with and without prototype transfer, for Figure 2b and c
+TRANSFER = ("fcucr", "without=iupr", "ft")  # with and without prototype transfer, for Figure 2b and c
 METHODS = {"ft": "FedAvg", "fcucr": "FCUCR"}
 WINDOWS = (1, 2, 3, 5)  # rounds; FCUCR itself keeps all
 INTERVALS = (2, 3, 4, 5)  # rounds; FCUCR itself transfers in every one
@@ -115,9 +116,16 @@ def inconsistencies() -> dict[tuple[int, Key], str]:
     return {}
 
 
+def early_rows(backbone: str) -> dict[str, RunSpec]:
+    """The lines of Figure 2a on a backbone, by method; backbones of whole sessions have their baseline alone."""
+    rows = (BCE,) if backbone in WHOLE_SESSIONS else tuple(METHODS)
+    specs = [row_spec(row, backbone, "") for row in rows]
+    return {spec.method: replace(spec, settings=(*spec.settings, ("early_session", True))) for spec in specs}
+
+
 def _early() -> list[RunSpec]:
-    return [RunSpec(method, backbone, dataset, (("early_session", True),))
-            for dataset, backbone, method in product(DATASETS, BACKBONES, METHODS)]
+    return [replace(spec, dataset=dataset) for dataset, backbone in product(DATASETS, (*BACKBONES, *WHOLE_SESSIONS))
+            for spec in early_rows(backbone).values()]
 
 
 def _probability() -> list[RunSpec]:
