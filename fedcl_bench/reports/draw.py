@@ -401,7 +401,7 @@ def user_histograms(rows: Sequence[Sequence[tuple[str, Mapping[str, Histogram]]]
 
     Args:
         rows: of panels: title, and histogram by value, none without a record. The first is filled, the others are
-            outlines; vertical lines are the means.
+            outlines; vertical lines are the means, which the legends say.
         axis: what the values are.
     """
     figure, grid = _grid(len(rows), max(map(len, rows)), 0.4 + 1.6 * len(rows), sharey=True, sharex=True)
@@ -416,10 +416,10 @@ def user_histograms(rows: Sequence[Sequence[tuple[str, Mapping[str, Histogram]]]
             axes.plot([histogram.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}", linewidth=0.7,
                       **line)
             deviation = f" ± {histogram.mean.deviation:.3f}" if histogram.mean.n > 1 else ""
-            handles.append(_key(f"{look[name].label}: mean {histogram.mean.mean:.3f}{deviation}", **line))
+            handles.append(_key(f"{look[name].label}: {histogram.mean.mean:.3f}{deviation}", **line))
         axes.set(title=title, ylim=(0.0, top * (1.1 + 0.14 * len(look))))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.legend(handles=handles or [_key("no record", linestyle="")], loc="upper center", handlelength=2.4,
+        axes.legend(handles=handles or [_key("no record", linestyle="")], loc="upper center", handlelength=1.6,
                     borderaxespad=0.1)
     figure.supxlabel(axis)
     figure.supylabel("share of the users")

@@ -346,6 +346,14 @@ PROBABILITIES = {"target_probability": Look("target", "#0072B2", line="-"),
 _EDGES = np.linspace(0.0, 1.0, 21)
 
 
+def _probabilities(runs: list[Run]) -> dict[str, frame.Histogram]:
+    """Histograms of the runs that have all of ``PROBABILITIES``; if none has, of what all have."""
+    kinds = {run.hash: set(run.analysis["kind"]) for run in runs}
+    runs = [run for run in runs if PROBABILITIES.keys() <= kinds[run.hash]] or runs
+    return {kind: frame.user_histogram(runs, kind, _EDGES) for kind in PROBABILITIES
+            if runs and all(kind in kinds[run.hash] for run in runs)}
+
+
 def _probability(job: FigureJob) -> Drawn:
     """FCUCR's Figure 2b and c."""
     ours = {row: job.paper.row_spec(row, "", "") for row in job.paper.TRANSFER}
@@ -353,9 +361,7 @@ def _probability(job: FigureJob) -> Drawn:
     _require_records(cells, notes)
     yield from notes
     for dataset in job.datasets:
-        rows = [[(f"{job.label(backbone)}, {job.label(row)}",
-                  {kind: frame.user_histogram(runs, kind, _EDGES) for kind in PROBABILITIES} if runs else {})
-                 for row, runs in cell.items()]
+        rows = [[(f"{job.label(backbone)}, {job.label(row)}", _probabilities(runs)) for row, runs in cell.items()]
                 for (of, backbone), cell in cells.items() if of == dataset and any(cell.values())]
         if rows:
             yield (f"probability-{dataset}",

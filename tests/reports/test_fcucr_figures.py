@@ -92,9 +92,9 @@ def test_histograms_are_those_of_the_records(drawn):
     (mean,) = artists(sasrec, "mean:target_probability")
     assert mean.get_xdata() == pytest.approx([0.65, 0.65])
     labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (sasrec, without, alone, gru)]
-    assert labels == [["target: mean 0.650 ± 0.071", "sampled item: mean 0.350 ± 0.071"],
-                      ["target: mean 0.500 ± 0.000", "sampled item: mean 0.500 ± 0.000"], ["no record"],
-                      ["target: mean 0.700", "sampled item: mean 0.300"]]
+    assert labels == [["target: 0.650 ± 0.071", "sampled item: 0.350 ± 0.071"],
+                      ["target: 0.500 ± 0.000", "sampled item: 0.500 ± 0.000"], ["no record"],
+                      ["target: 0.700", "sampled item: 0.300"]]
     assert [axes.get_title() for axes in (without, alone)] == ["SASRec, w/o IUPR", "SASRec, FedAvg"]
     assert "no records of w/o IUPR, ft on gru4rec, xing: left empty" in out
     assert "grid --methods fcucr --backbones gru4rec --datasets xing --seeds 5 --set without=iupr" in out
