@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Mapping, Sequence
 
@@ -64,6 +65,9 @@ def effects(runs: Mapping[Case, tuple[Sequence[Run], Sequence[Run]]], metric: st
         e.case.setting == READING, -abs(e.value_change.mean) if e.value_change else 1.0))]
 
 
+_LETTERS = 44  # of a reading in a figure; tables have all
+
+
 def figure(measured: Sequence[Effect], metric: str, against: str, title: str) -> Figure:
     """A tornado: how far each reading moves the metric and, where there is another method, the lead over it.
 
@@ -78,7 +82,7 @@ def figure(measured: Sequence[Effect], metric: str, against: str, title: str) ->
 
 
 def _label(effect: Effect) -> str:
-    return f"{effect.case.setting}\n{effect.case.other}"
+    return f"{effect.case.setting}\n{textwrap.shorten(effect.case.other, _LETTERS, placeholder=' ...')}"
 
 
 def _panel(name: str, default: OverSeeds, changes: Mapping[str, OverSeeds | None]) -> Panel:
