@@ -814,7 +814,8 @@ class Oracle:
 
     @torch.no_grad()
     def ranks(self, purpose):
-        """User to (rank among the candidates, rank among all items, logit) of its item to find."""
+        """User to (rank among the candidates, rank among all items, logit) of its item to find, and the first candidate's
+        logit."""
         result = {}
         for user, entry in enumerate(self.log):
             session = entry[0][0] if purpose == "early" else entry[1 if purpose == "valid" else 2]
@@ -834,5 +835,5 @@ class Oracle:
             sampled = [others[(number(j) >> 32) * len(others) >> 32] for j in range(self.candidates)]
             result[user] = (sum(bool(scores[i] >= scores[target]) for i in sampled if i != target),
                             sum(bool(scores[i] >= scores[target]) for i in range(self.n_items) if i != target),
-                            float(scores[target]))
+                            float(scores[target]), float(scores[sampled[0]]))
         return result

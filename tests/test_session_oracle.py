@@ -90,9 +90,9 @@ def compare(f, oracle, weighting="uniform", near=(1e-6, 1e-8)):
             torch.testing.assert_close(progress.client_state["prototype"],
                                        torch.stack(oracle.rho).flatten(1)[:, :width], rtol=1e-6, atol=1e-8)
         ranks = oracle.ranks("valid")
-        assert progress.curve[-1]["valid"] == round(np.mean([rank < 3 for rank, _, _ in ranks.values()]), 5)
+        assert progress.curve[-1]["valid"] == round(np.mean([rank < 3 for rank, *_ in ranks.values()]), 5)
         ranks = oracle.ranks("early")
-        assert progress.curve[-1]["early_hit@3"] == pytest.approx(np.mean([r < 3 for r, _, _ in ranks.values()]),
+        assert progress.curve[-1]["early_hit@3"] == pytest.approx(np.mean([r < 3 for r, *_ in ranks.values()]),
                                                                   abs=1e-12)
     assert round_ == f.server.rounds - 1
     ranks = oracle.ranks("test")
@@ -101,8 +101,11 @@ def compare(f, oracle, weighting="uniform", near=(1e-6, 1e-8)):
     for metric, place in (("hit@3", 0), ("all:hit@3", 1)):
         assert scores.values[metric].tolist() == [float(rank[place] < 3) for rank in ranks.values()]
     probability, = (values for _, kind, _, values in progress.analysis if kind == "target_probability")
-    expected = torch.sigmoid(torch.tensor([logit for _, _, logit in ranks.values()], dtype=torch.float64))
+    expected = torch.sigmoid(torch.tensor([logit for _, _, logit, _ in ranks.values()], dtype=torch.float64))
     torch.testing.assert_close(probability, expected, rtol=1e-6, atol=1e-8)
+    negative, = (values for _, kind, _, values in progress.analysis if kind == "negative_probability")
+    expected = torch.sigmoid(torch.tensor([logit for *_, logit in ranks.values()], dtype=torch.float64))
+    torch.testing.assert_close(negative, expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name, init", list(zip(sorted(BACKBONES), ["server", "per_client"] * 2)))

@@ -168,7 +168,7 @@ def test_compact_records(results):
     """They have no model, so ids come from the data."""
     published = fb.load(ROOT / "results/published/f3crec", "f3crec", "fedmf", "ml-100k", without="none",
                         reset_private=False)
-    assert published.seeds == [0, 1, 2, 3, 4]
+    assert published.seeds == list(range(20))
     assert set(results.users["user"]) < set(published.users["user"])
     with pytest.raises(fb.UserError, match="Compact records have none"):
         published.model()
@@ -176,7 +176,7 @@ def test_compact_records(results):
     ft = fb.load(ROOT / "results/published/f3crec", "ft", "fedmf", "ml-100k")
     assert ft.table().loc["ndcg@20", "avg 1-3"] in repr(ft) and "test users per block" in ft._repr_html_()
     row = published.compare("ft", tuned=ROOT / "results/tuned").iloc[0]  # as the README has it
-    assert round(row["difference"], 4) == 0.0023 and round(row["p"], 4) == 0.3928 and row["users"] == 482
+    assert round(row["difference"], 4) == 0.0025 and round(row["p"], 4) == 0.2482 and row["users"] == 482
 
 
 # Frames

@@ -166,7 +166,7 @@ def test_compact_records_give_the_same_tables(runs, registry, tmp_path):
         assert markdown(table(number, tmp_path, registry)) == markdown(table(number, runs, registry))
     (run, *_), (full, *_) = loaded(tmp_path), loaded(runs)
     assert np.allclose(run.analysis["value"], full.analysis["value"], atol=1e-6)
-    assert list(run.analysis["kind"].unique()) == ["target_probability"]
+    assert list(run.analysis["kind"].unique()) == ["target_probability", "negative_probability"]
 
 
 # The commands
@@ -175,14 +175,14 @@ def test_pack_and_grid_take_figures_by_name(runs, tmp_path, capsys, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["pack", "--results", str(runs), "--out", "c", "--paper", "fcucr", "--table", "3", "--figure", "2bc,k",
                  "--datasets", "xing"]) == 0
-    # Table 3 whole, FCUCR on TiSASRec, and k = 20, which is FCUCR itself.
-    assert capsys.readouterr().out.startswith("6 of the 14 combinations of these tables and figures have records\n"
-                                              "c/index.json: 13 runs in 2 files")
+    # Table 3 whole, FCUCR on TiSASRec, FedAvg on SASRec and GRU4Rec, and k = 20, which is FCUCR itself.
+    assert capsys.readouterr().out.startswith("8 of the 17 combinations of these tables and figures have records\n"
+                                              "c/index.json: 19 runs in 3 files")
     part = grid.read_parts(None, {"paper": "fcucr", "figures": ("lambda",), "datasets": ("xing",),
                                   "set": {"init": "server"}})
     specs = part[0].specs()
     assert len(specs) == 6 and specs[0].settings == (("lambda_tasd", 0.1), ("init", "server"))
     (tmp_path / "grid.yaml").write_text("paper: fcucr\nfigures: [early, 2bc]\ndatasets: [xing]\n")
-    assert len(grid.read_parts(tmp_path / "grid.yaml", {})[0].specs()) == 12
+    assert len(grid.read_parts(tmp_path / "grid.yaml", {})[0].specs()) == 18
     (tmp_path / "grid.yaml").write_text("paper: f3crec\nfigures: 3\ndatasets: [ml-100k]\n")
     assert len(grid.read_parts(tmp_path / "grid.yaml", {})[0].specs()) == 18

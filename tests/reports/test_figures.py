@@ -18,7 +18,7 @@ from fedcl_bench.reports.draw import (COLUMN, PAGE, Panel, SettingPanel, critica
                                       forgetting_maps, looks, round_curves, save, sensitivity, user_histograms,
                                       validation_curves)
 from fedcl_bench.reports.frame import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
-from fedcl_bench.reports.paper_figures import seed_words
+from fedcl_bench.reports.paper_figures import PROBABILITIES, seed_words
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.stats.significance import friedman
@@ -76,7 +76,7 @@ def early():
 
 def histograms():
     found = Histogram(np.linspace(0.0, 1.0, 21), np.full(20, 0.05), OverSeeds(0.5, 0.011, 5))
-    return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(3)}
+    return [[(f"TiSASRec, line {i}", {} if i == 2 else dict.fromkeys(PROBABILITIES, found)) for i in range(3)]] * 2
 
 
 READINGS = {"item_lr\nplain (paper)": -0.09, "inc_split\nrandom (paper)": 0.006,
@@ -129,7 +129,7 @@ EVERY = {
     "many early curves": lambda: round_curves(
         {f"TiSASRec, RetailRocket{i}": {m: curves(i)[0] for m in list(LABELS)[:4]} for i in range(3)}, LOOK, "NDCG@10",
         "title"),
-    "histograms": lambda: user_histograms(histograms(), LOOK, "predicted probability of the test target"),
+    "histograms": lambda: user_histograms(histograms(), PROBABILITIES, "predicted probability of the items"),
     "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: OverSeeds(0.2, 0.01, 5) if i else None
                                                                    for i in range(7)}, 0.1,
                                                {i / 10: "48.4" for i in range(7)}, "ε at δ = 10⁻⁵")],
