@@ -814,8 +814,8 @@ class Oracle:
 
     @torch.no_grad()
     def ranks(self, purpose):
-        """User to (rank among the candidates, rank among all items, logit) of its item to find, and the first candidate's
-        logit."""
+        """User to (rank among the candidates, rank among all items, logit) of its item to find, and the
+        first candidate's logit."""
         result = {}
         for user, entry in enumerate(self.log):
             session = entry[0][0] if purpose == "early" else entry[1 if purpose == "valid" else 2]

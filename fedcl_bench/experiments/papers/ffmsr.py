@@ -104,7 +104,8 @@ def _printed_improvements() -> str:
     of = {name: ", ".join("/".join(printed()[3][Key(name, OURS, IMPROVEMENT, metric, column)].text
                                    for column in _DOMAINS) for metric in _METRICS) for name in DATASETS}
     return ("The paper's improvement of FFMSR over its best baseline in percent, by metric, in first/second domain: "
-            + "; ".join(f"{DATASETS[name]} {texts}" for name, texts in of.items()) + ". Its * compares with that baseline.")
+            + "; ".join(f"{DATASETS[name]} {texts}" for name, texts in of.items())
+            + ". Its * compares with that baseline.")
 
 
 def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
@@ -145,7 +146,8 @@ def inconsistencies() -> dict[tuple[int, Key], str]:
                                           f"{interactions / users:.2f}")
     for key, cell in printed()[3].items():
         if key.row == IMPROVEMENT and abs(cell.value - implied_improvement(key)) > 0.01:
-            contradictions[3, key] = f"the paper prints {cell.text}, and its numbers give {implied_improvement(key):.2f}"
+            contradictions[3, key] = (f"the paper prints {cell.text}, and its numbers give "
+                                      f"{implied_improvement(key):.2f}")
     return contradictions
 
 
