@@ -44,6 +44,7 @@ def runs(registry, tmp_path_factory):
         make(seed, 0.26, options=[("neighbours", 1000)])
         make(seed, 0.24, options=[("prototype_noise", 0.1)])
     make(0, 0.25, backbone="gru4rec", probability=0.7)
+    make(0, 0.2, "ft", "dmi-gnn", options=[("loss", "bce"), ("early_session", True)], early=(0.3, 0.4))
     return folder
 
 
@@ -74,6 +75,9 @@ def test_early_curves_are_those_of_the_records(drawn):
     assert (band.y0, band.y1) == pytest.approx((0.2 - 0.2 / 2 ** 0.5, 0.3 + 0.2 / 2 ** 0.5))
     title = found["early-xing-hit10"].legends[0].get_title().get_text()
     assert title.startswith("HR@10, first session") and "left empty" not in out
+    found, _ = drawn("--figure", "2a", "--backbones", "dmi-gnn")  # a baseline, with one negative
+    (axes,) = found["early-xing-hit10"].axes
+    assert [line.get_ydata() for line in axes.lines if line.get_gid() == "mean:ft"] == [pytest.approx([0.3, 0.4])]
     found, _ = drawn("--figure", "early", "--metric", "ndcg@10", "--backbones", "sasrec")
     (axes,) = found["early-xing-ndcg10"].axes
     assert [line for line in axes.lines if line.get_gid() == "mean:fcucr"][0].get_ydata() == pytest.approx(
@@ -153,7 +157,8 @@ def test_histogram_of_users():
 
 
 def test_curves_of_another_column(runs):
-    several = [run for run in load_runs(runs) if run.meta["settings"]["early_session"] and run.meta["method"] == "ft"]
+    several = [run for run in load_runs(runs) if run.meta["settings"]["early_session"]
+               and (run.meta["method"], run.meta["backbone"]) == ("ft", "sasrec")]
     (curve,) = validation_curves(several, "early_hit@10")
     assert curve.mean == pytest.approx([0.1, 0.3, 0.2, 0.2]) and curve.common == 3
     assert curve.deviation == pytest.approx([0.0, 0.2 / 2 ** 0.5, 0.2 / 2 ** 0.5, 0.0])
