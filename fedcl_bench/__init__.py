@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .plugin.local_settings import LocalSettings
     from .plugin.method import Method
     from .plugin.metric import Catalogue, Metric, RankedLists
-    from .plugin.sequential import (Sequence, SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings,
-                                    SessionVectors, Start, linear_start, norm_start, xavier, zeros)
+    from .plugin.sequential import (Dropout, Sequence, SequentialBackbone, SequentialSettings, SessionBackbone,
+                                    SessionSettings, SessionVectors, Start, linear_start, norm_start, xavier, zeros)
     from .plugin.silo import (TEXT_MODEL, DomainData, DomainMethod, DomainModule, Histories, ModuleBackbone,
                               ModuleSettings, Stage, TextSettings, once_in_ranking)
     from .plugin.state import Snapshot, all_keys, in_pieces, pair_keys, score_users
@@ -45,8 +45,9 @@ _BY_MODULE = {
     "plugin.local_settings": ("LocalSettings",),
     "plugin.method": ("Method",),
     "plugin.metric": ("Catalogue", "Metric", "RankedLists"),
-    "plugin.sequential": ("linear_start", "norm_start", "Sequence", "SequentialBackbone", "SequentialSettings",
-                          "SessionBackbone", "SessionSettings", "SessionVectors", "Start", "xavier", "zeros"),
+    "plugin.sequential": ("Dropout", "linear_start", "norm_start", "Sequence", "SequentialBackbone",
+                          "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors", "Start",
+                          "xavier", "zeros"),
     "plugin.silo": ("DomainData", "DomainMethod", "DomainModule", "Histories", "ModuleBackbone", "ModuleSettings",
                     "once_in_ranking", "Stage", "TEXT_MODEL", "TextSettings"),
     "plugin.state": ("all_keys", "in_pieces", "pair_keys", "score_users", "Snapshot"),
@@ -54,12 +55,12 @@ _BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "DomainMethod", "DomainModule",
-           "Histories", "ITEM", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone", "ModuleSettings",
-           "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
-           "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
-           "TextSettings", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces", "inherited",
-           "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys", "run",
-           "score_users", "setting", "xavier", "zeros"]
+           "Dropout", "Histories", "ITEM", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone",
+           "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone",
+           "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start",
+           "TEXT_MODEL", "TextSettings", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",
+           "inherited", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys",
+           "run", "score_users", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, gelu
 
-from fedcl_bench import Method, Start, in_order, linear_start, norm_start, rng, setting, zeros
+from fedcl_bench import Dropout, Method, Start, UserError, in_order, linear_start, norm_start, rng, setting, zeros
 from fedcl_bench.toolbox.layers import apply_linear
 from fedcl_bench.toolbox.prototypes import DELTA, fuse, gaussian_epsilon, nearest
 
@@ -54,7 +54,11 @@ class FCUCRSettings:
                                choices=("rounds", "entries"), only_if="without!=iupr|both")
     transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1,
                                      only_if="without!=iupr|both")
-    head_size: int = setting(80, "hidden size of the private prediction module", low=1)
+    head: str = setting("dice", "the private prediction module: linear, Dice, linear (released code); or linear, GELU, "
+                        "dropout (the article), for output_embedding=private", choices=("dice", "gelu"))
+    head_size: int = setting(80, "hidden size of that module", low=1, only_if="head=dice")
+    head_dropout: float = setting(0.1, "share of entries that its dropout sets to zero", low=0.0, high=0.9,
+                                  only_if="head=gelu")
     prototype_noise: float = setting(0.0, "standard deviation of Gaussian noise on the prototype a client receives, "
                                      "anew in every local batch and evaluation (released code)", low=0.0,
                                      only_if="without!=iupr|both")
@@ -102,8 +106,9 @@ class FCUCR(Method):
     """L = L_rec + w L_dist with L_dist = MSE(H, H_teacher) and logits <psi([H ; rho]), q_i>.
 
     H are the encoder's representations of the session, psi is private to each client: a linear layer, Dice with batch
-    normalisation over the session's positions, a linear layer. The logits are Eq. 7, the loss is Eq. 8, in which the
-    server's mean has the weights alpha_u of Eq. 1 (``weighting``). With zeros for rho they are Eq. 2 and Eq. 1.
+    normalisation over the session's positions, a linear layer. q_i is item i's public row, or a private one, with
+    which psi ends in all items (``output_embedding``). The logits are Eq. 7, the loss is Eq. 8, in which the server's
+    mean has the weights alpha_u of Eq. 1 (``weighting``). With zeros for rho they are Eq. 2 and Eq. 1.
 
     - transfer=before (Alg. 1, server's lines 4-9): with the module that it has just received a client makes h of its
       session and uploads it; the server answers with rho, fused from the k nearest of other clients, for this round.
@@ -124,6 +129,8 @@ class FCUCR(Method):
                 "prototype": {"positions": "released code", "mean": "paper"},
                 "revisited": {"replaced": "released code", "added": "paper"},
                 "fusion": {"softmax": "released code", "mean": "paper"},
+                "output_embedding": {"tied": "released code", "private": "Eq. 2 over the item set; the article"},
+                "head": {"dice": "released code", "gelu": "the article"},
                 "weighting": {"uniform": "released code", "interactions": "paper"},
                 "patience": {5: "paper", 0: "released code"},
                 "candidate_draw": {"once": "the same for all", "redraw": "released code"}}
@@ -143,7 +150,7 @@ class FCUCR(Method):
     def uploads(self, backbone, round_):
         if not self.transfers:
             return {}
-        positions = backbone.settings.max_length if self.settings.prototype == "positions" else 1
+        positions = backbone.n_vectors if self.settings.prototype == "positions" else 1
         size = (positions * backbone.settings.dim,)
         asks = {"query": size} if self.answers_in(round_) and not self.uploads_first else {}
         return {"prototype": size, "session": (), **asks}
@@ -152,13 +159,19 @@ class FCUCR(Method):
 
     def starts(self, dim: int) -> dict[str, Start]:
         """How psi's parameters start, at every client on its own."""
+        if self.settings.head == "gelu":
+            return {f"head.{part}": Start(shape, bound=(2 * dim) ** -0.5)
+                    for part, shape in (("weight", (dim, 2 * dim)), ("bias", (dim,)))}
         hidden = self.settings.head_size
         return {**linear_start("head.0", 2 * dim, hidden), **norm_start("head.norm", hidden),
                 "head.alpha": zeros(hidden), **linear_start("head.1", hidden, dim)}
 
     def new_private(self, seed, users, backbone):
-        ids, hidden = torch.arange(users.start, users.stop), self.settings.head_size
-        for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)):
+        ids, hidden, dice = torch.arange(users.start, users.stop), self.settings.head_size, self.settings.head == "dice"
+        if dice and not backbone.positionwise:
+            raise UserError(f"setting 'head': found dice, accepted: gelu with '{backbone.name}', which has one "
+                            f"representation of a session and no positions to normalise over.")
+        for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)) if dice else ():
             self.client_state[name] = torch.full((users.stop, hidden), value, dtype=torch.float64)
         return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
                 for name, start in self.starts(backbone.settings.dim).items()}
@@ -181,7 +194,13 @@ class FCUCR(Method):
         return Dice.apply(x, *layer, centred, var, True)
 
     def represent(self, encoding):
-        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position (Eq. 7), (C, L, d)."""
+        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position (Eq. 7), (C, L, d); or with head=gelu
+        GELU(W [H ; rho] + b) with dropout."""
+        if self.settings.head == "gelu":
+            hidden = gelu(apply_linear(encoding.clients, "head", encoding.features, self.received(encoding)))
+            training = encoding.purpose == "train"
+            drop = Dropout(encoding.draw.clients("dropout of the head", encoding.users) if training else None)
+            return drop(hidden, self.settings.head_dropout)
         hidden = apply_linear(encoding.clients, "head.0", encoding.features, self.received(encoding))
         return apply_linear(encoding.clients, "head.1", self.dice(encoding, hidden))
 
@@ -189,8 +208,8 @@ class FCUCR(Method):
 
     def prototype(self, features: Tensor, real: Tensor) -> Tensor:
         """h of sessions with representations (C, L, d): these themselves, (C, L d), or their mean over the positions
-        that stand for an item (real), (C, d)."""
-        if self.settings.prototype == "positions":
+        that stand for an item (real), (C, d). Of one representation of the session, (C, 1, d), it is that."""
+        if self.settings.prototype == "positions" or features.shape[1] == 1:
             return features.flatten(1)
         real = real.unsqueeze(2)
         return (features * real).sum(1) / real.sum(1).clamp(min=1)
@@ -233,7 +252,7 @@ class FCUCR(Method):
 
     def begin_round(self, step, round_, backbone):
         if self.distils and self.settings.teacher == "previous" and round_ == 0:
-            shape = step.n_users, backbone.settings.max_length, backbone.settings.dim
+            shape = step.n_users, backbone.n_vectors, backbone.settings.dim
             device = step.train.values.device
             self.client_state |= {"teacher": torch.zeros(shape, dtype=torch.float64, device=device),
                                   "teacher round": torch.full(shape[:1], -1, device=device)}

@@ -54,6 +54,7 @@ class Module(nn.Module):
 
     names: dict
     reads_neighbours = False  # rows of items that are near in its graph
+    output = None  # a client's own linear layer to all items, in the place of public rows
 
     def view(self, name):
         """Our parameter as a view of the module's."""
@@ -79,15 +80,20 @@ class Module(nn.Module):
 
     def loss(self, outputs, positives, negatives):
         """The recommendation loss of representations, or what is made of them, at all positions."""
-        table, real = self.get_parameter(self.names[ITEM][0]), positives > 0
-        logits = [(outputs * table[some]).sum(1)[real] for some in (positives, negatives)]
+        real = positives > 0
+        if self.output is None:
+            table = self.get_parameter(self.names[ITEM][0])
+            logits = [(outputs * table[some]).sum(1)[real] for some in (positives, negatives)]
+        else:
+            logits = [self.output(outputs)[real].gather(1, some[real, None] - 1)[:, 0]
+                      for some in (positives, negatives)]
         ones = torch.ones_like(logits[0])
         bce = nn.functional.binary_cross_entropy_with_logits
         return bce(logits[0], ones) + bce(logits[1], 0 * ones)
 
     def scores(self, outputs):
         """Of all items after the sequence."""
-        return self.view(ITEM) @ outputs[-1]
+        return self.view(ITEM) @ outputs[-1] if self.output is None else self.output(outputs[-1])
 
 
 class FeedForward(nn.Module):
@@ -292,7 +298,8 @@ class SessionModule(Module):
             logits = self.scale * self.pooled(outputs, table[1:])
             main = nn.functional.cross_entropy(logits[None], torch.tensor([target - 1]))
         else:
-            logits = self.scale * self.pooled(outputs, table[[target, negative]])
+            logits = (self.scale * self.pooled(outputs, table[[target, negative]]) if self.output is None else
+                      self.output(outputs[0])[[target - 1, negative - 1]])
             main = nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([1.0, 0.0]).to(logits),
                                                                   reduction="sum")
         return main + self.extra(outputs, positives)
@@ -571,12 +578,41 @@ class HearIntModule(SessionModule):
         return 13 * (vectors @ nn.functional.normalize(rows, dim=1).T)[0]
 
 
+class SessionTransformerModule(SessionModule):
+    """The article's encoder on a session without padding, of PyTorch's own transformer."""
+
+    def __init__(self, settings, n_items):
+        super().__init__(settings)
+        d = settings.dim
+        self.items, self.position = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(self.length, d)
+        self.norm = nn.LayerNorm(d)
+        layer = nn.TransformerEncoderLayer(d, settings.heads, 4 * d, 0.0, batch_first=True, norm_first=True)
+        self.transformer = nn.TransformerEncoder(layer, settings.layers, enable_nested_tensor=False)
+        self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
+                      **both("norm", "norm")}
+        for k in range(settings.layers):
+            parts = {"norm": "norm1", "ffn_norm": "norm2", "out": "self_attn.out_proj", "ffn.0": "linear1",
+                     "ffn.1": "linear2"}
+            for ours, theirs in parts.items():
+                self.names |= both(f"{k}.{ours}", f"transformer.layers.{k}.{theirs}")
+            self.names |= {f"{k}.in.{what}": (f"transformer.layers.{k}.self_attn.in_proj_{what}", whole)
+                           for what in ("weight", "bias")}
+
+    def forward(self, seq, times):
+        rows = self.items(seq[seq != 0])
+        return self.transformer(self.norm(rows + self.position.weight[:len(rows)])[None])[0].mean(0, keepdim=True)
+
+    def pooled(self, vectors, rows):
+        return vectors[0] @ rows.T if self.output is None else self.output(vectors[0])
+
+
 def single_client(name, settings, n_items):
     """The module of the backbone of this name."""
     if name == "sasrec" and settings.architecture == "recbole":
         return RecBoleSASRecModule(settings, n_items)
     return {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule,
-            "miasrec": MiaSRecModule, "dmi-gnn": DMIGNNModule, "hearint": HearIntModule}[name](settings, n_items)
+            "miasrec": MiaSRecModule, "dmi-gnn": DMIGNNModule, "hearint": HearIntModule,
+            "session-transformer": SessionTransformerModule}[name](settings, n_items)
 
 
 # Rounds, one client at a time, with full models and torch.optim. Everything below is about the whole federation.
@@ -617,13 +653,26 @@ class Head(nn.Module):
         return self.second(p * x + (1.0 - p) * self.alpha * x)
 
 
+class GELUHead(nn.Module):
+    """The article's: the last layer is the client's own to all items."""
+
+    names = {"head.weight": "layer.weight", "head.bias": "layer.bias"}
+
+    def __init__(self, d, hidden):
+        super().__init__()
+        self.layer = nn.Linear(2 * d, d)
+
+    def forward(self, features, rho):
+        return nn.functional.gelu(self.layer(torch.cat([features, rho], 1)))
+
+
 class Oracle:
     """A federation on sessions.
 
     Args:
         log: for each user its training sessions, its validation and its test session, each [(item, time), ...] or None.
         head: hidden size of FCUCR's head; None: plain averaging of everything.
-        private: initial private parameters of each user under our names.
+        private: initial private parameters of each user under our names, output rows (items, d + 1) too.
         optimiser: adam or sgd.
     """
 
@@ -638,12 +687,19 @@ class Oracle:
         self.graphs = [clicked_together([[item for item, _ in session] for session in entry[0]], most) for entry in log]
         self.heads = None
         if head:
-            self.heads = [Head(settings.dim, head).double() for _ in log]
+            kind = Head if method.head == "dice" else GELUHead
+            self.heads = [kind(settings.dim, head).double() for _ in log]
             with torch.no_grad():
                 for user, module in enumerate(self.heads):
-                    for ours, theirs in Head.names.items():
+                    for ours, theirs in kind.names.items():
                         module.get_parameter(theirs).copy_(private[ours][user])
-        self.zeros = torch.zeros(self.length, settings.dim, dtype=torch.float64)
+        self.outputs = [None for _ in log]
+        if "output_embedding.weight" in (private or {}):
+            self.outputs = [nn.Linear(settings.dim, n_items).double() for _ in log]
+            for layer, rows in zip(self.outputs, private["output_embedding.weight"]):
+                layer.load_state_dict({"weight": rows[:, :-1], "bias": rows[:, -1]})
+        positions = 1 if name == "session-transformer" else self.length
+        self.zeros = torch.zeros(positions, settings.dim, dtype=torch.float64)
         self.rho = [self.zeros for _ in log]
         self.base = {}  # session: (round of its latest upload, user, features), in the order of first insertion
         self.mine = [None for _ in log]  # every client's own model after its latest round
@@ -710,10 +766,12 @@ class Oracle:
             with torch.no_grad():
                 teacher = (self.mine[user] if m.teacher == "previous" else module)(seq, times)
         head = self.heads[user] if self.heads else None
-        parameters = [*module.parameters(), *(head.parameters() if head else ())]
+        own = [part for part in (head, self.outputs[user]) if part]
+        parameters = [*module.parameters(), *(parameter for part in own for parameter in part.parameters())]
         optimiser = (torch.optim.Adam(parameters, lr=self.lr, betas=(0.9, 0.98)) if self.optimiser == "adam" else
                      torch.optim.SGD(parameters, lr=self.lr))
         table = module.get_parameter(module.names[ITEM][0])
+        module.output = self.outputs[user] and self.outputs[user].forward  # no part of what the server averages
         for _ in range(self.epochs):
             features = module(seq, times)
             outputs = head(features, self.rho[user]) if head else features
@@ -727,6 +785,8 @@ class Oracle:
             loss.backward()
             if table.grad is not None:
                 table.grad[0] = 0.0  # padding
+            if getattr(self.settings, "gradient_norm", 0.0):
+                torch.nn.utils.clip_grad_norm_(parameters, self.settings.gradient_norm)
             optimiser.step()
         return module, features.detach()
 
@@ -734,7 +794,7 @@ class Oracle:
         """h of a session (L, d), of a model's features of it or of others; alike at all positions if it is a mean."""
         seq, times = self.input(session)
         features = module(seq, times) if features is None else features
-        if self.method.prototype == "mean":
+        if self.method.prototype == "mean" and len(features) > 1:
             features = features[seq != 0].mean(0, keepdim=True).expand_as(features)
         return features
 
@@ -822,6 +882,7 @@ class Oracle:
             if session is None:
                 continue
             self.module.graph = self.graphs[user]
+            self.module.output = self.outputs[user] and self.outputs[user].forward
             features = self.module(*self.input(session))
             if self.heads:
                 self.heads[user].eval()
@@ -830,6 +891,7 @@ class Oracle:
             else:
                 outputs = features
             scores = self.module.scores(outputs)
+            self.module.output = None
             target = session[-1][0]
             number, others = stream(self.seed, f"session candidates of {purpose}", 0, 0, user), self.others(user)
             sampled = [others[(number(j) >> 32) * len(others) >> 32] for j in range(self.candidates)]

@@ -12,12 +12,15 @@ from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
+from fedcl_bench.plugin.sequential import OUTPUT
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, SEED = 40, 5
 BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12},
+             "sasrec, private": {"output_embedding": "private"},
+             "gru4rec, private": {"hidden_size": 4, "output_embedding": "private"},
              "sasrec, recbole": {"architecture": "recbole", "layers": 2, "heads": 2, "inner_size": 7}}
 _MIASREC = {"layers": 2, "heads": 2, "inner_size": 7, "session_dropout": 0.0, "item_dropout": 0.0}
 SESSION_BACKBONES = {"miasrec": _MIASREC, "miasrec, bce": {**_MIASREC, "loss": "bce", "layers": 1,
@@ -31,7 +34,13 @@ SESSION_BACKBONES = {"miasrec": _MIASREC, "miasrec, bce": {**_MIASREC, "loss": "
                      "hearint": {"p": 1.0, "clusters": 5, "graph_neighbours": 3, "kmeans_iterations": 4},
                      "hearint, bce": {"p": 1.0, "clusters": 90, "loss": "bce", "long_view": "items",
                                       "temporal_positions": False, "buckets": "quarters"},
+                     "session-transformer": {"heads": 2}, "session-transformer, bce": {"heads": 2, "loss": "bce"},
+                     "session-transformer, tied": {"heads": 3, "output_embedding": "tied", "gradient_norm": 0.3},
                      "miasrec, entmax": {**_MIASREC, "selection": "entmax", "mean_token": "apart"}}
+
+
+PAPER = {"transfer": "before", "prototype": "mean", "revisited": "added", "fusion": "mean", "teacher": "previous",
+         "distillation": "fixed", "neighbours": 3}
 
 
 def both(registry, name, init="server", weighting="uniform", method=None, optimiser="adam", rounds=2):
@@ -52,7 +61,7 @@ def both(registry, name, init="server", weighting="uniform", method=None, optimi
     weights = None
     oracle = Oracle(log, N_ITEMS, name, backbone.settings, seed=SEED, public=start.public, dense=start.dense,
                     starts=starts, init=init, lr=0.05, epochs=3, weights=weights, optimiser=optimiser,
-                    **({} if method is None else {"head": 5, "private": start.private, "method": Facts(plugin)}))
+                    private=start.private, **({} if method is None else {"head": 5, "method": Facts(plugin)}))
     return f, oracle
 
 
@@ -76,11 +85,14 @@ def compare(f, oracle, weighting="uniform", near=(1e-6, 1e-8)):
         theirs = oracle.module.tables()
         for name, value in {**progress.model.public, **progress.model.dense}.items():
             torch.testing.assert_close(value, theirs[name], rtol=rtol, atol=atol, msg=lambda m: f"{round_} {name} {m}")
+        if oracle.outputs[0]:
+            expected = torch.stack([torch.cat([layer.weight, layer.bias[:, None]], 1) for layer in oracle.outputs])
+            torch.testing.assert_close(progress.model.private[OUTPUT], expected.detach(), rtol=rtol, atol=atol)
         if oracle.heads:
             for ours, parameter in oracle.heads[0].names.items():
                 expected = torch.stack([head.get_parameter(parameter) for head in oracle.heads]).detach()
                 torch.testing.assert_close(progress.model.private[ours], expected, rtol=1e-6, atol=1e-8)
-            for ours in ("mean", "var"):
+            for ours in ("mean", "var") if oracle.method.head == "dice" else ():
                 expected = torch.stack([getattr(head.norm, f"running_{ours}") for head in oracle.heads])
                 torch.testing.assert_close(progress.client_state[f"head.norm.{ours}"], expected, rtol=1e-6, atol=1e-8)
         if "prototypes" in progress.server_state:
@@ -108,7 +120,7 @@ def compare(f, oracle, weighting="uniform", near=(1e-6, 1e-8)):
     torch.testing.assert_close(negative, expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name, init", list(zip(sorted(BACKBONES), ["server", "per_client"] * 2)))
+@pytest.mark.parametrize("name, init", list(zip(sorted(BACKBONES), ["server", "per_client"] * 3)))
 def test_plain_averaging_equals_oracle(registry, name, init):
     compare(*both(registry, name, init))
 
@@ -121,7 +133,7 @@ def test_backbones_of_whole_sessions_equal_oracle(registry, name, init, optimise
     compare(*both(registry, name, init, optimiser=optimiser), near=near)
 
 
-@pytest.mark.parametrize("name, init", list(zip(sorted(BACKBONES), ["per_client", "server"] * 2)))
+@pytest.mark.parametrize("name, init", list(zip(sorted(BACKBONES), ["per_client", "server"] * 3)))
 def test_fcucr_equals_oracle(registry, name, init):
     compare(*both(registry, name, init, method={"neighbours": 3}))
 
@@ -139,9 +151,13 @@ def test_every_choice_of_fcucr_equals_oracle(registry, changed):
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_fcucr_as_its_paper_prints_it_equals_oracle(registry, name):
     """All of Algorithm 1 at once, past the round in which sessions are revisited."""
-    paper = {"transfer": "before", "prototype": "mean", "revisited": "added", "fusion": "mean", "teacher": "previous",
-             "distillation": "fixed", "neighbours": 3}
-    compare(*both(registry, name, "server", "interactions", method=paper, rounds=4), "interactions")
+    compare(*both(registry, name, "server", "interactions", method=PAPER, rounds=4), "interactions")
+
+
+def test_fcucr_of_the_article_equals_oracle(registry):
+    """On its own encoder, with its head over all items."""
+    compare(*both(registry, "session-transformer", method={**PAPER, "head": "gelu", "head_dropout": 0.0}, rounds=4),
+            near=(1e-5, 1e-6))
 
 
 @pytest.mark.parametrize("init", ["server", "per_client"])

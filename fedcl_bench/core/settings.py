@@ -54,7 +54,7 @@ def setting(default, help: str, *, low=None, high=None, above=None, below=None, 
 def inherited(base: type, name: str, **changes):
     """The setting of a base class, declared again with some arguments of ``setting`` changed."""
     field = _declared(base)[name][0]
-    return setting(field.default, **{**field.metadata, **changes})
+    return setting(**{"default": field.default, **field.metadata, **changes})
 
 
 class _Comparison(typing.NamedTuple):

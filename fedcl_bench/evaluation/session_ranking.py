@@ -7,7 +7,7 @@ that scores everything alike finds nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterable
 
 import torch
@@ -27,7 +27,7 @@ from ..plugin.state import Snapshot, score_pairs
 from ..kernels.ops import highest
 from ..core.parallel import even_pieces, in_order
 from ..training.sampling import Others, padded
-from ..plugin.sequential import Dropout, Sequence, SequentialBackbone
+from ..plugin.sequential import OUTPUT, Dropout, Sequence, SequentialBackbone
 from ..core.tuning import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
 from .metrics import measure
@@ -152,8 +152,12 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
 
 
 def scores_per_item(backbone: Backbone) -> int:
-    """How many numbers a user's score of an item is pooled from."""
-    return backbone.n_vectors if isinstance(backbone, SequentialBackbone) and not backbone.positionwise else 1
+    """How many numbers a user's score of an item is made of that other users do not share."""
+    if not isinstance(backbone, SequentialBackbone):
+        return 1
+    if backbone.private_output:
+        return backbone.settings.dim + 1
+    return 1 if backbone.inner_products else backbone.n_vectors
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,13 @@ class _SequentialLogits:
 
     def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed."""
-        sessions, table = self.task.sessions, self.model.public[ITEM]
+        sessions = self.task.sessions
         items, sequence = window(sessions, sessions.of_user[users], self.backbone.settings.max_length)
         target, vectors, mask = items[:, -1:], *self._vectors(users, sequence)
+        own, table = self.model.private.get(OUTPUT), self.model.public[ITEM]
+
+        def rows(ids: Tensor) -> Tensor:
+            return embedding(ids, table) if own is None else own[users[:, None], ids]
 
         def score(rows: Tensor) -> Tensor:
             scores = self.backbone.session_scores(vectors, mask, rows)
@@ -178,8 +186,8 @@ class _SequentialLogits:
                                   "(C, n): a score per client and item")
             return scores
 
-        wanted, others = score(embedding(target, table)), None if ids is None else score(embedding(ids, table))
-        every = score(table) if self.task.ranks_all else None
+        wanted, others = score(rows(target)), None if ids is None else score(rows(ids))
+        every = score(table if own is None else own[users]) if self.task.ranks_all else None
         hook = "encode" if self.backbone.positionwise else "session_vectors"
         maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, hook)
         for scores in (wanted, others, every):
@@ -190,7 +198,8 @@ class _SequentialLogits:
     def _vectors(self, users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
         """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
         backbone, draw, purpose = self.backbone, self.task.draw, self.task.purpose
-        clients = self.model.clients(users)
+        private = {name: table for name, table in self.model.private.items() if name != OUTPUT}
+        clients = replace(self.model, private=private).clients(users)
         rows = input_rows(backbone, self.model, users, sequence)
         session = backbone.session_vectors(clients, rows, sequence, Dropout())
         if backbone.positionwise:  # what stands for no item may be nan
@@ -198,11 +207,11 @@ class _SequentialLogits:
         queries = None
         if self.method.query_dropout is not None:
             dropout = Dropout(draw.clients(f"dropout of {purpose}", users)) if self.method.query_dropout else Dropout()
-            queries = backbone.encode(clients, rows, sequence, dropout)
+            queries = backbone.session_vectors(clients, rows, sequence, dropout).vectors
             key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
             queries = self.protection.noisy(key, users, queries)
         encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries)
-        return self.method.represent(encoding), session.mask
+        return backbone.with_constant(self.method.represent(encoding)), session.mask
 
 
 @dataclass(frozen=True)

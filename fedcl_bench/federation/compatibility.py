@@ -72,6 +72,9 @@ def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
         said = ("clients of one user each, and here each is a domain of many" if domains else
                 "many clients, and with topology=central one holds all sessions")
         raise Incompatible(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
+    if backbone.new_personal(0, range(0)):
+        raise UserError(f"setting 'output_embedding': found private, accepted: tied with "
+                        f"{'stream=domains' if domains else 'topology=central'}, whose clients hold many users.")
     if getattr(backbone.settings, "loss", "cross_entropy") != "cross_entropy":
         raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
                         f"{'stream=domains' if domains else 'topology=central'}, as in the papers of "
@@ -122,34 +125,33 @@ def _is_sequential(cls: type) -> bool:
     return issubclass(cls, SequentialBackbone)
 
 
-def _is_positionwise(cls: type) -> bool:
-    return _is_sequential(cls) and cls.positionwise
+def _has_representations(cls: type) -> bool:
+    return _is_sequential(cls) and cls.inner_products
 
 
 def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions: bool) -> None:
     """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
     def acts_on_sessions(cls: type) -> bool:
-        whole = sequential and not backbone.positionwise
+        whole = sequential and not backbone.inner_products
         return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
 
     if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
                            f"'{backbone.name}'.",
-                           "backbone", _is_positionwise)
+                           "backbone", _has_representations)
     if not does_something(method):
         return
     if sequential and not method.needs_sequential:
         raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
                            f"'{backbone.name}' has none of.", "method", acts_on_sessions)
-    if sequential and not backbone.positionwise:
-        raise Incompatible(f"method '{method.name}' works on a representation at every position, made of the items "
-                           f"up to there; '{backbone.name}' represents a session as a whole.", "method",
-                           acts_on_sessions)
+    if sequential and not backbone.inner_products:
+        raise Incompatible(f"method '{method.name}' works on representations that scores are inner products with; "
+                           f"those of '{backbone.name}' are none.", "method", acts_on_sessions)
     if sessions and method.first_step > 0:
         raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
                            f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
                            acts_on_sessions)
-    if not backbone.whole_tables and backbone.new_personal(0, range(0)):
+    if not sequential and not backbone.whole_tables and backbone.new_personal(0, range(0)):
         raise Incompatible(f"method '{method.name}' needs whole personal tables, of which '{backbone.name}' with its "
                            f"present settings trains single rows (see: list {backbone.name}).", "method",
                            lambda cls: not does_something(cls))

@@ -6,8 +6,9 @@ It maps a client's left-padded sequence of items to vectors, and scores items ag
   position l is the inner product of the representation at l, or of what a method makes of it, with the item's row.
 - A ``SessionBackbone`` represents the session as a whole by a set of vectors, and pools an item's scores over them.
 
-All parameters are public: the item table, and dense ones that every client has its own copy of while it trains. The
-first dimension of everything is clients.
+Its parameters are public: the item table, and dense ones that every client has its own copy of while it trains. With
+``output_embedding=private`` a client also has rows of its own, which items are scored against. The first dimension of
+everything is clients.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import ClassVar, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from .. import rng
 from .backbone import Backbone, BackboneSettings
@@ -80,14 +81,26 @@ def linear_start(name: str, inputs: int, outputs: int) -> dict[str, Start]:
     return {f"{name}.weight": xavier(outputs, inputs), f"{name}.bias": Start((outputs,), bound=inputs ** -0.5)}
 
 
+OUTPUT = "output_embedding.weight"
+
+
 @dataclass(frozen=True)
-class SequentialSettings(BackboneSettings):
+class EncoderSettings(BackboneSettings):
     """Settings every sequential backbone has, with the values of FCUCR's released code."""
 
     lr: float = setting(0.1, "learning rate of all parameters", above=0.0, search=(0.001, 0.003, 0.01, 0.03, 0.1))
     dim: int = setting(50, "length d of item vectors and representations", low=1)
     max_length: int = setting(15, "a sequence's last max_length items are encoded", low=1)
     dropout: float = setting(0.2, "share of entries that dropout sets to zero", low=0.0, high=0.9)
+
+
+@dataclass(frozen=True)
+class SequentialSettings(EncoderSettings):
+    """Settings of a backbone whose scores are inner products."""
+
+    output_embedding: str = setting("tied", "what scores an item: its public row (tied: FCUCR's released code), or a "
+                                    "row and a constant that each client has of its own and never uploads (private: "
+                                    "a head over all items)", choices=("tied", "private"))
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ class Targets:
 
     Attributes:
         rows: of the session's L + 1 items, of which all but the first are targets, and of L negatives,
-            (C, 2 L + 1, d), differentiable.
+            (C, 2 L + 1, d), differentiable. With private output rows these, as long as ``with_constant`` makes vectors.
         items: ids of those, (C, 2 L + 1).
         real: which positions have a target, bool of shape (C, L).
         scores: ``session_scores`` of all items in order, with ``candidate_dropout``, (C, items), differentiable; None
@@ -220,20 +233,24 @@ class SequentialBackbone(Backbone):
     Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``dense_starts`` and ``encode``.
 
     Attributes:
-        positionwise: it has a representation at every position, made of the items up to there; methods that work on
-            representations need it.
+        positionwise: it has a representation at every position, made of the items up to there.
+        inner_products: scores are inner products with its representations; methods that work on these need it.
         n_more_items: how many ``more_items`` gives for a sequence.
         pads: padding changes what is made of a sequence, as FCUCR's SASRec attends to it, so it is not cut off where
             all sequences are short.
         candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
+        gradient_norm: the gradient of a local batch is scaled down to this L2 norm, over all of a client's parameters;
+            0: never.
     """
 
     positionwise: ClassVar[bool] = True
+    inner_products: ClassVar[bool] = True
+    gradient_norm: float = 0.0
     pads: bool = True
     candidate_dropout: float = 0.0
     n_more_items: int = 0
-    Settings = SequentialSettings
-    settings: SequentialSettings
+    Settings: ClassVar[type] = SequentialSettings
+    settings: EncoderSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001, "max_length": 50}
     ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
@@ -329,17 +346,38 @@ class SequentialBackbone(Backbone):
         return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
                 for name, start in self.item_starts(items.stop).items()}, {}
 
+    @property
+    def private_output(self) -> bool:
+        """Whether items are scored against rows of each client's own."""
+        return getattr(self.settings, "output_embedding", "tied") == "private"
+
+    def with_constant(self, vectors: Tensor) -> Tensor:
+        """Vectors (C, M, d) as item rows are scored with: with a 1 for the constant of a private row, (C, M, d + 1)."""
+        return pad(vectors, (0, 1), value=1.0) if self.private_output else vectors
+
+    def new_personal(self, seed: int, items: range) -> Tables:
+        """Private output rows (items, d + 1), the constant last. They start as a linear layer from d numbers to all
+        items (see ``linear_start``), alike at all clients."""
+        if not self.private_output:
+            return {}
+        dim, ids = self.settings.dim, torch.arange(items.start, items.stop)
+        keys = rng.client_keys(rng.key(seed, f"init {OUTPUT}"), ids)
+        starts = Start((dim,), std=math.sqrt(2.0 / (items.stop + dim))), Start((1,), bound=dim ** -0.5)
+        constants = rng.client_keys(rng.key(seed, "init output_embedding.bias"), ids)
+        return {OUTPUT: torch.cat([starts[0].draw(keys), starts[1].draw(constants)], 1)}
+
     def new_dense(self, seed: int) -> Tables:
         server = torch.zeros(1, dtype=torch.int64)
         return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), server))[0]
                 for name, start in self.dense_starts().items()}
 
     def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:
-        return dict.fromkeys([*self.item_starts(n_items), *self.dense_starts()], self.settings.lr)
+        own = self.new_personal(0, range(0))
+        return dict.fromkeys([*self.item_starts(n_items), *self.dense_starts(), *own], self.settings.lr)
 
 
 @dataclass(frozen=True)
-class SessionSettings(SequentialSettings):
+class SessionSettings(EncoderSettings):
     """Settings of every backbone that represents sessions as a whole."""
 
     dim: int = setting(100, "length d of item vectors and representations", low=1)
@@ -359,8 +397,10 @@ class SessionBackbone(SequentialBackbone):
     """
 
     positionwise = False
+    inner_products = False
     pads = False
     Settings = SessionSettings
+    settings: SessionSettings
     scale: float = 1.0
 
     def __init__(self, settings: SessionSettings):

@@ -23,12 +23,13 @@ from ..plugin.method import Encoding
 from ..plugin.state import Snapshot
 from ..core.parallel import even_pieces
 from .sampling import Others, padded
-from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, Targets
+from ..plugin.sequential import OUTPUT, Dropout, Sequence, SequentialBackbone, Targets
 from ..core.tuning import SIZES
 from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optimisers import stacked_optimiser
 from .compiled_softmax import CompiledSoftmax
 from .strategies import Strategy, Training
+from .trained import beside
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
     if backbone.whole_tables:
         most = SIZES.chunk_tables
         each += n_items * sum(math.prod(start.shape) for start in backbone.item_starts(n_items).values())
+        each += n_items * (backbone.settings.dim + 1) * backbone.private_output
     return max(1, min(SIZES.chunk_sessions, most // max(each, 1)))
 
 
@@ -62,6 +64,13 @@ def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = SIZES.ch
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
     return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items))
             for group in even_pieces(users, chunk_clients)]
+
+
+def clipped(gradients: list[Tensor | None], norm: float) -> list[Tensor | None]:
+    """Gradients, each (C, ...), scaled down so that the L2 norm of all of a client's together is at most ``norm``."""
+    squares = sum(gradient.flatten(1).square().sum(1) for gradient in gradients if gradient is not None)
+    factors = (norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+    return [None if gradient is None else gradient * beside(factors, gradient) for gradient in gradients]
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
@@ -107,7 +116,8 @@ class SessionView(TrainerView, views.LocalSessions):
 
     @torch.no_grad()
     def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
-        return self._trainer.backbone.encode(self.dense, inputs * sequence.real.unsqueeze(2), sequence, dropout)
+        inputs = inputs * sequence.real.unsqueeze(2)
+        return self._trainer.backbone.session_vectors(self.dense, inputs, sequence, dropout).vectors
 
 
 class SessionTrainer(ChunkTrainer):
@@ -172,7 +182,10 @@ class SessionTrainer(ChunkTrainer):
         self.penalties = row_penalties(self.method, self.rows)
         loss = self._epochs(local)
         self.method.end_local(local)
-        self.replaced = self.private
+        held = self.own_rows
+        self.replaced = {name: values for name, values in self.private.items() if name not in held}
+        for name, rows in held.items():
+            self.moved[name] = (rows - self._held(self.personal[name])) * self.slots.first_copy.unsqueeze(2)
         for name in self.dense:
             self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
         for name, rows in self.rows.items():
@@ -203,6 +216,8 @@ class SessionTrainer(ChunkTrainer):
             loss = self._loss(local, epoch)
             checks.require_gradient(self.backbone, loss)
             gradients = self._gradients(loss, parameters)
+            if self.backbone.gradient_norm > 0.0:
+                gradients = clipped(gradients, self.backbone.gradient_norm)
             if epoch == self.draw.round == 0:
                 of_scores = [self.tables.of_scores] if self.tables else []  # move all item rows
                 checks.check_moved(self.backbone, "encode", [*gradients, *of_scores], parameters.values(), self.users)
@@ -236,7 +251,10 @@ class SessionTrainer(ChunkTrainer):
         local.features = session.vectors
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, real, "train", local.draw))
         checks.check_tensor(self.method, "represent", outputs, shape, meaning)
+        outputs = self.backbone.with_constant(outputs)
         scores = self._all_scores(outputs, session.mask, dropout) if self.all_rows else None
+        if self.backbone.private_output:
+            rows = self.gather(self.slots.sample[:, :samples], {OUTPUT: self.private[OUTPUT]})[OUTPUT]
         targets = Targets(rows, self.sampled, real, scores, dropout)
         loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
         checks.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
@@ -249,7 +267,8 @@ class SessionTrainer(ChunkTrainer):
 
     def _all_scores(self, outputs: Tensor, mask: Tensor, dropout: Dropout) -> Tensor:
         """Scores of all items by the clients' own tables, (C, items), for a loss that concerns every item."""
-        backbone, table = self.backbone, self.rows[ITEM]
+        backbone = self.backbone
+        table = self.private[OUTPUT] if backbone.private_output else self.rows[ITEM]
         if self.tables is not None:
             self.tables.score(backbone.pooling(outputs, mask), dropout, backbone.candidate_dropout)
             return self.tables.scores
