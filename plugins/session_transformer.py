@@ -43,6 +43,7 @@ class SessionTransformer(SessionBackbone):
                  "Need, NeurIPS 2017, with layer normalisation first")
     Settings = SessionTransformerSettings
     defaults = {**SessionBackbone.defaults, "adam_beta2": 0.999, "init": "server"}
+    central_defaults = {**SessionBackbone.central_defaults, "output_embedding": "tied"}
     inner_products = True
     session_scores = SequentialBackbone.session_scores
     n_vectors = 1

@@ -100,7 +100,8 @@ class SequentialSettings(EncoderSettings):
 
     output_embedding: str = setting("tied", "what scores an item: its public row (tied: FCUCR's released code), or a "
                                     "row and a constant that each client has of its own and never uploads (private: "
-                                    "a head over all items)", choices=("tied", "private"))
+                                    "a head over all items)", choices=("tied", "private"),
+                                    only_if=("stream=sessions", "topology!=central"))
 
 
 @dataclass(frozen=True)
