@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu
 
-from fedcl_bench import Dropout, Method, Start, UserError, in_order, linear_start, norm_start, rng, setting, zeros
+from fedcl_bench import Dropout, Method, Start, in_order, linear_start, norm_start, rng, setting, zeros
 from fedcl_bench.toolbox.layers import apply_linear
 from fedcl_bench.toolbox.prototypes import DELTA, fuse, gaussian_epsilon, nearest
 
@@ -54,11 +54,7 @@ class FCUCRSettings:
                                choices=("rounds", "entries"), only_if="without!=iupr|both")
     transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1,
                                      only_if="without!=iupr|both")
-    head: str = setting("dice", "the private prediction module: linear, Dice, linear (released code); or linear, GELU, "
-                        "dropout (the article), for output_embedding=private", choices=("dice", "gelu"))
-    head_size: int = setting(80, "hidden size of that module", low=1, only_if="head=dice")
-    head_dropout: float = setting(0.1, "share of entries that its dropout sets to zero", low=0.0, high=0.9,
-                                  only_if="head=gelu")
+    head_size: int = setting(80, "hidden size of the private prediction module", low=1)
     prototype_noise: float = setting(0.0, "standard deviation of Gaussian noise on the prototype a client receives, "
                                      "anew in every local batch and evaluation (released code)", low=0.0,
                                      only_if="without!=iupr|both")
@@ -106,9 +102,11 @@ class FCUCR(Method):
     """L = L_rec + w L_dist with L_dist = MSE(H, H_teacher) and logits <psi([H ; rho]), q_i>.
 
     H are the encoder's representations of the session, psi is private to each client: a linear layer, Dice with batch
-    normalisation over the session's positions, a linear layer. q_i is item i's public row, or a private one, with
-    which psi ends in all items (``output_embedding``). The logits are Eq. 7, the loss is Eq. 8, in which the server's
-    mean has the weights alpha_u of Eq. 1 (``weighting``). With zeros for rho they are Eq. 2 and Eq. 1.
+    normalisation over the session's positions, a linear layer. Of one representation of the session as a whole, which
+    has no positions to normalise over, it is the article's: a linear layer, GELU, dropout. q_i is item i's public row,
+    or a private one, with which psi ends in all items (``output_embedding``). The logits are Eq. 7, the loss is Eq. 8,
+    in which the server's mean has the weights alpha_u of Eq. 1 (``weighting``). With zeros for rho they are Eq. 2 and
+    Eq. 1.
 
     - transfer=before (Alg. 1, server's lines 4-9): with the module that it has just received a client makes h of its
       session and uploads it; the server answers with rho, fused from the k nearest of other clients, for this round.
@@ -130,7 +128,6 @@ class FCUCR(Method):
                 "revisited": {"replaced": "released code", "added": "paper"},
                 "fusion": {"softmax": "released code", "mean": "paper"},
                 "output_embedding": {"tied": "released code", "private": "Eq. 2 over the item set; the article"},
-                "head": {"dice": "released code", "gelu": "the article"},
                 "weighting": {"uniform": "released code", "interactions": "paper"},
                 "patience": {5: "paper", 0: "released code"},
                 "candidate_draw": {"once": "the same for all", "redraw": "released code"}}
@@ -157,24 +154,21 @@ class FCUCR(Method):
 
     # The private prediction module psi.
 
-    def starts(self, dim: int) -> dict[str, Start]:
+    def starts(self, backbone) -> dict[str, Start]:
         """How psi's parameters start, at every client on its own."""
-        if self.settings.head == "gelu":
+        dim, hidden = backbone.settings.dim, self.settings.head_size
+        if not backbone.positionwise:
             return {f"head.{part}": Start(shape, bound=(2 * dim) ** -0.5)
                     for part, shape in (("weight", (dim, 2 * dim)), ("bias", (dim,)))}
-        hidden = self.settings.head_size
         return {**linear_start("head.0", 2 * dim, hidden), **norm_start("head.norm", hidden),
                 "head.alpha": zeros(hidden), **linear_start("head.1", hidden, dim)}
 
     def new_private(self, seed, users, backbone):
-        ids, hidden, dice = torch.arange(users.start, users.stop), self.settings.head_size, self.settings.head == "dice"
-        if dice and not backbone.positionwise:
-            raise UserError(f"setting 'head': found dice, accepted: gelu with '{backbone.name}', which has one "
-                            f"representation of a session and no positions to normalise over.")
-        for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)) if dice else ():
+        ids, hidden = torch.arange(users.start, users.stop), self.settings.head_size
+        for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)) if backbone.positionwise else ():
             self.client_state[name] = torch.full((users.stop, hidden), value, dtype=torch.float64)
         return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
-                for name, start in self.starts(backbone.settings.dim).items()}
+                for name, start in self.starts(backbone).items()}
 
     def dice(self, encoding, x: Tensor) -> Tensor:
         """p x + (1 - p) alpha x with p = sigmoid(BatchNorm(x)), over the positions of one session, padding included."""
@@ -194,13 +188,12 @@ class FCUCR(Method):
         return Dice.apply(x, *layer, centred, var, True)
 
     def represent(self, encoding):
-        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position (Eq. 7), (C, L, d); or with head=gelu
-        GELU(W [H ; rho] + b) with dropout."""
-        if self.settings.head == "gelu":
+        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position (Eq. 7), (C, L, d); of the session as
+        a whole GELU(W [H ; rho] + b) with dropout, (C, 1, d)."""
+        if "head.weight" in encoding.clients:
             hidden = gelu(apply_linear(encoding.clients, "head", encoding.features, self.received(encoding)))
-            training = encoding.purpose == "train"
-            drop = Dropout(encoding.draw.clients("dropout of the head", encoding.users) if training else None)
-            return drop(hidden, self.settings.head_dropout)
+            keys = encoding.draw.clients("dropout of psi", encoding.users) if encoding.purpose == "train" else None
+            return Dropout(keys)(hidden, self.dropout)
         hidden = apply_linear(encoding.clients, "head.0", encoding.features, self.received(encoding))
         return apply_linear(encoding.clients, "head.1", self.dice(encoding, hidden))
 
@@ -251,6 +244,7 @@ class FCUCR(Method):
         return torch.cat(list(in_order(lambda piece: self.answer(*piece), pieces, queries.device)))
 
     def begin_round(self, step, round_, backbone):
+        self.dropout = backbone.settings.dropout  # which psi has in common with the encoder in the article
         if self.distils and self.settings.teacher == "previous" and round_ == 0:
             shape = step.n_users, backbone.n_vectors, backbone.settings.dim
             device = step.train.values.device

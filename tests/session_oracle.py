@@ -687,7 +687,7 @@ class Oracle:
         self.graphs = [clicked_together([[item for item, _ in session] for session in entry[0]], most) for entry in log]
         self.heads = None
         if head:
-            kind = Head if method.head == "dice" else GELUHead
+            kind = GELUHead if name == "session-transformer" else Head
             self.heads = [kind(settings.dim, head).double() for _ in log]
             with torch.no_grad():
                 for user, module in enumerate(self.heads):

@@ -64,6 +64,7 @@ def declared_parameters(plugin: Plugin, backbone) -> str:
     if mismatch:
         raise Violated(f"new_dense: {mismatch} from call to call; draw from fedcl_bench.rng with the seed")
     public, private = (", ".join(tables) for tables in whole)
+    private = ", ".join([*filter(None, [private]), *backbone.new_personal(0, range(0))])
     return f"public {public}{', ' + ', '.join(dense) if dense else ''}; private {private or 'none'}"
 
 
