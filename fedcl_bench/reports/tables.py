@@ -1,7 +1,7 @@
 """A paper's table, rebuilt from records alone: where a table's number is computed.
 
 From top to bottom: ``measure`` takes from a run the number that a cell averages over seeds (``averaged``); then what
-the table compares is tested over users, and ranked; ``build`` lays a paper's table out and has it ``filled``.
+the table compares is tested, and ranked; ``build`` lays a paper's table out and has it ``filled``.
 ``selection.find`` finds every line's runs, ``notes.py`` says below a table what its numbers are, and ``render.py``
 writes it down. Cells without a record stay empty and are named.
 """
@@ -187,8 +187,7 @@ def tests_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedTests | N
 def _set_p(cell: Cell, tests: PairedTests) -> Cell:
     """The cell, with the p of its tests and whether what differs over users does so over seeds."""
     cell.p, cell.p_seeds = tests.users.p, tests.seeds.p if tests.seeds else None
-    cell.holds = bool(tests.seeds and tests.seeds.p <= LEVEL
-                      and tests.seeds.difference * tests.users.difference > 0.0)
+    cell.holds = bool(tests.seeds and tests.seeds.p <= LEVEL and tests.seeds.difference * tests.users.difference > 0.0)
     return cell
 
 
@@ -297,7 +296,7 @@ def _test_across(filling: Filling) -> Iterator[str]:
 
 
 def _test_baseline(filling: Filling) -> None:
-    """Test every row against ``table.baseline`` over users, per dataset, backbone and metric, and mark what differs.
+    """Test every row against ``table.baseline``, per dataset, backbone and metric, and mark what differs over users.
 
     Holm's correction is over the rows that one metric is compared on, as those are read together.
     """
