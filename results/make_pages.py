@@ -38,7 +38,8 @@ from fedcl_bench.reports.draw import GREY, PAGE, save, styled
 from fedcl_bench.reports.render import ours, printed
 from fedcl_bench.reports.notes import command, p_text
 from fedcl_bench.reports.selection import DAGGER, Source, find
-from fedcl_bench.reports.tables import averaged, build, measure, user_test
+from fedcl_bench.reports.comparison import PairedTests
+from fedcl_bench.reports.tables import averaged, build, measure, tests_of
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.records.run import Run
 from fedcl_bench.runs.specs import Tuned, seed_text
@@ -142,8 +143,8 @@ def _leads(paper: str, part: Part, source: Source) -> list[str]:
     definitions = PAPERS[paper]
     ours_, base = definitions.OURS, definitions.BASELINE
     names = f"{definitions.LABELS[ours_]} - {definitions.LABELS[base]}"
-    lines = [f"| dataset | backbone | {names}: ours | paper | p per user | users | seeds in which it leads | as in the "
-             "paper | rank agreement |", "|---|---|--:|--:|--:|--:|--:|---|---|"]
+    lines = [f"| dataset | backbone | {names}: ours | paper | p over users | over seeds | users | seeds in which it leads | as in the "
+             "paper | rank agreement |", "|---|---|--:|--:|--:|--:|--:|--:|---|---|"]
     table, cells, lead = part.table, {cell.key: cell for cell in part.built.cells()}, part.table.lead
     pairs = dict.fromkeys((key.dataset, key.backbone) for key in cells)
     for dataset, backbone in pairs:
@@ -166,16 +167,21 @@ def _leads(paper: str, part: Part, source: Source) -> list[str]:
         common = sorted(set(runs[0]) & set(runs[1])) if len(runs) == 2 else []
         if not common:
             why = "no seed in common" if len(runs) == 2 else "no record"
-            lines.append(f"{line_start} {DASH} | {expected:+.4f} | | | | cannot be checked: {why} | {agreement} |")
+            lines.append(f"{line_start} {DASH} | {expected:+.4f} | | | | | cannot be checked: {why} | {agreement} |")
             continue
         per_seed = [[measure(by_seed[seed], key) for seed in common] for by_seed, key in zip(runs, pair)]
         difference = (sum(per_seed[0]) - sum(per_seed[1])) / len(common)
-        test = user_test(list(runs[0].values()), list(runs[1].values()), lead.metric)
+        tests = tests_of(list(runs[0].values()), list(runs[1].values()), lead.metric)
         wins = sum(a > b for a, b in zip(*per_seed))
         same = "**yes**" if difference * expected > 0 else "**no**"
-        lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {p_text(test.p)} | {test.n} | "
-                     f"{wins} of {len(common)} | {same} | {agreement} |")
+        lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {' | '.join(_p_texts(tests))} | "
+                     f"{tests.users.n} | {wins} of {len(common)} | {same} | {agreement} |")
     return lines[2:] and lines
+
+
+def _p_texts(tests: PairedTests) -> list[str]:
+    """p over users and over seeds."""
+    return [p_text(test.p) if test else DASH for test in (tests.users, tests.seeds)]
 
 
 def _section(paper: str, part: Part, source: Source) -> list[str]:
@@ -256,18 +262,18 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source,
         if shown:
             lines += [f"### {label(backbone)}, {label(dataset)}", "",
                       f"| {contrast.setting} | | {' | '.join(metrics)} | {metrics[0]} of "
-                      f"{label(contrast.rows[0])} minus it | p | seeds |",
-                      "|---|---|" + "--:|" * len(metrics) + "--:|--:|---|", *shown, ""]
+                      f"{label(contrast.rows[0])} minus it | p over users | over seeds | seeds |",
+                      "|---|---|" + "--:|" * len(metrics) + "--:|--:|--:|---|", *shown, ""]
     lines += [f"- No record of {', '.join(rows)} on {where}." for where, rows in missing.items()]
     return [*lines, ""] if missing else lines
 
 
 def _contrast_line(contrast: Contrast, value: str, name: str, runs: Sequence[Run], first: Sequence[Run]) -> str:
-    """The numbers of one line, and the test of the contrast's first line against it."""
+    """The numbers of one line, and the tests of the contrast's first line against it."""
     cells = [averaged(Cell(Key(runs[0].meta["dataset"], runs[0].meta["backbone"], name, metric, "value"), 4), runs)
              for metric in contrast.metrics]
-    test = user_test(first, runs, contrast.metrics[0]) if first != runs else None
-    tested = [f"{test.difference:+.4f}", p_text(test.p)] if test else [DASH, DASH]
+    tests = tests_of(first, runs, contrast.metrics[0]) if first != runs else None
+    tested = [f"{tests.users.difference:+.4f}", *_p_texts(tests)] if tests else [DASH] * 3
     seeds = seed_text(run.seed for run in runs)
     return f"| {value} | {name} | {' | '.join(map(ours, cells))} | {' | '.join(tested)} | {seeds} |"
 

@@ -65,9 +65,9 @@ def against(mine: tuple[str, Sequence[Run]], others: dict[str, Sequence[Run]], m
     rows = []
     # A name of its own, so that a variant of the method does not take its place.
     for c in against_each({f"{name} ": runs, **others}, f"{name} ", metric, blocks):
-        by_seed = {f"seed_{what}": getattr(c.by_seed, what, None) for what in ("difference", "t", "p")}
+        by_seed = {f"seed_{what}": getattr(c.seeds, what, None) for what in ("difference", "t", "p")}
         rows.append({"against": c.other, "difference": c.users.difference, "low": c.users.low, "high": c.users.high,
                      "t": c.users.t, "p": c.users.p, "p_holm": c.p_holm, "p_sign_flip": c.users.p_permutation,
                      "d_z": c.users.effect, "users": c.users.n, "users_left_out": c.users_left_out,
-                     "seeds": seed_text(c.seeds), "seeds_left_out": seed_text(c.left_out), **by_seed})
+                     "seeds": seed_text(c.common), "seeds_left_out": seed_text(c.left_out), **by_seed})
     return pd.DataFrame(rows)

@@ -16,11 +16,12 @@ from ..records.run import Run
 from ..records.store import block_names, domains_of, incremental
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec
+from ..stats.significance import LEVEL
 from .cells import Filling, Table
 from .frame import check_metric, same_tests
 from .notes import pilot_note
 from .selection import Source, checked_spec, command_for, find, parse_method
-from .tables import STAR_LEVEL, filled
+from .tables import filled
 
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
 DIMENSIONS = tuple(_PARTS)
@@ -244,7 +245,7 @@ def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequ
         yield f"In parentheses: what {get(layout.paper).TITLE} prints."
     if layout.against:
         yield (f"*, °: significantly better, worse than {label(layout.against)}: two-sided paired t-test over users, "
-               f"Holm's correction over the other methods, p ≤ {STAR_LEVEL:.2f}.")
+               f"Holm's correction over the other methods, p ≤ {LEVEL:.2f}.")
         tested = {cell.key.metric for cell in built.cells() if cell.p is not None}
         if untested := [label(metric) for metric in layout.metrics if metric not in tested]:
             yield (f"Not tested: {', '.join(untested)}; no record of a pair holds it per user, or no seed is common.")

@@ -32,7 +32,9 @@ class Cell:
         star: significantly better: the paper's own method than the best baseline, or a row than ``baseline``.
         worse: significantly worse than ``baseline``.
         rank: 1 best, 2 second among the methods compared, else 0.
-        p: of the test behind a star, where it was made; after Holm's correction against ``baseline``.
+        p: over users, of the test behind a star, where it was made; after Holm's correction against ``baseline``.
+        p_seeds: of the same test over seeds; None for a single seed.
+        holds: whether the runs differ over seeds too, significantly and in the same direction.
         is_reference: all metrics of its runs are FT's (see ``same_numbers``).
         users, interactions: how many the tests of the blocks behind it have; empty where that is not counted.
     """
@@ -50,6 +52,8 @@ class Cell:
     star: bool = False
     rank: int = 0
     p: float | None = None
+    p_seeds: float | None = None
+    holds: bool = False
     users: tuple[int, ...] = ()
     interactions: tuple[int, ...] = ()
     worse: bool = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
+
+import pandas as pd
 
 from ..core.errors import UserError
 from ..records.run import Run
@@ -11,31 +13,64 @@ from ..records.store import describe, incremental, one_protocol
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
 from .frame import check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
+ONE_SEED = "one seed: no test over seeds"
+
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedTests:
+    """One method's runs against another's.
+
+    Attributes:
+        users: over the users that both have, each averaged over blocks and the seeds that both have.
+        seeds: over these seeds, each averaged over its users and blocks; None for fewer than two.
+        means: over the users, of either method.
+        users_left_out: how many users only one of the two has.
+    """
+
+    users: PairedComparison
+    seeds: PairedComparison | None
+    means: tuple[float, float]
+    users_left_out: int
+
+
+def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequence[int] | None = None,
+                 draws: int = 1) -> PairedTests:
+    """Runs of a against runs of b, over users and over seeds; arguments as of ``against_each``.
+
+    Raises:
+        TooFew: without a seed, or for fewer than 2 users, that both have.
+    """
+    if not (pairs := common_seeds(a, b)):
+        raise TooFew("no seed in common")
+    scores = paired_scores(pairs, metric, blocks)
+    both = scores.dropna()
+    averages = pd.concat([seed_averages(runs, metric, blocks) for runs in zip(*pairs)], axis=1).dropna()
+    users = compare_paired(both["mine"], both["theirs"], draws, unit="user")
+    seeds = compare_paired(averages[0], averages[1], draws, unit="seed") if len(averages) > 1 else None
+    return PairedTests(users, seeds, tuple(both.mean()), len(scores) - len(both))
+
+
+def holm_adjusted(tests: Sequence[PairedTests]) -> Iterator[PairedTests]:
+    """The tests with Holm's correction of their p: of those over users, and of those over seeds."""
+    seeds = iter(holm([test.seeds.p for test in tests if test.seeds]))
+    for test, p in zip(tests, holm([test.users.p for test in tests])):
+        yield replace(test, users=replace(test.users, p=p), seeds=test.seeds and replace(test.seeds, p=next(seeds)))
+
+
+@dataclass(frozen=True)
+class Comparison(PairedTests):
     """The proposed method against another one on one backbone and dataset.
 
     Attributes:
         other: name of the other method.
-        seeds: those both methods have; all numbers are over these.
-        left_out: seeds that only one of the two has with the metric.
-        users: over the users that both have, each averaged over blocks and seeds.
-        means: over these users, of the proposed method and of the other.
-        users_left_out: how many users only one of the two has.
+        common: the seeds that both methods have; left_out: those that only one of the two has with the metric.
         p_holm: p of ``users`` adjusted for all methods that the proposed one is compared with.
-        by_seed: over the seeds' averages; None if it cannot be computed, for the reason ``by_seed_reason``.
     """
 
     other: str
-    seeds: tuple[int, ...]
+    common: tuple[int, ...]
     left_out: tuple[int, ...]
-    users: PairedComparison
-    means: tuple[float, float]
-    users_left_out: int
     p_holm: float
-    by_seed: PairedComparison | None
-    by_seed_reason: str
 
 
 def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
@@ -80,21 +115,13 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
 def _against(mine: tuple[str, Sequence[Run]], theirs: tuple[str, Sequence[Run]], seeds: set[int], metric: str,
              blocks: Sequence[int], draws: int) -> Comparison:
     """One method against another one; ``seeds`` are those of either. Its p is not adjusted yet."""
-    if not (pairs := common_seeds(mine[1], theirs[1])):
+    if not (common := tuple(run.seed for run, _ in common_seeds(mine[1], theirs[1]))):
         first, second = (", ".join(str(run.seed) for run in runs) for _, runs in (mine, theirs))
         raise TooFew(f"{mine[0]} and {theirs[0]} have no seed in common: {mine[0]} has {first}, {theirs[0]} {second}.\n"
                      f"Run the same seeds of both.")
-    scores = paired_scores(pairs, metric, blocks)
-    both, common = scores.dropna(), tuple(run.seed for run, _ in pairs)
-    by_seed, reason = None, ""
-    try:
-        by_seed = compare_paired(*(seed_averages(runs, metric, blocks) for runs in zip(*pairs)), draws=draws,
-                                 unit="seed")
-    except TooFew as error:
-        reason = str(error)
-    users = compare_paired(both["mine"], both["theirs"], draws, unit="user")
-    return Comparison(theirs[0], common, tuple(sorted(seeds.difference(common))), users, tuple(both.mean()),
-                      len(scores) - len(both), users.p, by_seed, reason)
+    tests = paired_tests(mine[1], theirs[1], metric, blocks, draws)
+    return Comparison(**vars(tests), other=theirs[0], common=common, left_out=tuple(sorted(seeds.difference(common))),
+                      p_holm=tests.users.p)
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,8 @@ def tests(cell: GridCell, results: Iterable[tuple[Variant, Comparison | str]]) -
             row |= {"difference": Number.as_(users.difference, "+.4f"), "t": Number.as_(users.t, ".2f"),
                     "p": Number(users.p, p_text(users.p)), "p Holm": Number(test.p_holm, p_text(test.p_holm)),
                     "d_z": Number.as_(users.effect, ".3f"), "users": Number.as_(users.n, ","),
-                    "seeds in common": seed_text(test.seeds)}
+                    "p over seeds": Number(test.seeds.p, p_text(test.seeds.p)) if test.seeds else DASH,
+                    "seeds in common": seed_text(test.common)}
         rows.append(row)
     return rows
 

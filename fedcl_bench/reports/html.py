@@ -92,7 +92,7 @@ def _differences(px: Any, cell: GridCell, results: Iterable[tuple[Variant, Compa
     parts = []
     for variant, test in results:
         if isinstance(test, Comparison):
-            mine, theirs = (user_scores([run for run in of.runs if run.seed in test.seeds], cell.metric)
+            mine, theirs = (user_scores([run for run in of.runs if run.seed in test.common], cell.metric)
                             for of in (variant, cell.reference))
             counts = np.histogram((mine - theirs).dropna().clip(-1.0, 1.0), EDGES)[0]
             parts.append(pd.DataFrame({"method": _name(variant.title), "share of users": counts / counts.sum(),
@@ -152,7 +152,8 @@ _ABOUT = {  # the sections of the page
     "Accuracy against bytes sent": "Of a whole run, all clients together.",
     "Accuracy against time": "Of a whole run; it depends on the machine.",
     "Tests": "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
-    "than the method in the second column. p Holm is adjusted for all variants tested on the same items.",
+    "than the method in the second column. p Holm is adjusted for all variants tested on the same items. p over seeds: "
+    "each seed averaged over users, not adjusted; – where there is one seed.",
     "Differences per user": "Share of the users by their difference from the method that the tests compare with.",
     "Groups of users and items": "The metric of groups on the block just trained, averaged over the blocks but block 0 "
     "that have somebody of the group; a group that nobody is in is left out. Groups of items have their recall.",

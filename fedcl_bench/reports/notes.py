@@ -11,6 +11,7 @@ from ..experiments.papers import Key, PaperTable
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, FEW_USERS, interval_of_mean
 from .cells import Cell, Filling
+from .comparison import ONE_SEED
 from .frame import split_group
 from .selection import DAGGER, Source
 
@@ -20,6 +21,11 @@ GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how 
 def p_text(p: float) -> str:
     """A p-value in words."""
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def p_of(cell: Cell) -> str:
+    """A cell's p over users and, where there are several, over seeds."""
+    return " / ".join(p_text(p) for p in (cell.p, cell.p_seeds) if p is not None)
 
 
 def pilot_note(users: Iterable[int]) -> str:
@@ -46,6 +52,18 @@ def notes(filling: Filling) -> Iterator[str]:
         yield (f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with its "
                f"settings the method is FT in effect.")
     yield from filling.tests
+    yield from _over_seeds(filling)
+
+
+def _over_seeds(filling: Filling) -> Iterator[str]:
+    """How many of the marked numbers are significant over seeds as well; that a test has a single seed."""
+    tested = [cell for cell in filling.cells.values() if cell.p is not None]
+    if marked := [cell.holds for cell in tested if (cell.star or cell.worse) and cell.p_seeds is not None]:
+        marks, how = ("* or °", ", corrected alike") if filling.table.baseline else ("*", "")
+        yield (f"Numbers with {marks}: {len(marked)}; significant over seeds as well: {sum(marked)} (the same test of "
+               f"each seed's average over users{how}).")
+    if lacking := sum(cell.p_seeds is None for cell in tested):
+        yield f"{ONE_SEED.capitalize()} ({lacking} of {len(tested)} tests)."
 
 
 def footnotes(filling: Filling) -> Iterator[tuple[str, str]]:

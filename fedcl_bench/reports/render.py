@@ -234,7 +234,7 @@ def _tex_notes(table: Table) -> list[str]:
 # CSV
 
 CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean", "std", "seeds", "paper", "paper_star",
-              "rank", "star", "p", "contradiction", "missing", "records", "equals",
+              "rank", "star", "p", "p_seeds", "contradiction", "missing", "records", "equals",
               "users", "interactions")
 
 
@@ -245,7 +245,8 @@ def csv_text(table: Table) -> str:
         paper = cell.printed
         lines.append([table.number or "", *map(for_csv, cell.key), cell.mean, cell.std, " ".join(map(str, cell.seeds)),
                       paper and paper.text, "*" if paper and paper.star else "", cell.rank or "", _stars(cell), cell.p,
-                      cell.contradiction, cell.missing, " ".join(cell.records), REFERENCE * cell.is_reference,
+                      cell.p_seeds, cell.contradiction, cell.missing, " ".join(cell.records),
+                      REFERENCE * cell.is_reference,
                       " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
     return pd.DataFrame(lines, columns=CSV_FIELDS).to_csv(index=False, lineterminator="\n")
 

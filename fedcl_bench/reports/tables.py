@@ -1,13 +1,14 @@
 """A paper's table, rebuilt from records alone: where a table's number is computed.
 
 From top to bottom: ``measure`` takes from a run the number that a cell averages over seeds (``averaged``); then what
-the table compares is tested over users, and ranked; ``build`` lays a paper's table out and has it ``filled``.
+the table compares is tested, and ranked; ``build`` lays a paper's table out and has it ``filled``.
 ``selection.find`` finds every line's runs, ``notes.py`` says below a table what its numbers are, and ``render.py``
 writes it down. Cells without a record stay empty and are named.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Callable, Iterable, Iterator, Sequence
@@ -21,14 +22,14 @@ from ..experiments.papers import Key, PaperTable, get
 from ..records.run import Run
 from ..records.store import averaged_blocks, incremental, one_data, one_protocol
 from ..runs.specs import RunSpec, seed_text
-from ..stats.significance import ALIKE, PairedComparison, compare_paired, holm
+from ..stats.significance import ALIKE, LEVEL, TooFew
 from . import notes
 from .cells import COSTS, DASH, SECONDS, UPLOAD, Cell, Filling, Line, Panel, Table
-from .frame import by_block, common_seeds, paired_scores, split_group
+from .comparison import PairedTests, holm_adjusted, paired_tests
+from .frame import by_block, common_seeds, split_group
 from .selection import Source, find
 
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
-STAR_LEVEL = 0.05
 _STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
 REFERENCE = "ft"  # the method that does nothing; what cannot be told from it is marked
 _SUMMARIES = ("avg", "mean", "value")  # the columns that are marked, where a table has one
@@ -176,13 +177,18 @@ def averaged(cell: Cell, runs: Sequence[Run], base: Sequence[Run] = (), base_nam
     return cell
 
 
-def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedComparison | None:
-    """Paired t-test over users, each averaged over blocks and the seeds that both have; None if they have too little
-    in common."""
-    if not (pairs := common_seeds(a, b)):
-        return None
-    users = paired_scores(pairs, metric).dropna()
-    return compare_paired(users["mine"], users["theirs"], draws=1) if len(users) > 1 else None  # the t-test alone
+def tests_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedTests | None:
+    """Paired t-tests over users and over seeds; None if the two have too little in common."""
+    with suppress(TooFew):
+        return paired_tests(a, b, metric)
+    return None
+
+
+def _set_p(cell: Cell, tests: PairedTests) -> Cell:
+    """The cell, with the p of its tests and whether what differs over users does so over seeds."""
+    cell.p, cell.p_seeds = tests.users.p, tests.seeds.p if tests.seeds else None
+    cell.holds = bool(tests.seeds and tests.seeds.p <= LEVEL and tests.seeds.difference * tests.users.difference > 0.0)
+    return cell
 
 
 def same_numbers(a: Sequence[Run], b: Sequence[Run], metrics: Iterable[str]) -> bool:
@@ -247,17 +253,16 @@ def _test_lead(filling: Filling) -> Iterator[str]:
         if not (mine := baselines.pop(filling.ours, None)):
             continue
         means = {row: cell.mean for row, cell in baselines.items() if cell.mean is not None}
-        own, tested = runs[mine.key[:3]], {}
+        own, tested = runs[mine.key[:3]], []
         for metric in table.metrics if own and means else ():
             best = runs[dataset, backbone, max(means, key=means.get)]
-            if metric not in COSTS and (test := user_test(own, best, metric)):
-                cell = filling.cells[mine.key._replace(metric=metric)]
-                cell.p, cell.star = test.p, test.p <= STAR_LEVEL and test.difference > 0.0
-                tested[metric] = test.p
+            if metric not in COSTS and (tests := tests_of(own, best, metric)):
+                tested.append(cell := _set_p(filling.cells[mine.key._replace(metric=metric)], tests))
+                cell.star = cell.p <= LEVEL and tests.users.difference > 0.0
         where = f"{label(backbone)}, {label(dataset)}"
         if table.lead.name_p and mine.p is not None:
-            values = "; ".join(f"{label(metric)} {notes.p_text(p)}" for metric, p in tested.items())
-            yield f"p of {label(filling.ours)} on {where}: {values}."
+            values = "; ".join(f"{label(cell.key.metric)} {notes.p_of(cell)}" for cell in tested)
+            yield f"p over users / over seeds of {label(filling.ours)} on {where}: {values}."
         absent = [label(row) for row, cell in baselines.items()
                   if cell.mean is None and cell.printed and cell.printed.value is not None]
         if mine.mean is not None and mine.p is None and baselines:
@@ -281,32 +286,32 @@ def _test_across(filling: Filling) -> Iterator[str]:
         for cell in here:
             key = cell.key
             if key.backbone not in taken and key.metric not in COSTS and (
-                    test := user_test(filling.runs[best[:3]], filling.runs[key[:3]], key.metric)):
-                cell.p = test.p
+                    tests := tests_of(filling.runs[best[:3]], filling.runs[key[:3]], key.metric)):
                 lines.setdefault(f"{label(key.row)} on {label(key.backbone)}", []).append(
-                    f"{label(key.metric)} {notes.p_text(test.p)}")
+                    f"{label(key.metric)} {notes.p_of(_set_p(cell, tests))}")
         if lines:
             each = "; ".join(f"{name}: {', '.join(values)}" for name, values in lines.items())
-            yield (f"p of {label(filling.ours)} on {label(best.backbone)}, its best line by {label(lead.metric)} "
-                   f"on {label(dataset)}, against lines on other backbones, two-sided. {each}.")
+            yield (f"p over users / over seeds of {label(filling.ours)} on {label(best.backbone)}, its best line by "
+                   f"{label(lead.metric)} on {label(dataset)}, against lines on other backbones, two-sided. {each}.")
 
 
 def _test_baseline(filling: Filling) -> None:
-    """Test every row against ``table.baseline`` over users, per dataset, backbone and metric, and mark what differs.
+    """Test every row against ``table.baseline``, per dataset, backbone and metric, and mark what differs over users.
 
     Holm's correction is over the rows that one metric is compared on, as those are read together.
     """
     table = filling.table
     for dataset, backbone, metric in product(table.datasets, table.backbones, table.metrics):
-        base, tests = filling.runs.get((dataset, backbone, table.baseline)), []
+        base, cells, tests = filling.runs.get((dataset, backbone, table.baseline)), [], []
         for row in table.rows:
             cell, runs = (filling.cells.get(Key(dataset, backbone, row, metric, "mean")),
                           filling.runs.get((dataset, backbone, row)))
-            if row != table.baseline and cell and runs and base and (test := user_test(runs, base, metric)):
-                tests.append((cell, test))
-        for (cell, test), p in zip(tests, holm([test.p for _, test in tests])):
-            cell.p = p
-            cell.star, cell.worse = (p <= STAR_LEVEL and sign * test.difference > 0.0 for sign in (1, -1))
+            if row != table.baseline and cell and runs and base and (found := tests_of(runs, base, metric)):
+                cells.append(cell)
+                tests.append(found)
+        for cell, adjusted in zip(cells, holm_adjusted(tests)):
+            _set_p(cell, adjusted)
+            cell.star, cell.worse = (cell.p <= LEVEL and sign * adjusted.users.difference > 0.0 for sign in (1, -1))
 
 
 def _rank(filling: Filling) -> None:

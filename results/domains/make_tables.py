@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterable, Sequence
 
+import pandas as pd
+
 import fedcl_bench as fb
 
 HERE = Path(__file__).parent
@@ -16,8 +18,8 @@ TEXT = """\
 # Tables of the runs on domains
 
 Written by `python results/domains/make_tables.py` from the records of this folder; not to be edited. Values are means
-and sample standard deviations over seeds, and p is that of the paired t-test over users. Nothing was tuned. The
-commands stand in [README.md](README.md) and in [domains](../../docs/domains.md).
+and sample standard deviations over seeds, and p is that of the paired t-test over users and of that over seeds. Nothing
+was tuned. The commands stand in [README.md](README.md) and in [domains](../../docs/domains.md).
 
 ## A pilot of Pantry and Arts
 
@@ -52,6 +54,11 @@ def p_value(p: float) -> str:
     return "< .0001" if p < 0.0001 else f"{p:.2g}"
 
 
+def p_values(compared: pd.DataFrame) -> list[str]:
+    """Over users and over seeds."""
+    return [p_value(compared[name].item()) for name in ("p", "seed_p")]
+
+
 def pilot() -> str:
     rows = []
     for topology in TOPOLOGIES:
@@ -70,11 +77,10 @@ def common_users() -> str:
             row = [common, f"`{topology}`", *values(results, "ndcg@50")]
             for metric in ("ndcg@50", "recall@10"):
                 row += [] if metric == "ndcg@50" else [values(results, metric)[-1]]
-                row.append("" if topology == "local" else
-                           p_value(results.compare(runs["local"], metric)["p"].item()))
+                row.append("" if topology == "local" else ", ".join(p_values(results.compare(runs["local"], metric))))
             rows.append(row)
-    return markdown(["common", "`topology=`", "phone, N@50", "electronics, N@50", "mean N@50", "p", "mean R@10", "p"],
-                    rows)
+    return markdown(["common", "`topology=`", "phone, N@50", "electronics, N@50", "mean N@50", "p over users, seeds",
+                     "mean R@10", "p over users, seeds"], rows)
 
 
 def known_users() -> str:
@@ -84,8 +90,7 @@ def known_users() -> str:
         tests = ["", ""]
         if known:
             untold = fb.load(HERE, backbone="recguru", dataset=f"phone+electronic-{common}", known_users=False)
-            compared = results.compare(untold, "ndcg@50")
-            tests = [p_value(compared[name].item()) for name in ("p", "seed_p")]
+            tests = p_values(results.compare(untold, "ndcg@50"))
         rows.append([common, "yes" if known else "no", *values(results, "ndcg@50"), *tests])
     return markdown(["common", "known", "phone, N@50", "electronics, N@50", "mean N@50", "p, users", "p, seeds"], rows)
 

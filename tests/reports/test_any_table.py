@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fabricate import USERS, fabricate, fabricate_methods, level
 from scipy import stats
@@ -81,6 +82,21 @@ def test_marks_against_a_baseline_are_holms(built, source):
     line = next(line for line in csv.DictReader(io.StringIO(csv_text(table))) if line["row"] == "f3crec")
     assert (line["star"], line["users"]) == ("°", " ".join([str(USERS)] * 3))
     assert float(line["p"]) == cell(table, "f3crec").p
+
+
+def test_p_over_seeds_is_holms_too(registry, tmp_path):
+    shifts = dict(zip(("ft", "reg", "kd"), np.random.default_rng(3).normal(0.0, 0.003, (3, 4))))
+    for i, (method, shift) in enumerate(shifts.items()):
+        for seed in range(4):
+            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed,
+                      level(MEANS["ft"] + 0.01 * i + shift[seed], noise=i))
+    table = build_any(Layout(methods=tuple(shifts), against="ft"), Source(load_runs(tmp_path), registry))
+    means = {method: 0.01 * i + shift for i, (method, shift) in enumerate(shifts.items())}
+    raw = [stats.ttest_rel(means[name], means["ft"]).pvalue for name in ("reg", "kd")]
+    assert [cell(table, name).p_seeds for name in ("reg", "kd")] == pytest.approx(holm(raw))
+    assert min(raw) < 0.05 < min(holm(raw)) and cell(table, "reg").star and cell(table, "kd").star
+    assert ("Numbers with * or °: 2; significant over seeds as well: 0 (the same test of each seed's average over "
+            "users, corrected alike).") in table.notes
 
 
 def test_what_is_missing_is_named_with_its_own_settings(built):

@@ -67,7 +67,7 @@ def test_tests_are_those_of_scipy():
             "c": random_runs("kd", range(4), 0.1)}
     found = against_each(runs, "a", "ndcg@20")
     for comparison, other, sign in zip(found, "bc", (1, -1)):
-        for test, score in ((comparison.users, user_scores), (comparison.by_seed, seed_averages)):
+        for test, score in ((comparison.users, user_scores), (comparison.seeds, seed_averages)):
             expected = stats.ttest_rel(score(runs["a"], "ndcg@20"), score(runs[other], "ndcg@20"))
             assert (test.t, test.p) == pytest.approx((expected.statistic, expected.pvalue)) and test.p < 0.05
             assert sign * test.difference > 0.03
@@ -77,12 +77,12 @@ def test_tests_are_those_of_scipy():
 def test_only_common_seeds_and_users():
     a, b = random_runs("f3crec", (0, 1, 2), 0.05), random_runs("ft", (4, 2, 1), 0.0, users=range(10, 70))
     found, = against_each({"a": a, "b": b}, "a", "ndcg@20")
-    assert found.seeds == (1, 2) and found.left_out == (0, 4)
-    assert found.users.n == 50 and found.users_left_out == 20 and found.by_seed.n == 2
+    assert found.common == (1, 2) and found.left_out == (0, 4)
+    assert found.users.n == 50 and found.users_left_out == 20 and found.seeds.n == 2
     same, = against_each({"a": a[1:], "b": [b[2], b[1]]}, "a", "ndcg@20")
-    assert same.users == found.users and same.by_seed == found.by_seed
+    assert same.users == found.users and same.seeds == found.seeds
     one, = against_each({"a": a[:2], "b": b[1:]}, "a", "ndcg@20")
-    assert one.users.n == 50 and one.by_seed is None and "at least 2 seeds" in one.by_seed_reason
+    assert one.users.n == 50 and one.seeds is None
     for other, message in ((b[:1], "no seed in common: a has 0, 1, 2, b 4"),
                            (random_runs("ft", [0], 0, users=range(59, 90)), "at least 2 users .*found 1")):
         with pytest.raises(TooFew, match=message):
@@ -236,7 +236,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     assert main(["compare", "again", "ft", "--backbone", "fedmf", *QUICK, *plugin,
                  "--records", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
-    assert "again† on fedmf" in out and "† re-implementation" in out and "by seed: not computed" in out
+    assert "again† on fedmf" in out and "† re-implementation" in out and "ft: one seed: no test over seeds." in out
 
 
 @pytest.mark.parametrize("arguments,parts", [

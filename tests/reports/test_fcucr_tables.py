@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -102,8 +103,7 @@ def test_star_is_against_the_same_backbone(built, runs):
     assert cell(built, "fcucr", "all:hit@10").p == pytest.approx(stats.ttest_rel(mine, base).pvalue, rel=1e-6)
     assert {c.key[1:4] for c in built.cells() if c.star} == {
         ("sasrec", "fcucr", m) for m in fcucr.TABLES[2].metrics if m != "upload_mib"}
-    assert any(note.startswith("p of FCUCR on SASRec, XING: HR@10 < 0.0001; NDCG@10 < 0.0001; HR@10, all items < "
-                               "0.0001")
+    assert any(note.startswith("p over users / over seeds of FCUCR on SASRec, XING: HR@10 < 0.0001 / < 0.0001; NDCG@10")
                for note in built.notes)
     assert any(note.startswith("TiSASRec, XING: not tested; no baseline has a record") for note in built.notes)
 
@@ -115,8 +115,10 @@ def test_the_best_line_is_tested_against_those_on_other_backbones(built, runs):
     tested = cell(built, "ft", "ndcg@10", backbone="pfedrec")
     assert tested.p == pytest.approx(stats.ttest_rel(mine, base).pvalue, rel=1e-6) and not tested.star
     assert cell(built, "ft").p is None and cell(built, "ft", "upload_mib", backbone="pfedrec").p is None
-    assert [note for note in built.notes if note.startswith("p of FCUCR on TiSASRec, its best line by HR@10 on XING, "
-                                                            "against lines on other backbones")]
+    (across,) = [note for note in built.notes if note.startswith("p over users / over seeds of FCUCR on TiSASRec, its "
+                                                                 "best line by HR@10 on XING, against lines on other ")]
+    assert re.search(r"FedAvg on PFedRec: HR@10 (< )?0\.\d{4}, NDCG@10", across)
+    assert any(note.startswith("One seed: no test over seeds (") for note in built.notes)
 
 
 def test_no_star_for_the_worse(runs, registry):

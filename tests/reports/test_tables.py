@@ -105,6 +105,22 @@ def test_star_is_the_papers_rule(main_table):
                                                              for m in ("ndcg@20", "recall@20")]
 
 
+@pytest.mark.parametrize("shifts, held", [((0.003, 0.001, 0.002), 2), ((0.03, -0.03, 0.01), 0)])
+def test_p_over_seeds_is_of_each_seeds_average(registry, tmp_path, shifts, held):
+    """Both are ahead on every user; one is so on two seeds of three alone, and keeps its star."""
+    def mine(t, s, seed):
+        return level(0.085, noise=1)(t, s, seed) + shifts[seed]
+    record(tmp_path, registry, "ft", 0.08, seeds=range(3))
+    record(tmp_path, registry, "f3crec", mine, seeds=range(3))
+    averages = [[np.mean([scores(t, t, seed) for t in (1, 2, 3)]) for seed in range(3)]
+                for scores in (mine, level(0.08))]
+    found = cell(built := table(2, tmp_path, registry), "f3crec")
+    assert found.p_seeds == pytest.approx(stats.ttest_rel(*averages).pvalue) and found.star
+    assert found.p < 1e-6 and float(rows_of(built)["f3crec", "avg"]["p_seeds"]) == found.p_seeds
+    assert (f"Numbers with *: 2; significant over seeds as well: {held} (the same test of each seed's average over "
+            f"users).") in built.notes and not any("One seed" in note for note in built.notes)
+
+
 def test_missing_cells_are_named(main_table):
     (found,) = [text for text in main_table.missing if "on fedncf, pfedrec, ml-100k" in text]
     assert found == ("missing: ft, reg, kd, rlp2, spp, f3crec on fedncf, pfedrec, ml-100k: no record; run: "
@@ -142,6 +158,7 @@ def test_no_star_without_significance_or_for_the_worse(registry, tmp_path, mean,
     record(tmp_path, registry, "f3crec", noisy if mean > 0.08 else level(mean, noise=noise))
     found = cell(built := table(2, tmp_path, registry), "f3crec")
     assert not found.star and (found.p > 0.05) == (mean > 0.08)
+    assert found.p_seeds is None and "One seed: no test over seeds (2 of 2 tests)." in built.notes
     assert any("without Reg, KD, RLP2†, SPP†" in note for note in built.notes)
 
 

@@ -98,9 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_json(c: Comparison) -> dict[str, Any]:
-    by_seed = ({"computed": True, **asdict(c.by_seed)} if c.by_seed else
-               {"computed": False, "reason": c.by_seed_reason})
-    return {"method": c.other, "seeds": c.seeds, "seeds_left_out": c.left_out,
+    from ...reports.comparison import ONE_SEED
+
+    by_seed = {"computed": True, **asdict(c.seeds)} if c.seeds else {"computed": False, "reason": ONE_SEED}
+    return {"method": c.other, "seeds": c.common, "seeds_left_out": c.left_out,
             "per_user": {**asdict(c.users), "means": c.means, "p_holm": c.p_holm, "users_left_out": c.users_left_out},
             "per_seed": by_seed}
 
@@ -126,7 +127,7 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
     from ..show import print_table
 
     notes = [note for c in comparisons for note in _left_out(c, labels[c.other])]
-    seeds = set.union(*(set(comparison.seeds) for comparison in comparisons))
+    seeds = set.union(*(set(comparison.common) for comparison in comparisons))
     print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
           f"just trained, {_blocks(about)}")
     print_table(("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users", "by seed",
@@ -143,21 +144,22 @@ def _row(c: Comparison, label: str) -> tuple[str, ...]:
     difference, t, p = _test(c.users)
     return (label, difference, f"{c.users.low:+.4f} … {c.users.high:+.4f}", t, p, _p(c.p_holm),
             _p(c.users.p_permutation), f"{c.users.effect:.3f}", str(c.users.n),
-            *(_test(c.by_seed) if c.by_seed else ("–", "–", "–")), str(len(c.seeds)))
+            *(_test(c.seeds) if c.seeds else ("–", "–", "–")), str(len(c.common)))
 
 
 def _left_out(c: Comparison, label: str) -> list[str]:
     """Sentences on the seeds and users that a comparison lacks."""
+    from ...reports.comparison import ONE_SEED
     from ...runs.specs import seed_text
 
     notes = []
     if c.left_out:
-        notes.append(f"{label}: over the common seeds {seed_text(c.seeds)}; left out, as not both have them with the "
+        notes.append(f"{label}: over the common seeds {seed_text(c.common)}; left out, as not both have them with the "
                      f"metric: {seed_text(c.left_out)}.")
     if c.users_left_out:
         notes.append(f"{label}: {c.users_left_out} users that only one of the two has are left out.")
-    if c.by_seed is None:
-        notes.append(f"{label}, by seed: not computed; {c.by_seed_reason}")
+    if c.seeds is None:
+        notes.append(f"{label}: {ONE_SEED}.")
     return notes
 
 
