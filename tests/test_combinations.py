@@ -32,7 +32,8 @@ def stream():
 
 def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
     others = set(NAMES.names("backbone")) - set(BACKBONES)
-    assert others == {"dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "tisasrec",  # sessions
+    assert others == {"dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "session-transformer",
+                      "tisasrec",  # sessions
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
     assert set(NAMES.names("method")) - set(METHODS) == {"fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr"}
 

@@ -84,10 +84,11 @@ def ambiguities(*plugins: str) -> str:
         names, _, dataset = plugin.partition("@")
         method, backbone = names.split("/")
         usual = settings_of(registry, RunSpec(method, backbone, dataset or "ml-100k"), None)
+        settings = (*CORE_SETTINGS, *(registry.get(kind, name).cls.Settings
+                                      for kind, name in (("method", method), ("backbone", backbone))))
+        helps = {row[0]: row[3] for of in settings for row in describe(of)}
         for kind, name in (("method", method), ("backbone", backbone)):
-            cls = registry.get(kind, name).cls
-            helps = {row[0]: row[3] for of in (*CORE_SETTINGS, cls.Settings) for row in describe(of)}
-            for setting, values in cls.ambiguities.items():
+            for setting, values in registry.get(kind, name).cls.ambiguities.items():
                 if (name, setting) in seen:
                     continue
                 seen.add((name, setting))

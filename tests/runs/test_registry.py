@@ -47,7 +47,7 @@ def test_shipped_plugins(registry):
                                         "rlp2", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddcsr", "fedmf", "fedncf", "fedrap", "ffmsr",
                                           "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "pfedrec", "recguru",
-                                          "sasrec", "tisasrec", "unisrec", "vqrec"]
+                                          "sasrec", "session-transformer", "tisasrec", "unisrec", "vqrec"]
     assert registry.names("metric") == ["distance", "hit", "mrr", "ndcg", "novelty", "popularity", "precision",
                                         "recall"]
     assert not registry.broken
