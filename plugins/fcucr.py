@@ -192,8 +192,10 @@ class FCUCR(Method):
         a whole GELU(W [H ; rho] + b) with dropout, (C, 1, d)."""
         if "head.weight" in encoding.clients:
             hidden = gelu(apply_linear(encoding.clients, "head", encoding.features, self.received(encoding)))
-            keys = encoding.draw.clients("dropout of psi", encoding.users) if encoding.purpose == "train" else None
-            return Dropout(keys)(hidden, self.dropout)
+            if encoding.purpose == "train":
+                drop = Dropout(encoding.draw.clients("dropout of psi", encoding.users))
+                hidden = drop(hidden, self.dropout)
+            return hidden
         hidden = apply_linear(encoding.clients, "head.0", encoding.features, self.received(encoding))
         return apply_linear(encoding.clients, "head.1", self.dice(encoding, hidden))
 
