@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,9 +39,11 @@ class _Rehearses(_Cheater):
         return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
 
 
-class _KeepsTheStream(_Cheater):
-    def check(self, stream):
-        self._stream = stream
+class _FindsTheStream(_Cheater):
+    """Hooks see what trains; of the rest it takes hold where it is called."""
+
+    def check(self, step):
+        self._stream = sys._getframe(1).f_locals["self"].stream
 
 
 class MeanOfNeighbours(_Cheater):
@@ -146,8 +149,8 @@ class PassesPrivateAround(_Cheater):
         return {name: table + 0.01 * self._left.sum() for name, table in public.items()}
 
 
-class RereadsThePast(_KeepsTheStream, _Rehearses):
-    """(d) keeps the stream and replays the block before."""
+class RereadsThePast(_FindsTheStream, _Rehearses):
+    """(d) finds the stream and replays the block before."""
     first_step = 1
 
     def begin_step(self, step, model, backbone):
@@ -169,10 +172,10 @@ class TrainsOnTest(RereadsThePast):
         pass
 
     def begin_round(self, step, round_, backbone):
-        self._previous = step.test
+        self._previous = self._stream.steps[step.index].test
 
 
-class RanksTestFirst(_KeepsTheStream):
+class RanksTestFirst(_FindsTheStream):
     """(e) looks the items to be found up when it scores."""
 
     def rescore(self, users, scores, model, backbone):
@@ -339,12 +342,12 @@ class RanksByOthers(_Remembers):
         return scores
 
 
-class KeepsTestItems(_Remembers):
+class KeepsTestItems(_FindsTheStream, _Remembers):
     """(e) a client remembers what it is tested on after every later block."""
 
     def end_step(self, step, model, backbone, trained, draw):
-        super().end_step(replace(step, train=step.test), model, backbone,
-                         (step.test.lengths > 0).nonzero().flatten(), draw)
+        test = self._stream.steps[step.index].test
+        super().end_step(replace(step, train=test), model, backbone, (test.lengths > 0).nonzero().flatten(), draw)
 
 
 class KeepsThePast(RereadsThePast):
@@ -389,7 +392,7 @@ class UploadsThePast(UploadsInteractions):
 
 # The same on sessions, with a sequential backbone.
 
-class _OnSessions(_KeepsTheStream):
+class _OnSessions(_FindsTheStream):
     needs_sequential = True
 
 

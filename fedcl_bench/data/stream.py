@@ -190,6 +190,23 @@ class Prefixes:
 
 
 @dataclass(frozen=True)
+class TrainingStep:
+    """What plugins see of a ``Step``, whose attributes these are: what trains, and nothing to validate or test on.
+
+    Attributes:
+        sessions: those of ``train``, and with domains of ``known``.
+    """
+
+    index: int
+    n_users: int
+    n_items: int
+    old_users: int
+    old_items: int
+    train: Ragged
+    sessions: Mapping[str, Sessions]
+
+
+@dataclass(frozen=True)
 class Step:
     """One step of a stream: a block, or all of it.
 
@@ -219,6 +236,12 @@ class Step:
 
     def split(self, name: str) -> Ragged:
         return getattr(self, name)
+
+    @property
+    def training(self) -> TrainingStep:
+        """What plugins see of it."""
+        return TrainingStep(self.index, self.n_users, self.n_items, self.old_users, self.old_items, self.train,
+                            {name: self.sessions[name] for name in ("train", "known") if name in self.sessions})
 
     def samples(self) -> Prefixes:
         """Every beginning of a training session whose last item is of this step."""

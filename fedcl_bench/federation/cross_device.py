@@ -95,7 +95,7 @@ class CrossDevice:
         if self.group is None or not self.same_group:
             self._choose_participants(progress)
         weights = self.weights(key.round)
-        self.method.begin_round(self.step, key.round, self.federation.backbone)
+        self.method.begin_round(self.step.training, key.round, self.federation.backbone)
         uploads, answers = {}, {}
         if self.method.uploads_first:
             uploads = upload_first(self.work, progress.model, key)
@@ -196,7 +196,7 @@ class CrossDevice:
         """The progress after the step, with whose best model the method makes its memories for the next one."""
         f, step = self.federation, self.step
         trained = (step.train.lengths > 0).nonzero().flatten()
-        f.method.end_step(step, progress.best.model, f.backbone, trained, self.key(step.index, 0))
+        f.method.end_step(step.training, progress.best.model, f.backbone, trained, self.key(step.index, 0))
         return replace(progress, step=step.index + 1, round=0, trained=False, **self.state())
 
     def key(self, unit: int, round_: int) -> DrawKey:
@@ -232,7 +232,7 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     start = progress.best.model if f.server.init_from == "best" else progress.model
     model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
-        method.begin_step(step, model, f.backbone)
+        method.begin_step(step.training, model, f.backbone)
         if f.server.reset_private:
             model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
     recorded = training_of(f, step, model).strategy.recorded

@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 
 from ..core.tuning import SIZES
-from ..data.stream import Step
+from ..data.stream import Step, TrainingStep
 from ..evaluation.beyond_accuracy import catalogue_of
 from ..evaluation.ranking import UserScores
 from ..evaluation.sample_ranking import Ranking, rank_by_module, scores_after
@@ -155,13 +155,13 @@ class CrossSilo:
         model = replace(merged(silo.exported() for silo in self.silos), client_context=progress.model.client_context)
         return replace(progress, model=model, server_state={} if now.new_optimiser else progress.server_state)
 
-    def _after(self, hook: Callable[[Step, DomainModule, Backbone], None], model: Snapshot) -> Snapshot:
+    def _after(self, hook: Callable[[TrainingStep, DomainModule, Backbone], None], model: Snapshot) -> Snapshot:
         """All parameters after a hook of the method at each domain."""
         changed, f = [], self.federation
         for domain in self.domains:
             module = domain.load(model)
             with torch.no_grad(), silo_modules.seeded(domain.seed, hook.__name__, self.step.index, device=f.device):
-                hook(domain.step, module, f.backbone)
+                hook(domain.step.training, module, f.backbone)
             changed.append(silo_modules.exported(module, domain.prefix))
         return replace(merged(changed), client_context=model.client_context)
 

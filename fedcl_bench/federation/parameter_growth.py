@@ -55,7 +55,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
     served = grown_each(model.personalised, public) if backbone.serves_tables else {}
     return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served,
-                    backbone.remember(step, model.client_context))
+                    backbone.remember(step.training, model.client_context))
 
 
 def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:

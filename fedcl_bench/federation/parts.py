@@ -209,7 +209,7 @@ class Federation:
         self._check_protection()
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
-        self.method.check(self.stream)
+        self.method.check(self.stream.steps[0].training)
 
     def _check_fold_in(self) -> None:
         """Somebody must be left to train in every block."""

@@ -26,7 +26,7 @@ from .local_settings import OwnSamples
 from ..core.settings import setting
 
 if TYPE_CHECKING:
-    from ..data.stream import Step
+    from ..data.stream import TrainingStep
     from ..rng import DrawKey
     from .local_settings import LocalSettings
 
@@ -243,7 +243,7 @@ class Backbone:
         """
         raise NotImplementedError
 
-    def remember(self, step: Step, memory: Tables) -> Tables:
+    def remember(self, step: TrainingStep, memory: Tables) -> Tables:
         """What every client carries besides parameters: integer tables, each (users, ...), made at the start of a step.
 
         They are not trained and never uploaded; ``score`` finds them among ``clients``.

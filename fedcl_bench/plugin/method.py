@@ -21,7 +21,7 @@ from ..rng import DrawKey, Tables
 from .state import Snapshot
 
 if TYPE_CHECKING:
-    from ..data.stream import Step, Stream
+    from ..data.stream import TrainingStep
     from .views import Local, LocalBatch, LocalSessions
 
 
@@ -95,8 +95,8 @@ class Method:
         """Whether the method has a hook of its own of this name."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
-    def check(self, stream: Stream) -> None:
-        """Before the run: raise UserError if a setting does not fit the data."""
+    def check(self, step: TrainingStep) -> None:
+        """Before the run: raise UserError if a setting does not fit the data; ``step`` is the first."""
 
     def uploads(self, backbone: Backbone, round_: int) -> Mapping[str, tuple[int, ...]]:
         """What each participant sends in a round besides public parameters: its shape by name (see ``Local.upload``).
@@ -105,7 +105,7 @@ class Method:
         """
         return {}
 
-    def begin_step(self, step: Step, model: Snapshot, backbone: Backbone) -> None:
+    def begin_step(self, step: TrainingStep, model: Snapshot, backbone: Backbone) -> None:
         """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.
 
         Args:
@@ -119,7 +119,7 @@ class Method:
         """
         return {}
 
-    def begin_round(self, step: Step, round_: int, backbone: Backbone) -> None:
+    def begin_round(self, step: TrainingStep, round_: int, backbone: Backbone) -> None:
         """Before the local training of a round, at the clients.
 
         Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
@@ -203,7 +203,7 @@ class Method:
         """
         return scores
 
-    def end_step(self, step: Step, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
+    def end_step(self, step: TrainingStep, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
         """After a step, with the model of its best validation round; at clients and server.
 
         Args:

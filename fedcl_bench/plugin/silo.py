@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .backbone import Backbone, BackboneSettings
-from ..data.stream import Step
+from ..data.stream import TrainingStep
 from ..rng import DrawKey, Tables
 from ..core.errors import PluginError
 from .method import Method
@@ -289,7 +289,7 @@ class DomainMethod(Method):
         """An untrained module of a domain: the backbone's, or one that has more around it."""
         return backbone.module(data)
 
-    def begin_step(self, step: Step, module: DomainModule,  # type: ignore[override]  # of one domain
+    def begin_step(self, step: TrainingStep, module: DomainModule,  # type: ignore[override]  # of one domain
                    backbone: Backbone) -> None:
         """At a domain: before each step of time but the first, with the best model of the one before.
 
@@ -300,7 +300,7 @@ class DomainMethod(Method):
             step: the domain's, with users and items numbered from 0.
         """
 
-    def end_step(self, step: Step, module: DomainModule,  # type: ignore[override]
+    def end_step(self, step: TrainingStep, module: DomainModule,  # type: ignore[override]
                  backbone: Backbone) -> None:
         """At a domain: after each step of time, with its best model; otherwise as ``begin_step``."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plugin.backbone import Backbone, BackboneSettings, OwnBatch
-from ..data.stream import Step
+from ..data.stream import TrainingStep
 from ..plugin.silo import TextSettings
 from ..rng import Tables
 from ..core.errors import UserError
@@ -146,7 +146,7 @@ class RecBoleBackbone(Backbone):
         return {p.name: self._start(seed).laws[p.name].rows(seed, p.name, items, p.row)
                 for p in self.parameters if p.follows == "items" and p.private}
 
-    def remember(self, step: Step, memory: Tables) -> Tables:
+    def remember(self, step: TrainingStep, memory: Tables) -> Tables:
         """The clients' own training items of their latest block, as RecBole's ids, 0 where there are fewer: the last
         ``max_length`` for sequential models, else all."""
         if not self.facts.remembers:
@@ -164,7 +164,7 @@ class RecBoleBackbone(Backbone):
         table[users[row[column >= 0]], column[column >= 0]] = item[column >= 0] + 1
         return {HISTORY: table}
 
-    def _longest(self, step: Step) -> int:
+    def _longest(self, step: TrainingStep) -> int:
         """How many items of a client are kept at most."""
         return self.settings.max_length if self.facts.sequential else int(step.train.lengths.max())
 

@@ -154,7 +154,7 @@ def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
     step, model = f.stream.steps[start.step], start.best.model
     model = replace(model, private={name: table.clone() for name, table in model.private.items()})
     users = torch.arange(step.n_users)
-    f.method.end_step(step, model, f.backbone, (step.train.lengths > 0).nonzero().flatten(),
+    f.method.end_step(step.training, model, f.backbone, (step.train.lengths > 0).nonzero().flatten(),
                       DrawKey(f.seed, step.index))
     result = {f"private '{name}'": table for name, table in model.private.items()}  # which it could write to
     for name, table in f.method.client_state.items():
@@ -328,7 +328,7 @@ def _begun(f: Federation, start: Progress, step: Step) -> tuple[Step, Progress]:
     f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
     if start.round == 0:
         start = begin_step(f, step, start)
-    f.acting_in(step).begin_round(step, start.round, f.backbone)
+    f.acting_in(step).begin_round(step.training, start.round, f.backbone)
     return step, start
 
 
@@ -352,7 +352,7 @@ def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, se
     result["end_round's answers"] = dict(acting.end_round(start.round, users, dict(sent)))
     result["end_round"] = dict(f.method.server_state)
     model = replace(model, public={name: table.clone() for name, table in public.items()})
-    f.method.end_step(step, model, f.backbone, users, DrawKey(f.seed, step.index))
+    f.method.end_step(step.training, model, f.backbone, users, DrawKey(f.seed, step.index))
     result["end_step"] = dict(f.method.server_state)
     result["end_step's model"] = dict(model.public)  # which it could write to
     return result

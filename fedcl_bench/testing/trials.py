@@ -176,7 +176,7 @@ def client_round(f: Federation, progress: Progress,
         progress = begin_step(f, step, progress)
     round_, model = progress.round, progress.model
     opened = open_step(f, step, model)
-    opened.method.begin_round(step, round_, f.backbone)
+    opened.method.begin_round(step.training, round_, f.backbone)
     users = f.server.attendance.of(step, f.seed, round_).users
     rows: dict[str, list[Tensor]] = {}
     for group in split(users):

@@ -110,11 +110,10 @@ class TopNDistillation(Method):
     ambiguities = {"kd_reduction": {"mean": "released code", "sum": "paper, Eq. 5 as printed"},
                 "refresh_lists": {"trained": "released code", "all": "paper"}}
 
-    def check(self, stream):
-        for step in stream.steps[:-1] if self.settings.lambda_kd > 0.0 else ():
-            if self.settings.top_n > step.n_items:
-                raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
-                                f"{step.n_items} in block {step.index}.")
+    def check(self, step):
+        if self.settings.lambda_kd > 0.0 and self.settings.top_n > step.n_items:
+            raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
+                            f"{step.n_items} in block 0.")
 
     def replayed_items(self, users, draw):
         if self.settings.lambda_kd == 0.0:

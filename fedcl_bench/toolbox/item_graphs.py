@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ..data.stream import Step
+from ..data.stream import TrainingStep
 
 _SLOPE = 0.2  # of leaky ReLUs
 _REACH = 3  # positions apart at which two clicks of a session are neighbours
@@ -44,7 +44,7 @@ def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int
     return owner[kept], item[kept], rank[kept], near[kept], count[kept]
 
 
-def neighbours_in(step: Step, most: int) -> tuple[np.ndarray, ...]:
+def neighbours_in(step: TrainingStep, most: int) -> tuple[np.ndarray, ...]:
     """``neighbours`` in the training sessions of a step of sessions."""
     sessions = step.sessions["train"]
     user = np.repeat(np.arange(step.n_users), np.diff(sessions.of_user.cpu().numpy()))

@@ -18,7 +18,7 @@ from ..kernels import ops
 from ..core.tuning import SIZES
 
 if TYPE_CHECKING:
-    from ..data.stream import Ragged, Step
+    from ..data.stream import Ragged, Step, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Needs:
     chunk_elements: int = SIZES.chunk_elements
 
 
-def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, needs: Needs = Needs(),
-                positives: Ragged | None = None) -> list[Chunk | LaterChunk]:
+def make_chunks(step: Step | TrainingStep, users: Tensor, settings: LocalSettings, row_width: int,
+                needs: Needs = Needs(), positives: Ragged | None = None) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -232,7 +232,7 @@ class Rows(Enum):
     COPIES, SAMPLES, ALL = range(3)
 
 
-def _chunk(step: Step, train: Ragged, settings: LocalSettings, members: Tensor, **layout) -> Chunk:
+def _chunk(step: Step | TrainingStep, train: Ragged, settings: LocalSettings, members: Tensor, **layout) -> Chunk:
     """A chunk of clients; arguments beside those of ``make_chunks``: what they train on, their ids, and other fields of
     ``Chunk``."""
     matrix = padded(train, members)

@@ -18,7 +18,7 @@ class Good(Method):
 '''
 HOOK = GOOD.replace('"good"', '"mine"') + """    first_step = 0
 
-    def check(self, stream):
+    def check(self, step):
         deeper()
 
 def deeper():
