@@ -34,7 +34,8 @@ def at_import(error: BaseException, path: Path) -> str:
     else:
         for frame in traceback.extract_tb(error.__traceback__):
             line = frame.lineno if frame.filename == str(path) else line
-    return f"{path}{f', line {line}' if line else ''}: {words(error)}"
+    said = str(error) if isinstance(error, UserError) else words(error)
+    return f"{path}{f', line {line}' if line else ''}: {said}"
 
 
 @contextmanager

@@ -281,12 +281,15 @@ def _import_file(path: Path, content: bytes) -> ModuleType:
     The module's name carries the content's hash, so that an edited file is another module. Python's own cache is not
     asked: it takes a file of the same size and second for the one that it compiled.
     """
+    from .import_guard import nothing_else_changes  # after the command line's help, as it needs PyTorch
+
     name = f"fedcl_bench_plugin_{digest(bytes(path) + content)}_{path.stem}"
     if name not in sys.modules:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module  # dataclasses look their module up while it is being executed
         try:
-            exec(compile(content, str(path), "exec"), vars(module))
+            with nothing_else_changes():
+                exec(compile(content, str(path), "exec"), vars(module))
         except BaseException:
             del sys.modules[name]
             raise

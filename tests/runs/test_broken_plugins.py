@@ -3,10 +3,12 @@
 import re
 
 import pytest
+import torch
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
+from fedcl_bench.evaluation import metrics
 from fedcl_bench.runs.registry import discover
 
 GOOD = '''
@@ -44,6 +46,10 @@ BROKEN = {
     "syntax": ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
     "nul": ("x = 1\0\n", "nul.py"),
     "imports": ("\n\nimport nothing_of_this_name\n", "line 3: ModuleNotFoundError"),
+    "double": (GOOD + "import torch\ntorch.set_default_dtype(torch.float64)\n", "changes torch's default dtype,"),
+    "patches": (GOOD + "from fedcl_bench.evaluation import metrics\nprint('{}')\n"
+                       "metrics.NDCG.values = metrics.measure = lambda *given: None\n",
+                "changes fedcl_bench.evaluation.metrics.NDCG.values, fedcl_bench.evaluation.metrics.measure, on which"),
     "settings": (GOOD + "    from dataclasses import make_dataclass\n"
                         "    Settings = make_dataclass('S', [('a', int, 3)])\n",
                  "line 4: method Good: its Settings cannot be read")}
@@ -66,6 +72,7 @@ def test_broken_plugins_are_listed_and_fail_only_when_chosen(tmp_path, capsys):
     assert main(["list", "--plugins", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "does nothing" in shown and all(says in shown for _, says in BROKEN.values()) and "\x1b" not in shown
+    assert torch.get_default_dtype() is torch.float32 and metrics.NDCG.values.__name__ == "values"
     with pytest.raises(UserError, match="imports.py, line 3: ModuleNotFoundError.*nothing_of_this_name"):
         registry.get("method", "imports")
     assert main(["doctor", "--plugins", str(tmp_path), "--results", str(tmp_path)]) == 1
