@@ -16,7 +16,7 @@ from fedcl_bench.toolbox.clustering import ALGORITHMS, Clustering, Lloyd, cluste
 from fedcl_bench.toolbox.quantisation import of_texts
 from fedcl_bench.toolbox.text_fusion import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule,
                                              SemanticSettings, TextFusion)
-from fedcl_bench.toolbox.transformer import EncoderSettings, TransformerEncoder, by_length
+from fedcl_bench.toolbox.transformer import EncoderSettings, TransformerEncoder, by_length, normal_start
 
 FINETUNE = "finetune"
 
@@ -49,8 +49,11 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
     code_values: int = setting(256, "values that such a code can have", low=2, high=65536, only_if="text=pq")
     without: str = setting("none", "ablation of Table 4: semantic-fusion = nothing that servers cluster, "
                            "adaptation-filter = Eqs. 12-14, encoder-filter = Eq. 18, orthogonality = Eqs. 25 and 27, "
-                           "gate = Eq. 16", choices=("none", "semantic-fusion", "adaptation-filter", "encoder-filter",
-                                                     "orthogonality", "gate"))
+                           "gate = Eq. 16; or of Figure 9: fourier = all filters are fully connected layers",
+                           choices=("none", "semantic-fusion", "adaptation-filter", "encoder-filter", "orthogonality",
+                                    "gate", "fourier"))
+    connects: str = setting("dimensions", "such a layer connects the d numbers of each position, or the positions of "
+                            "each number", choices=("dimensions", "positions"), only_if="without=fourier")
     experts: int = inherited(SemanticSettings, "experts", only_if="text=fusion")
     adapter_dropout: float = inherited(SemanticSettings, "adapter_dropout", only_if="text=fusion")
     layer_adapters: str = inherited(SemanticSettings, "layer_adapters", only_if="text=fusion")
@@ -79,13 +82,34 @@ class Items:
     gated: Tensor
 
 
+class FullyConnected(nn.Module):
+    """A linear layer in the place of a Fourier filter of sequences (B, L, d), as Figure 9 compares them."""
+
+    def __init__(self, settings: FFMSRBackboneSettings):
+        super().__init__()
+        self.positions = settings.connects == "positions"
+        size = settings.max_length if self.positions else settings.dim
+        self.linear = nn.Linear(size, size)
+        normal_start(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mT).mT if self.positions else self.linear(x)
+
+
+def filter_of(settings: FFMSRBackboneSettings) -> nn.Module:
+    """What filters sequences, Eqs. (12)-(14)."""
+    if settings.without == "fourier":
+        return FullyConnected(settings)
+    return FourierFilter(settings.max_length, settings.dim)
+
+
 class FilterLayer(nn.Module):
     """V~ = LayerNorm(V + Dropout(Filter(V))), Eq. (18)."""
 
-    def __init__(self, length: int, dim: int, dropout: float):
+    def __init__(self, settings: FFMSRBackboneSettings):
         super().__init__()
-        self.filter, self.drop = FourierFilter(length, dim), nn.Dropout(dropout)
-        self.norm = nn.LayerNorm(dim, eps=1e-12)
+        self.filter, self.drop = filter_of(settings), nn.Dropout(settings.filter_dropout)
+        self.norm = nn.LayerNorm(settings.dim, eps=1e-12)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.drop(self.filter(x)))
@@ -152,10 +176,10 @@ class FFMSRModule(SemanticModule):
         if s.clustered:
             self.rows += (CENTROIDS,)
             self.clusters = ClusterStream(data.n_items, data.features.shape[2], s.max_length, s)
-            if s.without == "adaptation-filter":
-                self.clusters.filter = nn.Identity()
+            if s.without in ("adaptation-filter", "fourier"):
+                self.clusters.filter = nn.Identity() if s.without == "adaptation-filter" else filter_of(s)
         layers = 0 if s.without == "encoder-filter" else s.filter_layers
-        self.filters = nn.Sequential(*(FilterLayer(s.max_length, d, s.filter_dropout) for _ in range(layers)))
+        self.filters = nn.Sequential(*(FilterLayer(s) for _ in range(layers)))
         self.norm = nn.LayerNorm(d, eps=1e-12) if s.positions == "before_filters" else nn.Identity()
         self.drop = nn.Dropout(s.input_dropout)
         self.encoder = TransformerEncoder(s)

@@ -221,7 +221,9 @@ def _reach(panel: Panel) -> float:
 _SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ_KD", "beta": "β", "neighbours": "k, prototypes retrieved",
                   "lambda_tasd": "λ of time-aware self-distillation",
                   "prototype_noise": "standard deviation of the noise on prototypes",
-                  "upload_noise": "scale b of the Laplace noise on uploads"}
+                  "upload_noise": "scale b of the Laplace noise on uploads", "clusters": "K, clusters of items",
+                  "text_layers": "a, layers of the language model",
+                  "federated_rounds": "t, rounds of the first stage"}
 
 
 _CLAIM = {"color": GREY, "linestyle": "--", "linewidth": 0.9}
@@ -236,6 +238,7 @@ class SettingPanel:
         chosen: the value that all other runs use, if it is a number.
         above, above_label: value to what a second axis above the panel shows there, and that axis' name.
         claim: a level that a paper says is kept, and up to which value.
+        title: of what the numbers are, where panels differ in that; each then has an axis of its own.
     """
 
     name: str
@@ -244,6 +247,7 @@ class SettingPanel:
     above: Mapping[float, str] = field(default_factory=dict)
     above_label: str = ""
     claim: tuple[float, float] | None = None
+    title: str = ""
 
 
 @styled
@@ -253,7 +257,8 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
     Mean and one standard deviation over seeds. The chosen value has a large marker; values without a record are grey
     crosses on the axis. ``claim`` is what a paper says of the panels' levels.
     """
-    figure, grid = _grid(1, len(panels), 2.0 if len(panels) > 1 else 2.4, sharey=True)
+    figure, grid = _grid(1, len(panels), 2.0 if len(panels) > 1 else 2.4,
+                         sharey=not any(panel.title for panel in panels))
     for panel, axes in zip(panels, grid[0]):
         _draw_setting(axes, panel, look)
     grid[0, 0].set_ylabel(metric)
@@ -288,7 +293,7 @@ def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
         second.set_xticks(list(panel.above), list(panel.above.values()))
         second.set_xlabel(panel.above_label)
         axes.set_xticks(list(panel.above))
-    axes.set_xlabel(_SETTING_NAMES.get(panel.name, panel.name))
+    axes.set(xlabel=_SETTING_NAMES.get(panel.name, panel.name), title=panel.title)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.margins(y=0.12)
 

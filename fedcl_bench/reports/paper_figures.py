@@ -17,7 +17,7 @@ from ..core.errors import UserError
 from ..core.text import JOIN
 from ..experiments.papers import Key, figure_specs
 from ..records.run import Run
-from ..records.store import one_protocol
+from ..records.store import incremental, one_protocol
 from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import TooFew
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
@@ -192,17 +192,28 @@ def _improvements(job: FigureJob) -> Drawn:
 
 
 def _over_values(job: FigureJob, spec: RunSpec, name: str, values: set[float],
-                 recorded: set[float]) -> tuple[dict[float, frame.OverSeeds | None], list[Run]]:
-    """The metric for each value of a setting, and the runs; ``recorded`` are the values that have records."""
-    points, every = {}, []
-    for value in sorted(values | recorded):
-        runs = []
-        if value in recorded:
-            _, runs, _ = job.find(RunSpec(spec.method, spec.backbone, spec.dataset, ((name, value),)))
-        frame.check_metric(runs, job.metric)
-        points[value] = frame.over_seeds(frame.seed_averages(runs, job.metric)) if runs else None
-        every += runs
-    return points, every
+                 recorded: set[float]) -> dict[float, list[Run]]:
+    """The runs for each value of a setting, all others as in ``spec``; ``recorded`` are the values with records."""
+    found: dict[float, list[Run]] = {value: [] for value in sorted(values | recorded)}
+    for value in recorded:
+        settings = {**dict(spec.settings), name: value}
+        _, found[value], _ = job.find(replace(spec, settings=tuple(settings.items())))
+        frame.check_metric(found[value], job.metric)
+    return found
+
+
+def _setting_panels(name: str, found: dict[float, list[Run]], chosen: Any, metric: str,
+                    dataset: str) -> list[SettingPanel]:
+    """The metric for each value of a setting, of several domains in a panel of each."""
+    domains = dataset.split(JOIN)
+
+    def points(number: int) -> dict[float, frame.OverSeeds | None]:
+        return {value: frame.over_seeds(frame.seed_averages(
+            runs, metric, [t for t in incremental(runs[0]) if t % len(domains) == number])) if runs else None
+            for value, runs in found.items()}
+
+    return [SettingPanel(name, points(number), chosen, title=domain if len(domains) > 1 else "")
+            for number, domain in enumerate(domains)]
 
 
 def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel], SettingPanel] = lambda panel: panel,
@@ -215,12 +226,15 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
     method, source = job.paper.OURS, job.source
     wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
     for spec in figure_specs(job.paper_name, [figure]):
-        (name, value), = spec.settings
+        (name, value), *_ = spec.settings
         wanted.setdefault((spec.dataset, spec.backbone), {}).setdefault(name, set()).add(value)
     settings = list(next(iter(wanted.values())))
+    there = {(run.head["dataset"], run.head["backbone"]) for run in source.runs if run.head["method"] == method}
     drawn, notes = False, []
     for dataset, backbone in product(job.datasets, job.backbones):
-        spec, _, reason = job.find(RunSpec(method, backbone, dataset))
+        if (dataset, backbone) not in there:
+            continue
+        spec, _, reason = job.find(job.paper.row_spec(method, backbone, dataset))
         if reason.startswith("not tuned"):
             continue
         chosen = expected_settings(source.registry, spec, source.tuned)
@@ -229,18 +243,19 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
         varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
         panels, every = [], []
         for name in varying:
-            points, runs = _over_values(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
-                                        set(recorded.get(name, ())))
-            panels.append(decorated(SettingPanel(name, points, chosen[name])))
-            every += runs
-            missing = [f"{value:g}" for value, point in points.items() if point is None]
+            found = _over_values(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
+                                 set(recorded.get(name, ())))
+            panels += map(decorated, _setting_panels(name, found, chosen[name], job.metric, dataset))
+            every += _all(found)
+            missing = [f"{value:g}" for value, point in panels[-1].points.items() if point is None]
             if missing and varied:
                 notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
                              f"{', '.join(missing)}: left empty")
         if varied:
             frame.same_tests(every, f"figure {figure}")
             drawn = True
-            title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
+            named = " on ".join(dict.fromkeys([job.label(method), job.label(backbone)]))
+            title = ", ".join([named, job.label(dataset), *_pilot(job)])
             yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
                    draw.sensitivity(panels, job.looks[method], job.label(job.metric), title, claim))
     datasets = [dataset for dataset in job.datasets if any((dataset, backbone) in wanted for backbone in job.backbones)]
@@ -408,11 +423,15 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
                    f"{job.command(str(number), job.datasets).replace('--figure', '--table')}")
 
 
+def _pilot(job: FigureJob) -> list[str]:
+    """That the runs are a pilot, if they are."""
+    users = job.source.pilot_users
+    return [f"pilot of {users:,} users of each domain"] if users else []
+
+
 def _title(job: FigureJob, built: Table, dataset: str) -> str:
     seeds = {cell.seeds for cell in built.cells() if cell.seeds}
-    users = job.source.pilot_users
-    return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset),
-                      *([f"pilot of {users:,} users of each domain"] if users else []),
+    return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset), *_pilot(job),
                       f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])
 
 
@@ -425,9 +444,17 @@ def _line_label(job: FigureJob, number: int, line: tuple[str, str], several: boo
     return f"{job.label(backbone)}, " * several + job.paper.label(number, row)
 
 
+def _layers(panel: SettingPanel) -> SettingPanel:
+    """A panel of FFMSR's Figure 6, in which the default 0 stands for three layers of a language model."""
+    points = {3: panel.points.get(0)} | {value: point for value, point in panel.points.items() if value and point}
+    return replace(panel, points={**dict.fromkeys(filter(None, panel.points)), **points}, chosen=panel.chosen or 3)
+
+
 MAKERS: dict[str, dict[str, Callable[[FigureJob], Drawn]]] = {
     "f3crec": {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": _curves,
                "cd": _ranks},
     "fcucr": {"early": _early, "probability": _probability, "k": partial(sensitivity, "k"),
               "lambda": partial(sensitivity, "lambda"), "noise": _noise, "curves": _curves},
-    "ffmsr": {str(number): partial(_of_table, number) for number in (3, 4, 5, 6, 7)}}
+    "ffmsr": {**{f"table{number}": partial(_of_table, number) for number in (3, 4, 5, 6, 7)},
+              "5": partial(sensitivity, "5"), "6": partial(sensitivity, "6", decorated=_layers),
+              "7": partial(sensitivity, "7")}}

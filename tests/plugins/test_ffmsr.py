@@ -26,6 +26,7 @@ ABLATIONS = ["semantic-fusion", "adaptation-filter", "encoder-filter", "orthogon
 WORLDS = [{}, EQUATIONS, {"layer_adapters": "each", "max_length": 5}, {"cluster_loss": False}, {"filter_layers": 0},
           *({"without": part, **RELEASED} for part in ABLATIONS),
           *({**EQUATIONS, "without": part} for part in ABLATIONS),
+          *({"without": "fourier", "connects": axis} for axis in ("dimensions", "positions")),
           RELEASED, *({name: value} for name, value in EQUATIONS.items())]
 HISTORIES = [[3, 1, 4], [2], [6, 5, 3, 5, 0]]
 TARGETS = [1, 6, 0]
@@ -90,7 +91,12 @@ class Oracle:
                                gated=gate * e, id=e, mixed=sum(w * x for w, x in zip(weights, self.encodings[i])))
 
     def filtered(self, name, x):
-        """Eqs. (12)-(14) by the definition of the discrete Fourier transform, with conjugate upper frequencies."""
+        """Eqs. (12)-(14) by the definition of the discrete Fourier transform, with conjugate upper frequencies; or a
+        fully connected layer."""
+        if self.s.without == "fourier":
+            if self.s.connects == "positions":
+                return np.array([affine(column, self.p, f"{name}.linear") for column in x.T]).T
+            return np.array([affine(row, self.p, f"{name}.linear") for row in x])
         length, weight = len(x), self.p[f"{name}.weight"] @ np.array([1.0, 1.0j])
         result = np.zeros(x.shape)
         for k in range(length):

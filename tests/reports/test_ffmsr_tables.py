@@ -14,6 +14,7 @@ from helpers import lay_shop
 import fedcl_bench as fb
 from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers import Printed
+from fedcl_bench.reports.frame import seed_averages
 from fedcl_bench.reports.paper_figures import MAKERS, FigureJob, Skip
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
@@ -99,7 +100,7 @@ def test_lines_across_backbones_are_tested_by_every_metric(pilots):
 def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
     monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4))
     job = FigureJob(ffmsr, "ffmsr", pilots, Path("results"), ["ft"], ["sasrec"], ["books+games"], "recall@3")
-    ((name, figure),) = MAKERS["ffmsr"]["4"](job)
+    ((name, figure),) = MAKERS["ffmsr"]["table4"](job)
     assert name == "table4-books+games-recall3"
     title = " ".join(figure.legends[0].get_title().get_text().split())
     assert "pilot of 10 users of each domain" in title and "seeds 0; 0, 1" in title
@@ -113,4 +114,48 @@ def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
         assert "missing:topology=federated" in drawn
     monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4, rows=("topology=federated",)))
     with pytest.raises(Skip, match="--paper ffmsr --table 4 --datasets books"):
-        list(MAKERS["ffmsr"]["4"](job))
+        list(MAKERS["ffmsr"]["table4"](job))
+
+
+@pytest.fixture(scope="module")
+def varied(registry, tmp_path_factory):
+    """FFMSR on two small shops with one of its settings another, and the job of its figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("varied"))
+        lay_shop("books", 0, 15, 14, texts=True)
+        lay_shop("games", 1, 12, 11, texts=True)
+        small = {"rounds": 1, "dim": 4, "topk": [3], "valid_metric": "recall@3", "encoder": "tfidf", "text_dim": 8,
+                 "pilot_users": 10, "pilot_core": 1}
+        for setting in ({}, {"clusters": 3}, {"text_layers": 1}, {"federated_rounds": 1}):
+            fb.run("ffmsr", "ffmsr", "books+games", seeds=2 if "clusters" in setting else 1, progress=False,
+                   **{**small, **setting})
+        source = Source(load_runs(Path("results")), registry, None, tuple(small.items()))
+        yield FigureJob(ffmsr, "ffmsr", source, Path("results"), ["ffmsr"], ["unisrec", "ffmsr"], ["books+games"],
+                        "recall@3")
+
+
+@pytest.mark.parametrize("number, name, values, chosen", [
+    ("5", "clusters", [3, 120], 120), ("6", "text_layers", [1, 3], 3), ("7", "federated_rounds", [1, 5], 5)])
+def test_a_setting_is_varied_in_a_panel_of_each_domain(varied, number, name, values, chosen):
+    """Without a value for text_layers three layers are taken of a language model, so that stands at 3."""
+    ((file, figure),) = MAKERS["ffmsr"][number](varied)
+    assert file == f"figure{number}-books+games-ffmsr-recall3" and len(figure.axes) == 2
+    assert "FFMSR, books+games, pilot of 10 users of each domain" in figure.legends[0].get_title().get_text()
+    for axes, (block, domain) in zip(figure.axes, enumerate(("books", "games"))):
+        line, marked = axes.containers[0].lines[0], next(a for a in axes.lines if a.get_gid() == "chosen")
+        expected = [seed_averages(with_only(varied, name, value), "recall@3", [block]).mean() for value in values]
+        assert axes.get_title() == domain and list(marked.get_xdata()) == [chosen]
+        assert list(line.get_xdata()) == values and line.get_ydata() == pytest.approx(expected)
+
+
+def with_only(job, name, value):
+    """The runs in which no other setting of the figures is another; three layers are those without a value."""
+    value = 0 if name == "text_layers" and value == 3 else value
+    wanted = {"clusters": 120, "text_layers": 0, "federated_rounds": 5, name: value}
+    return [run for run in job.source.runs if wanted.items() <= run.meta["settings"].items()]
+
+
+def test_runs_that_a_figure_lacks_are_named(varied):
+    job = replace(varied, datasets=["online-retail-ffmsr+amazon-pantry"])
+    with pytest.raises(Skip, match="--paper ffmsr --figure 6 --datasets online-retail-ffmsr"):
+        list(MAKERS["ffmsr"]["6"](job))

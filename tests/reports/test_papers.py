@@ -87,13 +87,16 @@ def test_specs():
     assert figure_specs("fcucr", ["2b"]) == figure_specs("fcucr", ["2c", "2bc", "probability"])
     counts = {name: len(figure_specs("fcucr", [name], datasets=["xing"])) for name in fcucr.FIGURES}
     assert counts == {"early": 9, "probability": 9, "k": 6, "lambda": 6, "noise": 14}
+    assert {spec.settings for spec in figure_specs("ffmsr", ["k"])} == {(("clusters", k),) for k in (30, 60, 90, 120)}
+    assert {spec.settings[1] for spec in figure_specs("ffmsr", [6, "t"])} == {("clusters", 90)}
 
 
-@pytest.mark.parametrize("paper, dataset", [("f3crec", "ml-100k"), ("fcucr", "xing"), ("ffmsr", OFFICE)])
+@pytest.mark.parametrize("paper, dataset", [("f3crec", "ml-100k"), ("fcucr", "xing"), ("ffmsr", OFFICE),
+                                            ("ffmsr", RETAIL)])
 def test_every_setting_of_a_row_exists(paper, dataset, registry):
     definitions = papers.get(paper)
     runs = papers.specs(paper, definitions.TABLES, [dataset])
-    runs += papers.figure_specs(paper, definitions.FIGURES, [dataset]) if definitions.FIGURES else []
+    runs += [spec for spec in papers.figure_specs(paper, definitions.FIGURES) if spec.dataset == dataset]
     for spec in runs:
         if registry.knows("backbone", spec.backbone):
             settings = expected_settings(registry, spec)

@@ -40,7 +40,8 @@ figures of fcucr (its Figures 3-10 are k, lambda and noise, per dataset):
   curves       the validation metric over the rounds
 
 figures of ffmsr:
-  3 to 7       the table of that number: a dot per line and domain
+  5, 6, 7      sensitivity to K (clusters), a (text_layers) and t (federated_rounds), per domain
+  table3 to 7  the table of that number: a dot per line and domain
 
 What has no record is named, with the command that makes it, and left empty. docs/tables.md says how to read them.
 """

@@ -1,14 +1,15 @@
-"""FFMSR (Lu et al., 2025): Tables 2-7, whose numbers are those of two domains that train in one run.
+"""FFMSR (Lu et al., 2025): Tables 2-7, whose numbers are those of two domains that train in one run, and Figures 5-7.
 
 The printed numbers are in ``ffmsr.csv``. Column D0 is the first domain of a dataset's name, D1 the second.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ...runs.specs import RunSpec
 from . import Key, Lead, PaperTable, Printed, read_printed
@@ -151,5 +152,14 @@ def inconsistencies() -> dict[tuple[int, Key], str]:
     return contradictions
 
 
-FIGURES: dict[str, Callable[[], list[RunSpec]]] = {}
-FIGURE_ALIASES: dict[str, str] = {}
+def _values(name: str, values: tuple[int, ...]) -> list[RunSpec]:
+    base = row_spec(OURS, OURS, "online-retail-ffmsr+amazon-pantry")
+    others = tuple((other, kept) for other, kept in base.settings if other != name)
+    return [replace(base, settings=((name, value), *others)) for value in values]
+
+
+# The paper's text names K = 30, 60 and 90, a = 1 and 4, and t = 3 and 5. Figures 8 and 9 are of seconds.
+FIGURES = {"5": partial(_values, "clusters", (30, 60, 90, 120)),
+           "6": partial(_values, "text_layers", (1, 2, 3, 4, 6)),
+           "7": partial(_values, "federated_rounds", (1, 3, 5, 7))}
+FIGURE_ALIASES = {"k": "5", "a": "6", "t": "7"}
