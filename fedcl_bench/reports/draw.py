@@ -454,7 +454,7 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
                                    for row in content["levels"] if row["round"] == number and row[name]]).reshape(-1, 4)
                 noise, mean, low, high = points.T
                 axes.errorbar(noise, mean, (mean - low, high - mean), color=color, linewidth=0.9,
-                              gid=f"{name}:{number}", **look[number])
+                              gid=f"{name}:{number}", zorder=1.5 if attack.startswith("sum") else 2.0, **look[number])
         for words, floor in floors.items():
             axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
             axes.annotate(words, (0.0, floor), (2, 1), xycoords=("axes fraction", "data"),
