@@ -9,8 +9,8 @@ them is learned, so they are a lower bound of what leaks.
   its negatives against it, so all changes lie on one line. They are projected on the direction in which they vary most;
   which of its ends is the positives' is clear where there are more negatives: the one of fewer items.
 
-Both are made on one upload, and on the *sum* of all that the client has sent in the block so far: its items are the
-same in every round, the noise is not.
+Both are made on one upload, and on the *sum* of all that the client has sent in the block so far: its items
+recur from round to round, the noise does not.
 """
 
 from __future__ import annotations
@@ -117,17 +117,18 @@ class Sums:
 
     def __init__(self, users: Tensor):
         self.users = users
-        self._changes = self._touched = torch.zeros(0)
+        self._changes = self._positive = self._touched = torch.zeros(0)
 
-    def add(self, users: Tensor, changes: Tensor, touched: Tensor) -> tuple[Tensor, Tensor]:
-        """Add an upload (c, items, d) of some of the clients; returns their sums and the items touched so far."""
+    def add(self, users: Tensor, changes: Tensor, roles: Roles) -> tuple[Tensor, Roles]:
+        """Add an upload (c, items, d) of some of the clients; returns their sums, and what the items ever were."""
         if not len(self._changes):
             self._changes = torch.zeros(len(self.users), *changes.shape[1:])
-            self._touched = torch.zeros(len(self.users), changes.shape[1], dtype=torch.bool)
+            self._positive, self._touched = torch.zeros(2, *self._changes.shape[:2], dtype=torch.bool)
         rows = torch.searchsorted(self.users, users.cpu())
         self._changes[rows] += changes.cpu().float()
-        self._touched[rows] |= touched.cpu()
-        return self._changes[rows].double(), self._touched[rows]
+        self._positive[rows] |= roles.positive.cpu()
+        self._touched[rows] |= roles.touched.cpu()
+        return self._changes[rows].double(), Roles(self._positive[rows], self._touched[rows])
 
 
 def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
@@ -181,21 +182,21 @@ def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, 
     for piece, changes in item_changes(key, model, trained, backbone, protection, own_start):
         roles = Roles.of(piece, model.n_items)
         flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
-        summed, ever = sums.add(piece.users, flat, roles.touched)
+        of_sum = sums.add(piece.users, flat, roles)
         if add_only:
             continue
-        positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
-        of_sum = _metrics(summed, positive, ever.numpy())
-        values = {"user": piece.users.cpu().numpy(), "items": np.full(len(positive), model.n_items),
-                  "positives": positive.sum(1), "touched": touched.sum(1), **_metrics(flat, positive, touched),
-                  **{SUM + name: each for name, each in of_sum.items()}}
+        values = {"user": piece.users, "items": torch.full_like(piece.users, model.n_items),
+                  "positives": roles.positive.sum(1), "touched": roles.touched.sum(1)}
+        values = {**{name: each.cpu().numpy() for name, each in values.items()}, **_metrics(flat, roles),
+                  **{SUM + name: each for name, each in _metrics(*of_sum).items()}}
         for name, each in values.items():
             results.setdefault(name, []).append(each)
     return {name: np.concatenate(parts) for name, parts in results.items()}
 
 
-def _metrics(changes: Tensor, positive: np.ndarray, touched: np.ndarray) -> dict[str, np.ndarray]:
+def _metrics(changes: Tensor, roles: Roles) -> dict[str, np.ndarray]:
     """``OF_UPLOAD`` of changes (C, items, d), each (C,)."""
+    positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
     size, along = changes.norm(dim=2).cpu().numpy(), along_direction(changes).cpu().numpy()
     everything = np.ones_like(positive)
     return {"size_auc": auc(size, positive, everything), "size_precision": precision(size, positive),

@@ -167,14 +167,16 @@ def test_summing_uploads_averages_noise_out():
 def test_sums_are_of_each_client():
     """In any order and in pieces, of those who took part."""
     uploads = torch.randn(3, 4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    touched = uploads[..., 0] > 0.8
+    positive, touched = uploads[..., 0] > 1.2, uploads[..., 0] > 0.6
     sums, users = Sums(torch.tensor([2, 3, 5, 9])), torch.tensor([9, 2, 5, 3])
     for number, taking_part in enumerate(([0, 1, 2, 3], [1, 2], [2, 0])):
         some = torch.tensor(taking_part)
-        summed, ever = sums.add(users[some], uploads[number, some], touched[number, some])
+        roles = Roles(positive[number, some], touched[number, some])
+        summed, ever = sums.add(users[some], uploads[number, some], roles)
     expected = torch.stack([uploads[:, 2].sum(0), uploads[0, 0] + uploads[2, 0]])
     torch.testing.assert_close(summed, expected, atol=1e-6, rtol=1e-6)
-    assert torch.equal(ever, torch.stack([touched[:, 2].any(0), touched[0, 0] | touched[2, 0]]))
+    for found, each in ((ever.positive, positive), (ever.touched, touched)):
+        assert torch.equal(found, torch.stack([each[:, 2].any(0), each[0, 0] | each[2, 0]]))
 
 
 def test_clipping_bounds_what_a_level_of_noise_lets_through():
