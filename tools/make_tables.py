@@ -338,9 +338,10 @@ def one_block_0() -> str:
 # Measurements
 
 def audit(folder: str, block_round: str) -> str:
-    """What the attacks find in the uploads of one round, by noise."""
+    """What the attacks find in the uploads of one round, and in those of all rounds up to it added up, by noise."""
     names = {"size_auc": "AUC, size", "size_precision": "precision", "direction_auc": "AUC, direction",
-             "direction_precision": "precision"}
+             "direction_precision": "precision", "sum_direction_auc": "AUC, direction of the sum",
+             "sum_direction_precision": "precision"}
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for line in where(f"results/audits/{folder}/audit.csv", round=block_round):
         rows.setdefault((line["noise"], line["epsilon"]), {})[line["metric"]] = line["mean"]

@@ -1,6 +1,6 @@
-"""What a server learns from one client's upload: which items the client trained on.
+"""What a server learns from one client's uploads: which items the client trained on.
 
-The attacks use what the server has: the parameters it sent, the client's upload, the settings of the run. Nothing of
+The attacks use what the server has: the parameters it sent, the client's uploads, the settings of the run. Nothing of
 them is learned, so they are a lower bound of what leaks.
 
 - *size*: items are ranked by how much their rows changed (F3CRec, section 5.6): a client changes the rows of its
@@ -8,6 +8,9 @@ them is learned, so they are a lower bound of what leaks.
 - *direction*: with a factorisation, the rows of a client's positives are pushed along its private vector and those of
   its negatives against it, so all changes lie on one line. They are projected on the direction in which they vary most;
   which of its ends is the positives' is clear where there are more negatives: the one of fewer items.
+
+Both are made on one upload, and on the *sum* of all that the client has sent in the block so far: its items
+recur from round to round, the noise does not.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from ..stats.clip_noise import Protection, upload_key
 
-METRICS = ("size_auc", "size_precision", "size_auc_touched", "direction_auc", "direction_precision")
+OF_UPLOAD = ("size_auc", "size_precision", "size_auc_touched", "direction_auc", "direction_precision")
+SUM = "sum_"  # prefix of the same metrics of summed uploads
+METRICS = (*OF_UPLOAD, *(SUM + name for name in OF_UPLOAD))
 _NUMBERS_AT_ONCE = 1 << 21  # of changes: bounds the memory of noise on rows that clients leave alone
 
 
@@ -103,6 +108,29 @@ class Roles:
         return Roles(positive > 0, touched > 0)
 
 
+class Sums:
+    """The sums of what some clients have uploaded so far.
+
+    Args:
+        users: their ids, ascending.
+    """
+
+    def __init__(self, users: Tensor):
+        self.users = users
+        self._changes = self._positive = self._touched = torch.zeros(0)
+
+    def add(self, users: Tensor, changes: Tensor, roles: Roles) -> tuple[Tensor, Roles]:
+        """Add an upload (c, items, d) of some of the clients; returns their sums, and what the items ever were."""
+        if not len(self._changes):
+            self._changes = torch.zeros(len(self.users), *changes.shape[1:])
+            self._positive, self._touched = torch.zeros(2, *self._changes.shape[:2], dtype=torch.bool)
+        rows = torch.searchsorted(self.users, users.cpu())
+        self._changes[rows] += changes.cpu().float()
+        self._positive[rows] |= roles.positive.cpu()
+        self._touched[rows] |= roles.touched.cpu()
+        return self._changes[rows].double(), Roles(self._positive[rows], self._touched[rows])
+
+
 def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
                  own_start: bool) -> Iterator[tuple[Trained, Tables]]:
     """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
@@ -137,11 +165,15 @@ def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Back
 
 
 @torch.no_grad()
-def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
-           own_start: bool = False) -> dict[str, np.ndarray]:
+def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection, sums: Sums,
+           own_start: bool = False, add_only: bool = False) -> dict[str, np.ndarray]:
     """Attack the uploads of a chunk's clients.
 
     Arguments as for ``item_changes``.
+
+    Args:
+        sums: of these clients' earlier uploads, to which these are added.
+        add_only: do nothing else.
 
     Returns:
         ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
@@ -150,15 +182,23 @@ def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, 
     for piece, changes in item_changes(key, model, trained, backbone, protection, own_start):
         roles = Roles.of(piece, model.n_items)
         flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
-        positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
-        size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat).cpu().numpy()
-        everything = np.ones_like(positive)
-        for name, values in (("user", piece.users.cpu().numpy()), ("items", everything.sum(1)),
-                             ("positives", positive.sum(1)), ("touched", touched.sum(1)),
-                             ("size_auc", auc(size, positive, everything)),
-                             ("size_precision", precision(size, positive)),
-                             ("size_auc_touched", auc(size, positive, touched)),
-                             ("direction_auc", auc(along, positive, everything)),
-                             ("direction_precision", precision(along, positive))):
-            results.setdefault(name, []).append(values)
+        of_sum = sums.add(piece.users, flat, roles)
+        if add_only:
+            continue
+        values = {"user": piece.users, "items": torch.full_like(piece.users, model.n_items),
+                  "positives": roles.positive.sum(1), "touched": roles.touched.sum(1)}
+        values = {**{name: each.cpu().numpy() for name, each in values.items()}, **_metrics(flat, roles),
+                  **{SUM + name: each for name, each in _metrics(*of_sum).items()}}
+        for name, each in values.items():
+            results.setdefault(name, []).append(each)
     return {name: np.concatenate(parts) for name, parts in results.items()}
+
+
+def _metrics(changes: Tensor, roles: Roles) -> dict[str, np.ndarray]:
+    """``OF_UPLOAD`` of changes (C, items, d), each (C,)."""
+    positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
+    size, along = changes.norm(dim=2).cpu().numpy(), along_direction(changes).cpu().numpy()
+    everything = np.ones_like(positive)
+    return {"size_auc": auc(size, positive, everything), "size_precision": precision(size, positive),
+            "size_auc_touched": auc(size, positive, touched), "direction_auc": auc(along, positive, everything),
+            "direction_precision": precision(along, positive)}

@@ -31,10 +31,10 @@ from ..records.frames import digest, parsed
 from ..runs.summary import method_uploads
 from ..stats import accounting
 from ..stats.significance import mean_interval
-from .attack import METRICS, attack
+from .attack import METRICS, Sums, attack
 
 LEVELS = "levels"  # folder of finished levels
-_VERSION = 1  # of the numbers; raised when a change of the attack changes them
+_VERSION = 2  # of the numbers; raised when a change of the attack changes them
 
 
 class Stopped(Exception):
@@ -84,15 +84,20 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         RunFailed: when the run diverges.
     """
     federation, frames = level.config.federation(stream), []
+    chosen = {number: _chosen(level, stream, number - 1).cpu() for number in level.rounds}
+    sums = Sums(torch.cat(list(chosen.values())).unique())
 
     def observe(key: DrawKey, model: Snapshot, trained: Trained) -> None:
-        if key.step == level.block and key.round + 1 in level.rounds:
-            own_start = key.round == 0 and federation.server.init == "per_client"
-            users = trained.users
-            chosen = trained.of(torch.isin(users, _chosen(level, stream, key.round).to(users.device)))
-            if len(chosen.users):
-                values = attack(key, model, chosen, federation.backbone, federation.server.protection, own_start)
-                frames.append(pd.DataFrame({"round": key.round + 1, **values}))
+        number, users = key.round + 1, trained.users
+        some = trained.of(torch.isin(users, sums.users.to(users.device)))
+        if key.step != level.block or number > level.rounds[-1] or not len(some.users):
+            return
+        own_start = number == 1 and federation.server.init == "per_client"  # no changes, which nothing is added to
+        values = attack(key, model, some, federation.backbone, federation.server.protection,
+                        Sums(sums.users) if own_start else sums, own_start, add_only=number not in chosen)
+        if values:
+            frame = pd.DataFrame({"round": number, **values})
+            frames.append(frame[frame["user"].isin(chosen[number].tolist())])
 
     for progress in run(federation, observe=observe):
         if progress.round:  # after a step it is 0

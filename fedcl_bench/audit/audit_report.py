@@ -7,7 +7,7 @@ from typing import Any, Mapping
 import pandas as pd
 
 from ..stats.accounting import INSTALL
-from .attack import METRICS
+from .attack import METRICS, OF_UPLOAD, SUM
 
 HEADS = {"size_auc": "AUC", "size_precision": "precision", "size_auc_touched": "AUC, touched",
          "direction_auc": "AUC, direction", "direction_precision": "precision, direction"}
@@ -36,13 +36,15 @@ def _epsilon(value: float | None) -> str:
 def table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: means over clients with 95 % intervals."""
     clipped = audit["settings"].get("upload_clip", 0.0) > 0.0
-    heads = ["round", "noise", *HEADS.values(), *(["ε, upload", "ε, so far"] if clipped else [])]
+    heads = ["round", "noise", "uploads", *HEADS.values(), *["ε"] * clipped]
     rows = []
     for number in audit["rounds"]:
         for row in audit["levels"]:
-            if row["round"] == number:
-                epsilons = [_epsilon(row["epsilon"]), _epsilon(row["epsilon_so_far"])] if clipped else []
-                rows.append([str(number), f"{row['noise']:g}", *(interval(row[name]) for name in METRICS), *epsilons])
+            for uploads, prefix, epsilon in (("one", "", "epsilon"), ("sum", SUM, "epsilon_so_far")):
+                if row["round"] == number and (number > 1 or not prefix):
+                    rows.append([str(number), f"{row['noise']:g}", uploads,
+                                 *(interval(row[prefix + name]) for name in OF_UPLOAD),
+                                 *[_epsilon(row[epsilon])] * clipped])
     return heads, rows
 
 
@@ -52,15 +54,16 @@ def notes(audit: Mapping[str, Any]) -> list[str]:
     settings = audit["settings"]
     lines = [f"Mean over {' or '.join(map(str, sorted(clients)))} clients [95 % bootstrap interval]. AUC and precision "
              f"at n+ of items ranked by the size of their rows' change; touched: among the client's own positives and "
-             f"negatives only; direction: by the change along the main direction.",
+             f"negatives only; direction: by the change along the main direction. One: the upload of this round; sum: "
+             f"all uploads of the client in the block up to it, added up, which averages noise out.",
              f"By chance: AUC .5, precision {chance['precision']:.3f}; knowing which rows changed, precision "
              f"{chance['precision_touched']:.3f}."]
     if settings.get("upload_clip", 0.0) > 0.0:
         norm = "L1" if settings.get("upload_mechanism", "laplace") == "laplace" else "L2"
         lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. " + (
             f"{', '.join(audit['not_attacked'])}, also uploaded, are not: no formal guarantee." if audit["not_attacked"]
-            else f"ε for delta {audit['delta']:g}, all of a client's data replaced: of the one upload, and of all "
-                 f"rounds so far."))
+            else f"ε for delta {audit['delta']:g}, all of a client's data replaced: of the one upload, or of all "
+                 f"rounds so far, those of earlier blocks among them."))
         if any(row["epsilon_is_bound"] for row in audit["levels"]):
             lines.append(f"These are upper bounds; for tighter ones: {INSTALL}.")
     else:

@@ -223,9 +223,9 @@ class Federation:
         if not self.server.upload_clip:
             return
         clipped = f"setting 'upload_clip': found {self.server.upload_clip:g} with"
-        if self.server.weighting != "uniform":
-            raise UserError(f"{clipped} weighting=interactions, whose weights would give the clients' numbers of "
-                            f"interactions away; accepted: weighting=uniform.")
+        for each in self.server.disclosures:
+            raise UserError(f"{clipped} {each.name}={each.value}, but {each.learns}, so that no guarantee holds; "
+                            f"accepted: {each.accepted}, or no upload_clip.")
         if self.server.init == "per_client":
             raise UserError(f"{clipped} init=per_client, whose first uploads are whole tables and not changes of the "
                             f"server's; accepted: --set init=server.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.settings import setting
 from ..data.settings import NOT_IN_EPOCHS
@@ -11,6 +11,31 @@ from ..data.settings import NOT_IN_EPOCHS
 if TYPE_CHECKING:
     from ..stats.clip_noise import Protection
     from .client_sampling import Attendance
+
+
+class Disclosure(NamedTuple):
+    """A setting that tells the server something of clients' data beside their uploads, which no clipping and noise of
+    uploads protects.
+
+    Attributes:
+        value: with which it does so; needs: another setting without which it is inactive, if there is one.
+        learns: what the server learns, as a clause; accepted: what clipping goes with instead.
+    """
+
+    name: str
+    value: str
+    learns: str
+    accepted: str
+    needs: str = ""
+
+
+DISCLOSURES = (
+    Disclosure("weighting", "interactions", "weights tell the server how many interactions a client has",
+               "weighting=uniform"),
+    Disclosure("availability", "activity", "how often a client takes part tells the server how many interactions it "
+               "has", "availability=always or day"),
+    Disclosure("cold_start", "popularity", "the server gets exact counts of the items that clients train on",
+               "cold_start=fold_in or mean", needs="fold_in"))
 
 
 @dataclass(frozen=True)
@@ -76,3 +101,9 @@ class FederationSettings:
         from ..stats.clip_noise import Protection
 
         return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
+
+    @property
+    def disclosures(self) -> list[Disclosure]:
+        """What the server learns beside uploads."""
+        return [each for each in DISCLOSURES if getattr(self, each.name) == each.value
+                and (not each.needs or getattr(self, each.needs))]

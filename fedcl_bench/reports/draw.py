@@ -441,7 +441,9 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
     """
     figure, grid = _grid(1, 2, 2.4)
     chance = content["by_chance"]
-    attacks = {"size": "#0072B2", "direction": "#D55E00"}
+    attacks = {"size": ("#0072B2", "size"), "direction": ("#D55E00", "direction"),
+               "sum_size": ("#56B4E9", "size, uploads added up"),
+               "sum_direction": ("#E69F00", "direction, uploads added up")}
     look = {number: dict(marker="os^D"[i % 4], linestyle=("-", "--", ":", "-.")[i % 4], markersize=3.5)
             for i, number in enumerate(content["rounds"])}
     noises = sorted({row["noise"] for row in content["levels"]})
@@ -451,13 +453,13 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
             (grid[0, 1], "precision", "precision at n₊", {
                 "by chance": chance["precision"], "by chance among changed rows": chance["precision_touched"]})):
         for number in content["rounds"]:
-            for attack, color in attacks.items():
+            for attack, (color, _) in attacks.items():
                 name = f"{attack}_{metric}"
                 points = np.array([(row["noise"], *(row[name][part] for part in ("mean", "low", "high")))
                                    for row in content["levels"] if row["round"] == number and row[name]]).reshape(-1, 4)
                 noise, mean, low, high = points.T
                 axes.errorbar(noise, mean, (mean - low, high - mean), color=color, linewidth=0.9,
-                              gid=f"{name}:{number}", **look[number])
+                              gid=f"{name}:{number}", zorder=1.5 if attack.startswith("sum") else 2.0, **look[number])
         for words, floor in floors.items():
             axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
             axes.annotate(words, (0.0, floor), (2, 1), xycoords=("axes fraction", "data"),
@@ -468,7 +470,7 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
             axes.set_xticks(noises, [f"{noise:g}" for noise in noises])
             axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="noise on uploads", ylabel=label, ylim=(-0.03, 1.03))
-    _legend(figure, title, [*(_key(f"by {attack} of the change", color=color) for attack, color in attacks.items()),
+    _legend(figure, title, [*(_key(f"by {words}", color=color) for color, words in attacks.values()),
                             *(_key(f"round {number}", color="black", **each) for number, each in look.items())])
     return figure
 

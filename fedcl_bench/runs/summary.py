@@ -188,7 +188,7 @@ def _privacy_notes(config: RunConfig, progress: Progress, stream: Stream | None)
         rounds = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
     method = config.method.cls(config.method_settings)
     return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config),
-                                                     weighting=config.server.weighting)]
+                                                     learns=[each.learns for each in config.server.disclosures])]
 
 
 def _of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:

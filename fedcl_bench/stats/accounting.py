@@ -91,20 +91,20 @@ def guarantee(protection: Protection, rounds: int, delta: float = DELTA) -> Guar
 
 
 def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta: float = DELTA,
-              weighting: str = "uniform") -> list[str]:
+              learns: Sequence[str] = ()) -> list[str]:
     """What clipping and noise guarantee, and what they do not, for people.
 
     Args:
         rounds: the most that a client took part in.
         uploads: what clients send besides public parameters (see ``Method.uploads``).
-        weighting: of the server's mean; with clipping it is uniform.
+        learns: what the server learns beside uploads, as clauses; with clipping nothing.
     """
     name = "Laplace" if protection.mechanism == LAPLACE else "Gaussian"
     noise = f"upload_noise={protection.noise:g}: {name} noise on every uploaded number."
     clip = f"upload_clip={protection.clip:g}: changes of public parameters are clipped"
     if not protection.clip:
-        weighted = " Weights tell the server how many interactions a client has." if weighting == "interactions" else ""
-        return [f"{noise} Uploads are not clipped, so it bears no formal guarantee and no epsilon.{weighted}"] \
+        beside = "".join(f" {clause[0].upper()}{clause[1:]}." for clause in learns)
+        return [f"{noise} Uploads are not clipped, so it bears no formal guarantee and no epsilon.{beside}"] \
             if protection.noise else []
     if not protection.noise:
         return [f"{clip}; without noise that bears no formal guarantee and no epsilon."]

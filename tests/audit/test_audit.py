@@ -16,7 +16,7 @@ from helpers import ITEM, build, federation
 
 from fedcl_bench import rng
 from fedcl_bench.audit import attack
-from fedcl_bench.audit.attack import METRICS, Roles, along_direction, auc, item_changes, precision
+from fedcl_bench.audit.attack import METRICS, OF_UPLOAD, Roles, Sums, along_direction, auc, item_changes, precision
 from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
 from fedcl_bench.audit.audit_report import markdown
 from fedcl_bench.cli.main import main
@@ -115,9 +115,9 @@ def test_roles_and_noise_do_not_depend_on_how_many_are_attacked_at_once(registry
     for row, user in enumerate(trained.users.tolist()):
         assert roles.positive[row].nonzero().flatten().tolist() == sorted(set(step.train.of(user).tolist()))
     assert not (roles.positive & ~roles.touched).any() and (roles.touched & ~roles.positive).any(1).all()
-    whole = attack.attack(place, model, trained, f.backbone, f.server.protection)
+    whole = attack.attack(place, model, trained, f.backbone, f.server.protection, Sums(trained.users.sort().values))
     monkeypatch.setattr(attack, "_NUMBERS_AT_ONCE", 1)
-    single = attack.attack(place, model, trained, f.backbone, f.server.protection)
+    single = attack.attack(place, model, trained, f.backbone, f.server.protection, Sums(trained.users.sort().values))
     for name, values in whole.items():
         assert values == pytest.approx(single[name], abs=1e-12), name
     key = upload_key(0, ITEM, 0, 0)
@@ -153,6 +153,30 @@ def test_the_uploads_of_a_factorisation_leak_and_noise_hides_them():
             assert values == sorted(values, reverse=True) and values[0] > values[2] + 0.1, (number, metric, values)
         assert found[0.0].loc[number, "size_auc"] > 0.75
         assert abs(found[5.0].loc[number, "size_auc"] - 0.5) < 0.03
+
+
+def test_summing_uploads_averages_noise_out():
+    frame = audited(0.02)[1]
+    first, last = (part for _, part in frame.groupby("round"))
+    for name in OF_UPLOAD:  # in the first round there is nothing to add
+        assert first[f"sum_{name}"].to_numpy() == pytest.approx(first[name].to_numpy(), abs=1e-3), name
+    for name in ("size_auc", "size_precision", "direction_auc", "direction_precision"):
+        assert last[f"sum_{name}"].mean() > last[name].mean() + 0.03, name
+
+
+def test_sums_are_of_each_client():
+    """In any order and in pieces, of those who took part."""
+    uploads = torch.randn(3, 4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    positive, touched = uploads[..., 0] > 1.2, uploads[..., 0] > 0.6
+    sums, users = Sums(torch.tensor([2, 3, 5, 9])), torch.tensor([9, 2, 5, 3])
+    for number, taking_part in enumerate(([0, 1, 2, 3], [1, 2], [2, 0])):
+        some = torch.tensor(taking_part)
+        roles = Roles(positive[number, some], touched[number, some])
+        summed, ever = sums.add(users[some], uploads[number, some], roles)
+    expected = torch.stack([uploads[:, 2].sum(0), uploads[0, 0] + uploads[2, 0]])
+    torch.testing.assert_close(summed, expected, atol=1e-6, rtol=1e-6)
+    for found, each in ((ever.positive, positive), (ever.touched, touched)):
+        assert torch.equal(found, torch.stack([each[:, 2].any(0), each[0, 0] | each[2, 0]]))
 
 
 def test_clipping_bounds_what_a_level_of_noise_lets_through():
@@ -193,7 +217,8 @@ def test_the_figure_shows_the_numbers():
                                                                           "precision_touched": 0.2}}, "a title")
     lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines
              if line.get_gid() and line.get_linestyle() != "None"}  # whiskers have caps
-    assert sorted(lines) == [f"{attack}_{metric}:{number}" for attack in ("direction", "size")
+    assert sorted(lines) == [f"{attack}_{metric}:{number}"
+                             for attack in ("direction", "size", "sum_direction", "sum_size")
                              for metric in ("auc", "precision") for number in (1, 2)]
     assert lines["size_auc:2"].get_xdata().tolist() == [0.0, 0.1, 50.0]
     assert lines["size_auc:2"].get_ydata() == pytest.approx([0.7, 0.6999, 0.65])
@@ -273,19 +298,20 @@ def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
     captured = capsys.readouterr()
     protection = Protection(1.0, 4.0, "gaussian")
-    third, fourth = (f"{epsilon(protection, rounds, 1e-6):.4g}" for rounds in (3, 4))
-    once = f"{epsilon(protection, 1, 1e-6):.4g}"
+    once, fourth = (f"{epsilon(protection, rounds, 1e-6):.4g}" for rounds in (1, 4))
     lines = captured.out.splitlines()
-    assert lines[2].split()[-5:] == ["ε,", "upload", "ε,", "so", "far"]
-    assert [line.split()[-2:] for line in lines[4:8]] == [["none", "none"], [once, third], ["none", "none"],
-                                                         [once, fourth]]
+    assert lines[2].split()[-2:] == ["direction", "ε"]
+    # The sum of two uploads has the epsilon of all four rounds so far.
+    assert [(*line.split()[:3], line.split()[-1]) for line in lines[4:10]] == [
+        ("1", "0", "one", "none"), ("1", "4", "one", once), ("2", "0", "one", "none"), ("2", "0", "sum", "none"),
+        ("2", "4", "one", once), ("2", "4", "sum", fourth)]
     assert captured.err == "" and "an L2 norm of 1. ε for delta 1e-06" in captured.out
     assert "upper bounds" not in captured.out
     monkeypatch.setattr(accounting, "epsilon", absent)
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--quiet"]) == 0
     bound = f"{accounting.closed_form(protection, 1, 1e-5):.4g}"
     out = capsys.readouterr().out
-    assert out.splitlines()[5].split()[-2] == bound and f"upper bounds; for tighter ones: {accounting.INSTALL}" in out
+    assert out.splitlines()[5].split()[-1] == bound and f"upper bounds; for tighter ones: {accounting.INSTALL}" in out
 
 
 def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
@@ -317,6 +343,7 @@ def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
     ([*AUDIT, "--set", "rounds=1"], ["--set rounds", "use --rounds"]),
     ([*AUDIT, "--noise", "0", "--set", "weighting=interactions", "--set", "upload_clip=1"],
      ["'upload_clip'", "weighting=uniform"]),
+    ([*AUDIT, "--set", "upload_clip=1", "--set", "availability=activity"], ["'upload_clip'", "availability=always"]),
     (["audit", "--method", "gpfedrec", "--set", "upload_clip=1"], ["'upload_clip'", "'gpfedrec'"]),
     (["audit", "--backbone", "fedmf"], ["--method is missing", "Known: f3crec"]),
     (["audit", "--method", "fcucr", "--backbone", "fedmf"], ["'fcucr'", "sequential"]),

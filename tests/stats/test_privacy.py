@@ -21,6 +21,7 @@ from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.server import most_rounds
+from fedcl_bench.federation.settings import DISCLOSURES, FederationSettings
 from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
@@ -151,8 +152,9 @@ def test_noise_goes_with_weights_by_interactions(registry):
     lengths = f.stream.steps[0].train.lengths.double()
     std = math.sqrt(2.0) * 0.1 * float(lengths.square().sum().sqrt() / lengths.sum())
     assert float(spread.square().mean().sqrt()) == pytest.approx(std, rel=0.15)
-    told, = sentences(Protection(0.0, 0.1), 10, [], weighting="interactions")
-    assert "no formal guarantee" in told and "how many interactions a client has" in told
+    told, = sentences(Protection(0.0, 0.1), 10, [], learns=[each.learns for each in f.server.disclosures])
+    assert told.endswith("no formal guarantee and no epsilon. Weights tell the server how many interactions a client "
+                         "has.")
 
 
 def test_gaussian_noise_of_a_round(registry):
@@ -264,7 +266,28 @@ def test_the_mechanism_counts_where_there_is_noise(registry):
         make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", {"upload_mechanism": "gaussian"})])
 
 
+@pytest.mark.parametrize("noise,rounds,expected", [
+    (25.0, 80, 21.003), (25.0, 20, 8.721), (5.0, 80, 235.40), (0.5, 80, 16762.0)])
+def test_epsilons_of_an_independent_computation(noise, rounds, expected):
+    assert epsilon(Protection(5.0, noise, "gaussian"), rounds) == pytest.approx(expected, rel=5e-5)
+
+
+def test_what_the_server_learns_beside_uploads():
+    """Only from settings that are active."""
+    def names(**server):
+        return [each.name for each in FederationSettings(**server).disclosures]
+    assert names() == names(cold_start="popularity") == names(fold_in=3, availability="day", client_ratio=0.5) == []
+    assert names(fold_in=3, cold_start="popularity", availability="activity") == ["availability", "cold_start"]
+    for each in DISCLOSURES:
+        field = FederationSettings.__dataclass_fields__[each.name]
+        assert each.value in field.metadata["choices"] and each.value != field.default
+
+
 @pytest.mark.parametrize("backbone,server,words", [
+    ("fedmf", {"availability": "activity", "upload_noise": 1.0},
+     ["setting 'upload_clip': found 1 with availability=activity", "accepted: availability=always or day"]),
+    ("fedmf", {"fold_in": 3, "cold_start": "popularity", "upload_noise": 1.0},
+     ["found 1 with cold_start=popularity", "exact counts of the items", "accepted: cold_start=fold_in or mean"]),
     ("fedmf", {"weighting": "interactions"}, ["upload_clip", "weighting=interactions", "accepted: weighting=uniform"]),
     ("gpfedrec", {}, ["upload_clip", "'gpfedrec'", "a backbone whose server averages"]),
     ("sasrec", {"init": "per_client"}, ["upload_clip", "init=per_client", "--set init=server"])])

@@ -31,9 +31,10 @@ examples:
   run_bench.py audit --method fcucr --backbone sasrec --dataset xing --noise 0,0.1 --rounds 1,5 --clients 100
 
 Each level of noise is a whole run with that noise, and of the rounds named the very uploads of its clients are
-attacked: items are ranked by how much the client changed their rows (F3CRec, section 5.6), and by how far along the
-main direction of its changes. --out gets audit.json, .csv, .md, .png and .svg, and the clients' numbers of every
-finished level: the same command goes on where it was stopped. docs/privacy.md explains all of it.
+attacked, alone and added to the client's earlier ones in the block: items are ranked by how much the client changed
+their rows (F3CRec, section 5.6), and by how far along the main direction of its changes. --out gets audit.json, .csv,
+.md, .png and .svg, and the clients' numbers of every finished level: the same command goes on where it was stopped.
+docs/privacy.md explains all of it.
 Exit status: 0 done, 1 a run diverged, 2 something to fix in the command or the data, 130 interrupted.
 """
 
@@ -55,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block", type=whole(0, LARGEST), metavar="T",
                         help="the block they are of (default: the first in which the method acts)")
     parser.add_argument("--clients", type=count, default=0, metavar="N",
-                        help="attack so many clients, drawn at random (default: all)")
+                        help="attack so many clients, drawn at random, each an item table in memory (default: all)")
     parser.add_argument("--delta", type=numbers("a number between 0 and 1, as 1e-5", lambda x: 0.0 < x < 1.0, False),
                         default=None, metavar="D",
                         help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
