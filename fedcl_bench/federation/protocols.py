@@ -17,8 +17,9 @@ from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
 from ..evaluation.drift import NEGATIVE, TARGET
-from ..evaluation.metrics import NDCG, Hit
+from ..evaluation.metrics import NDCG, RATING_ERRORS, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
+from ..evaluation.rating_errors import rating_errors
 from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, Metric
@@ -39,7 +40,7 @@ class Lists:
 
     def __init__(self, f: Federation, step: Step, training: Training, method: Method):
         self.f, self.step, self.training, self.method = f, step, training, method
-        self.candidates, self.validation = draw_candidates(step, f.evaluation, f.seed), f.validation
+        self.candidates = draw_candidates(step, f.evaluation, f.seed)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
@@ -50,8 +51,11 @@ class Lists:
         return self.step.train.lengths
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
-        f = self.f
-        metric, k = self.validation
+        f, by = self.f, self.f.evaluation.valid_metric
+        if by in RATING_ERRORS:
+            errors = rating_errors(f.backbone, model, self.step.valid)
+            return UserScores(errors.users, {by: -errors.values[by]})  # the highest is best
+        metric, k = f.validation
         return rank_all(f.backbone, model, self.step.valid, [self.step.train], [k], self.method,
                         self.candidates.get("valid"), [metric])
 
@@ -71,8 +75,9 @@ class Lists:
                  for earlier in steps]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
-        return [(step.index, earlier.index, UserScores(scores.users, scores.values))
-                for earlier, scores in zip(steps, tests)], analysis
+        errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
+        return [(step.index, earlier.index, UserScores(scores.users, {**scores.values, **more}))
+                for earlier, scores, more in zip(steps, tests, errors)], analysis
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """More numbers of a validated round for its curve."""

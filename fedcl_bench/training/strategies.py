@@ -139,7 +139,7 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
     if isinstance(backbone, SequentialBackbone):
         compiled = compiled_softmax.serve(backbone, method, settings, model.public)
         return Strategy.COMPILED_SOFTMAX if compiled else Strategy.SESSIONS
-    if not sessions and _is_factored(backbone, method, model, settings):
+    if not sessions and not backbone.explicit and _is_factored(backbone, method, model, settings):
         fused = (backbone.usual_loss and not method.overrides("local_loss")
                  and fused_layout(backbone, method, model, settings) is not None)
         return Strategy.FUSED if fused else Strategy.FACTORED
@@ -183,7 +183,7 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
     personal tables."""
     sees = backbone.new_personal(0, range(0)) and any(
         map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
-    return (backbone.whole_tables and backbone.rest_follows and settings.optimiser == "sgd"
+    return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
             and not sees and not method.penalises_rows and backbone.own_samples(settings) is None
             and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
