@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Collection, Mapping
 
 from . import domain_streams, prepared, session_streams, stream as blocks
-from .features import FeatureSource, Callbacks, load_features
+from .features import FeatureSource, Callbacks, load_features, text_vectors
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns
@@ -31,6 +31,8 @@ def load_stream(source: DatasetSource, settings: StreamSettings, features: Featu
     stream = prepared.load(kept) if kept.is_dir() and not source.rating else build_stream(source, settings)
     if settings.known_users and source.parts:
         stream = replace(stream, known=known_users(source, stream))
+    if source.texts:
+        return replace(stream, features=(text_vectors(source, stream),))
     return replace(stream, features=load_features(features, source, stream, hearing)) if features else stream
 
 

@@ -334,6 +334,7 @@ class DatasetSource:
         parts: the several datasets; empty if there is one.
         persons: hashes of the files that say who their users are, with ``known_users``; empty for one without.
         rating: the column of ratings, if they are to be read.
+        texts: the hash of the file that describes the items, if it is to be read.
     """
 
     name: str
@@ -343,6 +344,7 @@ class DatasetSource:
     parts: tuple["DatasetSource", ...] = ()
     persons: tuple[str, ...] = ()
     rating: str = ""
+    texts: str = ""
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:

@@ -28,7 +28,8 @@ class EarlyStopping:
 
     def __init__(self, f: Federation):
         self._settings, self._decimals = f.server, f.evaluation.valid_decimals
-        self.rounds, self.value, self.best, self.rounds_without_improvement, self.ended = 0, math.nan, -math.inf, 0, False
+        self.value, self.best = math.nan, -math.inf
+        self.rounds, self.rounds_without_improvement, self.ended = 0, 0, False
 
     @classmethod
     def replay(cls, f: Federation, rows: Iterable[Mapping[str, Any]]) -> "EarlyStopping":

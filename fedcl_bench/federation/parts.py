@@ -213,6 +213,7 @@ class Federation:
         compatibility.check(self.backbone, self.method, self.stream, self.topology, self.local, self.server.init,
                             self.server.fold_in > 0 and self.server.cold_start == "mean")
         self._check_ratings()
+        self._check_cold_items()
         self._check_fold_in()
         self._check_protection()
         if not isinstance(self.backbone, ModuleBackbone):
@@ -232,6 +233,19 @@ class Federation:
             raise Incompatible(f"method '{self.method.name}' adds a term of logits to the loss, and '{name}' predicts "
                                f"ratings with these settings.", "method",
                                lambda cls: cls.local_loss is Method.local_loss)
+
+    def _check_cold_items(self) -> None:
+        """New items that arrive after a block's training need rows that nobody else changes."""
+        cold, server = self.server.cold_items, self.server
+        found = f"setting 'cold_items': found {cold}"
+        if cold != "none" and not compatibility.has_shared_rows(self.backbone):
+            raise Incompatible(f"{found}, accepted: none with '{self.backbone.name}', whose clients train all item "
+                               f"rows or have some of their own.", "backbone", compatibility.has_shared_rows)
+        if cold == "similar" and not self.stream.features:
+            raise UserError(f"{found}, and the stream has no texts of items.")
+        if cold == "fold_in" and (server.upload_noise or server.upload_clip):
+            raise UserError(f"{found} with upload_noise or upload_clip, which do not protect what fits new items; "
+                            f"accepted: none, untrained, similar or popularity.")
 
     def _check_fold_in(self) -> None:
         """Somebody must be left to train in every block."""

@@ -112,8 +112,7 @@ class RunConfig:
             configs = source.config.parts.values() if isinstance(source.config, JoinedConfig) else [source.config]
             identity["read"] = [[[getattr(config, column) for column in _COLUMNS], dict(config.val_interval)]
                                 for config in configs]
-            if source.rating:
-                identity["rating"] = source.rating
+            identity |= {name: value for name in ("rating", "texts") if (value := getattr(source, name))}
             if self.stream.stream == "sessions":
                 identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
         if self.features:
@@ -392,6 +391,10 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     parts = resolve(registry, method, backbone, dataset, overrides)
     backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
     source = _with_ratings(backbone_plugin.cls, parts, locate(dataset, data_dir, parts.stream))
+    if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
+        from ..data.features import locate_texts
+
+        source = replace(source, texts=locate_texts(source))
     return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
                      _features(backbone_plugin.cls, parts, source))
 

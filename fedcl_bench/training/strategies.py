@@ -66,7 +66,7 @@ class Training:
         method: the one that acts in the step.
         protection: of uploads. own_start: clients draw the public parameters they begin the first round with
             (``init=per_client``).
-        frozen: public parameters stay as the server sent them.
+        frozen: which parameters stay as they are, besides dense ones: ``public`` or ``private``; empty: none.
     """
 
     backbone: Backbone
@@ -75,12 +75,12 @@ class Training:
     strategy: Strategy
     protection: Protection = OPEN
     own_start: bool = False
-    frozen: bool = False
+    frozen: str = ""
 
     def rates(self, model: Snapshot, round_: int, batch: int) -> Mapping[str, float]:
         """The learning rates of the backbone's parameters; arguments as of ``Backbone.learning_rates``."""
         rates = self.backbone.learning_rates(model.n_items, round_, batch)
-        return {**rates, **dict.fromkeys([*model.public, *model.dense], 0.0)} if self.frozen else rates
+        return {**rates, **dict.fromkeys([*getattr(model, self.frozen), *model.dense], 0.0)} if self.frozen else rates
 
     @cached_property
     def personal(self) -> set[str]:
