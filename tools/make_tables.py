@@ -438,7 +438,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "ambiguities": ambiguities, "claims": claims, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
     "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts, "fcucr-paper": fcucr_paper,
     "fcucr-noise": fcucr_noise, "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
-    "mergerec-pilot": mergerec_pilot, "tutorial": tutorial, "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
+    "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
+    "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model}
 
 
