@@ -181,7 +181,7 @@ def locate_texts(source: DatasetSource) -> str:
 
     if not (path := item_file(source.path)).is_file():
         raise UserError(f"dataset '{source.name}': its items have no texts, as there is no file {path}.\nAccepted: a "
-                        f"file with ':token_seq' columns beside the interactions, or another way than similar items.")
+                        f"file with ':token_seq' columns beside the interactions, or cold_items=popularity or fold_in.")
     return fingerprint(path)
 
 

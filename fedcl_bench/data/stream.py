@@ -305,7 +305,8 @@ class Stream:
     ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
     ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
     ``domains`` are the clients, if these are domains; ids then begin with the domain's name.
-    ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them.
+    ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them;
+    or, where new items are likened to others by their texts, those of all items, (items, d).
     ``known`` says of each two domains, by their numbers, which of their users are the same, with ``known_users``:
     int64 (users, 2), each numbered from 0 in its domain.
     """

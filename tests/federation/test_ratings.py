@@ -129,6 +129,9 @@ def test_prepared_streams_and_shards(registry, rated):
     assert stream_of(registry, "rated", blocks=2, backbone="biasmf", k_core=0)[1].steps[0].train.ratings is None
     part = stream_part(stream, torch.tensor([0, 2])).steps[0].train
     assert torch.equal(part.rated.of(1), stream.steps[0].train.rated.of(2))
+    bare = [replace(step, train=replace(step.train, ratings=None)) for step in stream.steps]
+    with pytest.raises(UserError, match="predicts ratings with these settings, and the stream has none"):
+        config.federation(replace(stream, steps=tuple(bare))).check()
 
 
 def test_runs_at_the_default_are_as_before(registry):
@@ -141,22 +144,13 @@ def test_runs_at_the_default_are_as_before(registry):
 
 @pytest.mark.parametrize("settings, message", [
     ({"stream": "sessions"}, "predicts ratings with these settings: found stream=sessions"),
-    ({"split_file": "run.tsv"}, "found split_file"),
     ({"loss": "bpr"}, "'valid_metric': found rmse, accepted: NAME@K with 'biasmf', which predicts no ratings"),
     ({"method": "kd"}, "method 'kd' adds a term of logits to the loss"),
     ({"dataset": "bare"}, "'rating' \\(rating\\) is missing among its columns; name the column .* as RATING_FIELD")])
 def test_what_is_refused(registry, rated, rows, settings, message):
     lay_log("bare", [row[:2] + row[3:] for row in rows])
-    lay_log("run", [], "block\tuser\titem\tsplit").rename("run.tsv")
     settings = {"method": "ft", "dataset": "rated", **settings}
     method, dataset = settings.pop("method"), settings.pop("dataset")
     with pytest.raises(UserError, match=message):
         federation_of(make_config(registry, method, "biasmf", dataset,
                                   overrides=[("test", {**EXPLICIT, "topk": "5", **settings})]))
-
-
-def test_a_stream_without_ratings_is_refused(registry, rated):
-    config, stream = stream_of(registry, "rated", "biasmf", **SMALL)
-    bare = [replace(step, train=replace(step.train, ratings=None)) for step in stream.steps]
-    with pytest.raises(UserError, match="predicts ratings with these settings, and the stream has none"):
-        config.federation(replace(stream, steps=tuple(bare))).check()
