@@ -1,4 +1,4 @@
-"""BiasMF: matrix factorisation with biases under the BPR loss; item vectors and item biases are public."""
+"""BiasMF: matrix factorisation with biases, under the BPR loss or on ratings; item vectors and biases are public."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ class BiasMFSettings(BackboneSettings):
     lr: float = setting(1e-3, "learning rate of all parameters", above=0.0, search=(1e-3, 1e-2, 1e-1))
     dim: int = setting(64, "length d of user and item vectors", low=1)
     init_std: float = setting(0.01, "both tables start from N(0, init_std^2), biases from 0", low=0.0)
+    loss: str = setting("bpr", "BPR on sampled negatives, or the mean squared error of predicted ratings (Koren et "
+                        "al.), of which no negatives are drawn and tests have MAE and RMSE; then --set "
+                        "valid_metric=rmse too", choices=("bpr", "squared_error"), only_if="loss!=bpr")
 
 
 class BiasMF(Backbone):
-    """s(u, i) = p_u . q_i + b_u + b_i + b. Under a pairwise loss b_u and b cancel and never move."""
+    """s(u, i) = p_u . q_i + b_u + b_i + b. Under a pairwise loss b_u and b cancel and never move; of ratings, s(u, i)
+    is the prediction, and each client learns its own b."""
 
     name = "biasmf"
     numbers = 1
@@ -31,7 +35,14 @@ class BiasMF(Backbone):
     Settings = BiasMFSettings
     defaults = {"optimiser": "adam", "batch_size": 256, "local_epochs": 5, "weighting": "interactions",
                 "init_from": "best"}
-    pairwise = True
+
+    @property
+    def explicit(self):
+        return self.settings.loss == "squared_error"
+
+    @property
+    def pairwise(self):
+        return not self.explicit
 
     def new_rows(self, seed, users, items):
         s = self.settings
@@ -47,6 +58,9 @@ class BiasMF(Backbone):
 
     def score_all(self, clients, public):
         return clients[USER] @ public[ITEM].T + public[ITEM_BIAS].T + clients[USER_BIAS] + clients[GLOBAL_BIAS]
+
+    def loss(self, scores, labels, weights):
+        return ((scores - labels).square() * weights).sum(1)
 
     def keys(self, clients, rows):
         return clients[USER].unsqueeze(1) * rows[ITEM]

@@ -291,6 +291,71 @@ def mergerec_pilot() -> str:
     return markdown(["trained", "OnlineRetail", "Pantry", "mean", "p over users, seeds"], rows)
 
 
+TUTORIAL = "results/published/tutorial"
+# What the tutorial prints as expected, of dense and of sparse data, and what our data of the kinds are.
+EXPECTED = {"dense": {"precision@10": (.15, .30), "ndcg@10": (.25, .45)},
+            "sparse": {"precision@10": (.05, .15), "ndcg@10": (.10, .25)}}
+TUTORIAL_DATA = {"tutorial": "uniform", "tastes": "tastes"}
+
+
+@cache
+def tutorial_runs() -> tuple:
+    from fedcl_bench.records.store import load_runs
+
+    return tuple(load_runs(ROOT / TUTORIAL))
+
+
+def over_seeds(values: Sequence[float], decimals: int = 3) -> str:
+    """Mean ± standard deviation."""
+    from statistics import mean, stdev
+
+    return f"{short(mean(values), decimals)} ± {short(stdev(values), decimals)}"
+
+
+def tutorial() -> str:
+    """P@10 and N@10 of the tutorial's models beside its expected ranges; an asterisk where the mean lies in them."""
+    rows = []
+    for kind, data in TUTORIAL_DATA.items():
+        for density, ranges in EXPECTED.items():
+            cells = []
+            for metric, (low, high) in ranges.items():
+                for backbone in ("biasmf", "ncf"):
+                    values = [run.meta["metrics"][metric]["per_block"][0] for run in tutorial_runs()
+                              if (run.meta["backbone"], run.meta["dataset"]) == (backbone, f"{kind}-{density}")]
+                    inside = low <= round(sum(values) / len(values), 3) <= high
+                    cells.append(over_seeds(values) + "*" * inside)
+                cells.append(f"{short(low, 2)}-{short(high, 2)}")
+            rows.append([f"{data}, {density}", *cells])
+    return markdown(["data", "P@10: BiasMF", "NCF", "expected", "N@10: BiasMF", "NCF", "expected"], rows)
+
+
+def cold_start() -> str:
+    """Users and items that arrive after a block's training, by what they get: means over blocks 1 to 3."""
+    groups = (("", "ndcg@20"), ("new-users", "ndcg@20"), ("old-users", "ndcg@20"), ("new-items", "recall@100"),
+              ("old-items", "recall@100"))
+    ways = {("none", ""): "nobody"} | {
+        ("none", way): f"users: `{way}`" for way in ("fold_in", "mean", "popularity")} | {
+        (way, ""): f"items: `{way}`" for way in ("untrained", "similar", "popularity", "fold_in")}
+    rows = []
+    for way, title in ways.items():
+        runs = [run for run in tutorial_runs() if run.meta["dataset"] == "ml-100k" and way == (
+            run.meta["settings"].get("cold_items", "none"), run.meta["settings"].get("cold_start", ""))
+            and run.meta["backbone"] == "fedmf"]
+        rows.append([title, *(over_seeds([
+            sum(of["per_block"][1:] if not group else of[metric][1:]) / 3
+            for run in runs for of in [run.meta["groups"][group] if group else run.meta["metrics"][metric]]])
+            for group, metric in groups)])
+    return markdown(["who arrives later", "N@20", "new users", "old users", "R@100: new items", "old items"], rows)
+
+
+def ratings() -> str:
+    """MAE and RMSE of BiasMF's predicted ratings over all of a block's test ratings."""
+    runs = [run for run in tutorial_runs() if run.meta["settings"].get("loss") == "squared_error"]
+    return markdown(["", *(f"block {block}" for block in range(4))], [
+        [name, *(over_seeds([run.meta["ratings"][name.lower()][block] for run in runs]) for block in range(4))]
+        for name in ("MAE", "RMSE")])
+
+
 def counts() -> str:
     """How many printed numbers of F3CRec and FCUCR have which standing, data that was not run aside."""
     kinds = ("reproduced", "direction reproduced", "open", "not reproduced")
@@ -375,7 +440,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "ambiguities": ambiguities, "claims": claims, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
     "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts, "fcucr-paper": fcucr_paper,
     "fcucr-noise": fcucr_noise, "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
-    "mergerec-pilot": mergerec_pilot, "counts": counts, "one-block-0": one_block_0,
+    "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
+    "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model}
 
 

@@ -88,6 +88,8 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print_table(["test metric", *metrics.columns], rows)
     for note in few_users(result):
         print(note)
+    for name, values in result.get("ratings", {}).items():
+        print(f"{name} over all ratings of a block: {', '.join(f'{value:.4f}' for value in values)}")
     if len(result["rounds"]) > config.per_step:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]

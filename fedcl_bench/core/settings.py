@@ -41,7 +41,8 @@ def setting(default, help: str, *, low=None, high=None, above=None, below=None, 
         only_if: conditions on other settings, all of which must hold for this one to have an effect. Each is one
             comparison or several joined by " or ": ``optimiser=adam``; ``stream=blocks|static``, one of several values
             or of patterns such as ``kmeans*``; ``without!=cc``, none of them; ``fold_in``, which is not 0, false or
-            empty.
+            empty. With a condition on itself (``loss!=bpr``) a setting added later leaves the hash of runs at its
+            default as it was.
     """
     conditions = (only_if,) if isinstance(only_if, str) else only_if
     for text in conditions:
@@ -278,6 +279,8 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
     def missed(text: str, of: str) -> str:
         """By which values a condition does not hold, in words; empty if it holds."""
         condition = _condition(text)
+        if any(part.name == of and not part.holds(declared[of][1]) for part in condition):
+            return "at its default"
         if foreign := [part.name for part in condition if part.name not in declared]:
             raise PluginError(f"{declared[of][2]}.{of}: only_if names '{foreign[0]}', expected another setting of the "
                               f"run.")

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Collection, Mapping
 
 from . import domain_streams, prepared, session_streams, stream as blocks
-from .features import FeatureSource, Callbacks, load_features
+from .features import FeatureSource, Callbacks, load_features, text_vectors
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns
@@ -28,9 +28,11 @@ def load_stream(source: DatasetSource, settings: StreamSettings, features: Featu
             is known.
     """
     kept = prepared.folder_of(source, settings)
-    stream = prepared.load(kept) if kept.is_dir() else build_stream(source, settings)
+    stream = prepared.load(kept) if kept.is_dir() and not source.rating else build_stream(source, settings)
     if settings.known_users and source.parts:
         stream = replace(stream, known=known_users(source, stream))
+    if source.texts:
+        return replace(stream, features=(text_vectors(source, stream),))
     return replace(stream, features=load_features(features, source, stream, hearing)) if features else stream
 
 
@@ -53,6 +55,8 @@ def _interactions(source: DatasetSource, settings: StreamSettings, columns: Mapp
     """The rows of one dataset after its filters, with more ``columns`` than those that every stream reads."""
     config = source.config
     names = {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD, **columns}
+    if source.rating:
+        names["rating"] = source.rating
     return load_interactions(source.path, settings.k_core, names, config.val_interval, drop_events)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what encodes texts is imported where a run reads them
     from .language_models import LanguageModel
 
 TFIDF, GIVEN = "tfidf", "given:"
+SIMILAR_DIM = 512  # of vectors by which items with similar texts are found
 FFMSR_LAYERS = 3  # of a language model (FFMSR: a)
 _FORMAT = 1
 _DIGEST = 16  # bytes
@@ -165,6 +166,23 @@ def _texts(part: DatasetSource, items: list[str]) -> list[str]:
 
     known = read_texts(item_file(part.path), part.config.ITEM_ID_FIELD)
     return [known.get(item, "") for item in items]
+
+
+def text_vectors(source: DatasetSource, stream: Stream) -> Tensor:
+    """TF-IDF vectors of the texts of a dataset's items, in the stream's order: float32 of shape (items, d)."""
+    from . import tfidf
+
+    return torch.from_numpy(tfidf.encode(_texts(source, stream.item_tokens.tolist()), SIMILAR_DIM)[:, 0])
+
+
+def locate_texts(source: DatasetSource) -> str:
+    """The hash of the file that describes a dataset's items; raises UserError if there is none."""
+    from .item_texts import item_file
+
+    if not (path := item_file(source.path)).is_file():
+        raise UserError(f"dataset '{source.name}': its items have no texts, as there is no file {path}.\nAccepted: a "
+                        f"file with ':token_seq' columns beside the interactions, or cold_items=popularity or fold_in.")
+    return fingerprint(path)
 
 
 def silent(vectors: Tensor) -> int:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .source import DatasetConfig, DatasetSource
 
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
+_LISTS = ("indptr", "values")  # of lists; ratings are read from the dataset's file
 _ABOUT = "stream.json"
 
 
@@ -56,7 +57,7 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
 def _columns(config: DatasetConfig) -> dict[str, Any]:
     """What a dataset's config says of the columns to read and the rows to keep."""
     return {f.name: getattr(config, f.name) for f in fields(config)
-            if f.name.endswith("_FIELD") or f.name in ("drop_events", "val_interval")}
+            if f.name.endswith("_FIELD") and f.name != "RATING_FIELD" or f.name in ("drop_events", "val_interval")}
 
 
 def save(stream: Stream, folder: Path) -> int:
@@ -93,8 +94,8 @@ def _arrays(stream: Stream) -> Iterator[tuple[str, np.ndarray]]:
     yield "items", stream.item_tokens.astype(str)
     for step in stream.steps:
         for split in SPLITS:
-            for part in fields(Ragged):
-                yield f"{step.index}-{split}-{part.name}", getattr(step.split(split), part.name).numpy()
+            for part in _LISTS:
+                yield f"{step.index}-{split}-{part}", getattr(step.split(split), part).numpy()
         for split, sessions in step.sessions.items():
             for part in fields(Sessions):
                 yield f"{step.index}-{split}-sessions-{part.name}", getattr(sessions, part.name).numpy()
@@ -123,7 +124,8 @@ def load(folder: Path) -> Stream:
                         f"Delete the folder, or make it anew with `data prepare`.") from None
 
     def parts(cls: type, name: str) -> Any:
-        return cls(*(torch.from_numpy(arrays[f"{name}-{part.name}"]) for part in fields(cls)))
+        names = _LISTS if cls is Ragged else [part.name for part in fields(cls)]
+        return cls(*(torch.from_numpy(arrays[f"{name}-{part}"]) for part in names))
 
     steps = []
     for numbers in about["steps"]:

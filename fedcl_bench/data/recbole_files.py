@@ -33,6 +33,7 @@ class Interactions:
         user_tokens, item_tokens: the publisher's id of each user and item.
         session: the publisher's session id of each row as text, or None if it was not asked for.
         split: which of ``SPLITS`` each row is in, as its number (int8), or None if it was not asked for.
+        rating: float64, one per row, or None if they were not asked for.
     """
 
     user: np.ndarray
@@ -42,13 +43,15 @@ class Interactions:
     item_tokens: np.ndarray
     session: np.ndarray | None = None
     split: np.ndarray | None = None
+    rating: np.ndarray | None = None
 
     def of_rows(self, rows: np.ndarray) -> Interactions:
         """Some of the rows, whose users and items are numbered anew."""
         user, old_user = pd.factorize(self.user[rows])
         item, old_item = pd.factorize(self.item[rows])
         return Interactions(user, item, self.time[rows], self.user_tokens[old_user], self.item_tokens[old_item],
-                            *(None if values is None else values[rows] for values in (self.session, self.split)))
+                            *(None if values is None else values[rows]
+                              for values in (self.session, self.split, self.rating)))
 
 
 def core(user: np.ndarray, item: np.ndarray, count: int, rows: np.ndarray) -> np.ndarray:
@@ -125,10 +128,12 @@ def _numbers(texts: pa.ChunkedArray) -> np.ndarray:
         return pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64)
 
 
-# What to do about a column that only streams of sessions read.
+# What to do about a column that only streams of sessions, or losses of ratings, read.
 _WITHOUT = {"session": "cut sessions at inactivity with --set session_from=gap",
             "split": "take the last sessions for testing with --set session_split=last",
-            "event": "take EVENT_FIELD and drop_events out of the dataset's config to use every row"}
+            "event": "take EVENT_FIELD and drop_events out of the dataset's config to use every row",
+            "rating": "name the column of ratings as RATING_FIELD in the dataset's config, or leave out the loss that "
+                      "reads them"}
 
 
 def check_splits(path: Path, split: pd.Series) -> None:
@@ -148,7 +153,7 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         path: the atomic file ``.../NAME.inter``.
         k_core: every user and item keeps at least this many rows (0 or 1: no filter).
         fields: names of the ``user``, ``item`` and ``time`` columns, and of those of ``session``, ``split`` and
-            ``event`` that are to be read (all three as text).
+            ``event`` (all three as text) and ``rating`` that are to be read.
         keep: RecBole value intervals of float columns, as ``{"rating": "(0,inf)"}``; a column the file lacks is an
             error.
         drop_events: rows with one of these values in the ``event`` column are left out before any other filter.
@@ -158,7 +163,8 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     """
     extra = {part: fields[part] for part in _WITHOUT if part in fields}
     frame = read_table(path, {fields["user"]: "token", fields["item"]: "token", fields["time"]: "float",
-                              **dict.fromkeys(keep, "float")}, dict.fromkeys(extra.values(), "token"))
+                              **dict.fromkeys(keep, "float")},
+                       {column: "float" if part == "rating" else "token" for part, column in extra.items()})
     if absent := [part for part, column in extra.items() if column not in frame]:
         raise UserError(f"{path}: {' and '.join(f'{extra[part]!r} ({part})' for part in absent)} is missing among its "
                         f"columns; {', '.join(_WITHOUT[part] for part in absent)}.")
@@ -183,7 +189,8 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         user.codes.to_numpy(np.int64), item.codes.to_numpy(np.int64), frame[fields["time"]].to_numpy(),
         user.categories.to_numpy(str), item.categories.to_numpy(str),
         None if session is None else session.to_numpy(object),
-        None if split is None else split.map(SPLITS.index).to_numpy(np.int8)).of_rows(rows)
+        None if split is None else split.map(SPLITS.index).to_numpy(np.int8),
+        frame[extra["rating"]].to_numpy() if "rating" in extra else None).of_rows(rows)
 
 
 def _within(values: np.ndarray, intervals: str) -> np.ndarray:

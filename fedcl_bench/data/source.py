@@ -50,6 +50,7 @@ class DatasetConfig:
         title, source, licence, notes: for people.
         raw: the publisher's files, which ``data convert`` reads.
         USER_ID_FIELD, ITEM_ID_FIELD, TIME_FIELD: columns of users, items and times.
+        RATING_FIELD: that of ratings, read for a loss of ratings alone.
         SESSION_FIELD, SPLIT_FIELD, EVENT_FIELD: columns that only streams of sessions read, as text: a row's session,
             its split (train, valid or test) and what happened. Empty if the file has none.
         drop_events: rows with one of these values in the event column are left out of streams of sessions.
@@ -68,6 +69,7 @@ class DatasetConfig:
     USER_ID_FIELD: str = "user_id"
     ITEM_ID_FIELD: str = "item_id"
     TIME_FIELD: str = "timestamp"
+    RATING_FIELD: str = "rating"
     SESSION_FIELD: str = ""
     SPLIT_FIELD: str = ""
     EVENT_FIELD: str = ""
@@ -331,6 +333,8 @@ class DatasetSource:
         path: of several datasets, that of the first.
         parts: the several datasets; empty if there is one.
         persons: hashes of the files that say who their users are, with ``known_users``; empty for one without.
+        rating: the column of ratings, if they are to be read.
+        texts: the hash of the file that describes the items, if it is to be read.
     """
 
     name: str
@@ -339,6 +343,8 @@ class DatasetSource:
     fingerprint: str
     parts: tuple["DatasetSource", ...] = ()
     persons: tuple[str, ...] = ()
+    rating: str = ""
+    texts: str = ""
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:

@@ -31,10 +31,28 @@ def _starts(lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors)."""
+    """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors).
+
+    ``ratings`` are those of the items, float64 and as long as ``values``, if they were asked for.
+    """
 
     indptr: Tensor
     values: Tensor
+    ratings: Tensor | None = None
+
+    @property
+    def rated(self) -> "Ragged":
+        """The ratings in the place of the items."""
+        return Ragged(self.indptr, self.ratings)
+
+    def _of(self, lengths: Tensor, chosen: Tensor) -> "Ragged":
+        """Lists of these lengths, of some of the items."""
+        return Ragged(_starts(lengths), self.values[chosen], None if self.ratings is None else self.ratings[chosen])
+
+    def where(self, chosen: Tensor) -> "Ragged":
+        """The lists without the items that are not ``chosen``, bool of the shape of ``values``."""
+        user = torch.arange(len(self.lengths), device=chosen.device).repeat_interleave(self.lengths)
+        return self._of(torch.bincount(user[chosen], minlength=len(self.lengths)), chosen)
 
     @property
     def lengths(self) -> Tensor:
@@ -58,13 +76,14 @@ class Ragged:
 
     def part(self, users: Tensor) -> "Ragged":
         """The lists of some users, numbered in their order."""
-        return Ragged(_starts(self.counts(users)), self.select(users)[1])
+        ratings = None if self.ratings is None else self.rated.select(users)[1]
+        return Ragged(_starts(self.counts(users)), self.select(users)[1], ratings)
 
     def at_most(self, counts: Tensor) -> "Ragged":
         """The first ``counts`` items of each user, shape (users,)."""
         lengths = torch.minimum(self.lengths, counts)
         number = torch.arange(len(self.values), device=counts.device) - self.indptr[:-1].repeat_interleave(self.lengths)
-        return Ragged(_starts(lengths), self.values[number < lengths.repeat_interleave(self.lengths)])
+        return self._of(lengths, number < lengths.repeat_interleave(self.lengths))
 
     def distinct(self) -> "Ragged":
         """Of items that a user has several times the first, in the order of the lists."""
@@ -74,10 +93,11 @@ class Ragged:
         first = torch.ones_like(key, dtype=torch.bool)
         first[1:] = key[1:] != key[:-1]
         keep = torch.zeros_like(first).index_put_((order[first],), first.new_ones(()))
-        return Ragged(_starts(torch.bincount(user[keep], minlength=len(self.lengths))), self.values[keep])
+        return self.where(keep)
 
     def to(self, device: torch.device) -> "Ragged":
-        return Ragged(self.indptr.to(device), self.values.to(device))
+        ratings = None if self.ratings is None else self.ratings.to(device)
+        return Ragged(self.indptr.to(device), self.values.to(device), ratings)
 
 
 @dataclass(frozen=True)
@@ -308,7 +328,8 @@ class Stream:
     ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
     ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
     ``domains`` are the clients, if these are domains; ids then begin with the domain's name.
-    ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them.
+    ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them;
+    or, where new items are likened to others by their texts, those of all items, (items, d).
     ``known`` says of each two domains, by their numbers, which of their users are the same, with ``known_users``:
     int64 (users, 2), each numbered from 0 in its domain.
     """
@@ -337,10 +358,13 @@ class Stream:
         return ", ".join([*domain, *([f"block {step}"] if not domain or len(self.steps) > 1 else [])])
 
 
-def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
+def _ragged(rows: Interactions, part: np.ndarray, n_users: int) -> Ragged:
+    """The lists of some of the rows."""
+    user = rows.user[part]
     order = np.argsort(user, kind="stable")
     return Ragged(_starts(torch.from_numpy(np.bincount(user, minlength=n_users))),
-                  torch.from_numpy(item[order].astype(np.int64)))
+                  torch.from_numpy(rows.item[part][order].astype(np.int64)),
+                  None if rows.rating is None else torch.from_numpy(rows.rating[part][order]))
 
 
 def places(user: np.ndarray) -> np.ndarray:
@@ -390,7 +414,7 @@ def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> 
         n_items = max(n_items, int(rows.item[now].max()) + 1)
         parts = [now & (rows.split == s) for s in range(len(SPLITS))]
         steps.append(Step(t, n_users, n_items, *old, int(now.sum()),
-                          *(_ragged(rows.user[part], rows.item[part], n_users) for part in parts)))
+                          *(_ragged(rows, part, n_users) for part in parts)))
     return Stream(tuple(steps), rows.user_tokens, rows.item_tokens)
 
 

@@ -2,11 +2,13 @@
 
 What is in them, for a world of N users, M items, K interactions per user and B blocks:
 
-- How many interactions a user has is log-normal with mean K, rounded, at least 1 and at most M / 2.
+- How many interactions a user has is log-normal with mean K, rounded, at least 1 and at most M / 2; or any number
+  between two with equal probability.
 - Popularity is Zipf: the item of rank r is proposed with a probability in proportion to r^-exponent. Which item has
   which rank follows a score per item.
 - A user's taste u and an item's properties v are vectors of f standard normal numbers; a proposed item is taken with
-  probability sigmoid(taste (u.v / sqrt(f) - 1)), else another one is proposed. No user has an item twice.
+  probability sigmoid(taste (u.v / sqrt(f) - 1)), else another one is proposed. No user has an item twice, unless
+  repeats are asked for.
 - From one block to the next the items' popularity scores and the users' tastes move:
   x <- sqrt(1 - drift^2) x + drift N(0, 1), so that neither gets larger or smaller.
 - Half of the users are there from the beginning, the others begin at a random time, and all stay. Times are scaled so
@@ -55,6 +57,8 @@ class World:
         activity: standard deviation of the logarithm of a user's interactions; 0: all users have equally many.
         taste: how much vectors decide; 0: nothing but popularity does.
         drift: in [0, 1]; 0: nothing moves, 1: all is new in every block.
+        counts: fewest and most interactions of a user, all numbers alike; empty: they are log-normal.
+        repeats: a user may have an item several times.
     """
 
     users: int
@@ -67,6 +71,8 @@ class World:
     taste: float = 3.0
     drift: float = 0.3
     seed: int = 0
+    counts: tuple[int, ...] = ()
+    repeats: bool = False
 
     def check(self) -> None:
         """Raise UserError for numbers that no stream can have, naming the option of `data synth`."""
@@ -80,6 +86,9 @@ class World:
         if self.items * self.blocks > 10**9:
             raise UserError(f"--items, --blocks: found {self.items:,} items in {self.blocks:,} blocks, accepted: at "
                             f"most 1,000,000,000 of both multiplied.")
+        if self.counts and not 1 <= self.counts[0] <= self.counts[1] <= self.items // 2:
+            raise UserError(f"--counts: found {'-'.join(map(str, self.counts))}, accepted: LOW-HIGH from 1 to "
+                            f"{self.items // 2:,}, half of the items.")
         if not 1.0 <= self.per_user <= self.items / 2:
             raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, "
                             f"half of the {self.items:,} items, since no user has an item twice.")
@@ -127,6 +136,10 @@ def _drifting(noise: torch.Tensor, drift: float) -> torch.Tensor:
 
 def activity(world: World, users: range) -> torch.Tensor:
     """How many interactions some users have, int64, shape (n,)."""
+    if world.counts:
+        low, high = world.counts
+        keys = rng.client_keys(rng.key(world.seed, "synth counts"), torch.arange(users.start, users.stop))
+        return low + rng.integers(rng.bits(keys, torch.zeros_like(keys)), high - low + 1)
     z = rng.normal_rows(world.seed, "synth activity", users.start, len(users), 1)[:, 0]
     mean = world.per_user * torch.exp(world.activity * z - world.activity ** 2 / 2.0)
     return mean.round().long().clamp(1, max(1, world.items // 2))
@@ -190,17 +203,25 @@ def _choices(world: World, items: SyntheticItems, ids: torch.Tensor, of_row: tor
             willing = torch.ones_like(item, dtype=torch.bool)
         pair = (user * world.items + item).numpy()
         candidates = np.flatnonzero(willing.numpy())
-        if len(taken):
-            nearest = np.minimum(np.searchsorted(taken, pair[candidates]), len(taken) - 1)
-            candidates = candidates[taken[nearest] != pair[candidates]]
-        new, lowest = np.unique(pair[candidates], return_index=True)  # rows are in order of user and position
-        filled = candidates[lowest]
+        if world.repeats:
+            filled = candidates
+        else:
+            filled, taken = _untaken(pair, candidates, taken)
         chosen[open_[filled]] = item[filled]
-        taken = np.sort(np.concatenate([taken, new]), kind="stable")  # merges the two
         rest = np.ones(len(open_), dtype=bool)
         rest[filled] = False
         open_, attempt = open_[torch.from_numpy(rest)], attempt + 1
     return chosen
+
+
+def _untaken(pair: np.ndarray, candidates: np.ndarray, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The candidates, rows, of whose pairs of user and item none is taken and each is there once; and what is taken
+    then, ascending."""
+    if len(taken):
+        nearest = np.minimum(np.searchsorted(taken, pair[candidates]), len(taken) - 1)
+        candidates = candidates[taken[nearest] != pair[candidates]]
+    new, lowest = np.unique(pair[candidates], return_index=True)  # rows are in order of user and position
+    return candidates[lowest], np.sort(np.concatenate([taken, new]), kind="stable")  # merges the two
 
 
 def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, np.ndarray]]:

@@ -140,6 +140,7 @@ def _mean(values: Tensor, lists: Tensor) -> Tensor:
 OF_EVERY_RUN: tuple[type[Metric], ...] = (NDCG, Recall, Hit, Precision, MRR)
 OF_ITEMS: tuple[type[Metric], ...] = (Novelty, Popularity, Distance)
 SHIPPED = (*OF_EVERY_RUN, *OF_ITEMS)
+RATING_ERRORS = ("mae", "rmse")  # of backbones that predict ratings (see ``rating_errors.py``)
 DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
 
 
@@ -148,7 +149,8 @@ class EvaluationSettings:
     """How lists are judged (F3CRec, section 5.1; released code)."""
 
     topk: tuple[int, ...] = setting((20,), "list lengths K", low=1)
-    valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K")
+    valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K; rmse or "
+                                 "mae, of which the lowest is best, where ratings are predicted")
     extra_metrics: tuple[str, ...] = setting((), "metrics of tests besides those of every run, by name: of plugins, or "
                                              "novelty, popularity, distance")
     valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
@@ -173,7 +175,10 @@ class EvaluationSettings:
 
 
 def parse_metric(text: str) -> tuple[str, int]:
-    """``"ndcg@20"`` as ("ndcg", 20), whatever metrics there are; raises UserError for anything else."""
+    """``"ndcg@20"`` as ("ndcg", 20), whatever metrics there are, and an error of ratings with 0; raises UserError for
+    anything else."""
+    if text in RATING_ERRORS:
+        return text, 0
     name, at, k = text.partition("@")
     if not name or not at or not k.isdecimal() or int(k) < 1:
         raise UserError(f"setting 'valid_metric': found '{text}', accepted: NAME@K with K at least 1, as ndcg@20.")

@@ -42,6 +42,9 @@ def check_divisible(federation: Federation) -> None:
     if federation.server.upload_noise and federation.server.weighting != "uniform":
         raise UserError(f"{spread} noise on a weighted mean needs all their weights.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use weighting=uniform.")
+    if federation.server.cold_items != "none":
+        raise UserError(f"{spread} cold_items={federation.server.cold_items} looks at all of them.\nLeave --shards out "
+                        f"(`grid --ray` spreads whole runs).")
     if federation.device.type != "cpu":
         raise UserError("--device: found cuda, accepted: cpu with --shards.")
 

@@ -21,9 +21,18 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..training.sampling import padded
 from .parameter_growth import initial_private
-from .parts import Federation
+from .parts import Federation, FederationSettings
 from .protocols import list_chunks
 from .round import Work, train_clients
+
+
+def as_known(step: Step, server: FederationSettings) -> Step:
+    """A step as its clients know it in its rounds: of new users their first interactions alone (``fold_in``), and none
+    with new items where these arrive later (``cold_items``)."""
+    step = truncated_for_new_users(step, server.fold_in)
+    if server.cold_items == "none" or step.index == 0:
+        return step
+    return replace(step, train=step.train.where(step.train.values < step.old_items))
 
 
 def truncated_for_new_users(step: Step, fold_in: int) -> Step:
@@ -99,7 +108,7 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
     """The new users of a step if they arrive after its training.
 
     Args:
-        step: as its clients know it (see ``shown``).
+        step: as its clients know it (see ``as_known``).
         model: with rows for all its users.
     """
     if f.server.fold_in == 0 or step.index == 0:
@@ -111,7 +120,7 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
     strategy = choose_strategy(f.backbone, method, model, f.local, sessions=False)
     count = _everywhere(f, {"count": (alone.train.lengths > 0).sum()[None]})["count"]
     return ColdStart(f, alone, old, int(count), initial_private(model, f.backbone, f.seed, range(old, step.n_users)),
-                     Training(f.backbone_in(step.index), method, f.local, strategy, frozen=True))
+                     Training(f.backbone_in(step.index), method, f.local, strategy, frozen="public"))
 
 
 def notes(f: Federation) -> list[str]:
@@ -150,7 +159,7 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
     counts = torch.zeros(step.n_items, dtype=torch.int64, device=device)
     strangers = torch.zeros(step.n_users, dtype=torch.bool, device=device)
     for part in f.stream.steps[:step.index + 1]:
-        part = truncated_for_new_users(part.to(device), f.server.fold_in)
+        part = as_known(part.to(device), f.server)
         counts += torch.bincount(part.train.values, minlength=step.n_items)
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:

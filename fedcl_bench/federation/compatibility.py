@@ -60,6 +60,12 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
                            f"the user.", "backbone", lambda cls: cls.factor_names is not None)
 
 
+def has_shared_rows(backbone: Backbone | type[Backbone]) -> bool:
+    """Whether all that depends on an item are rows of public tables, which only clients that look it up change."""
+    return not (isinstance(backbone, ModuleBackbone) or backbone.for_domains or backbone.whole_tables
+                or backbone.scores_local_tables or backbone.serves_tables)
+
+
 def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
     """Raise UserError unless they go with clients that train on mini-batches of many users' sequences: domains, or one
     that holds all sessions."""

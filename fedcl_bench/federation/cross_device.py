@@ -21,7 +21,8 @@ from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from . import server
 from .client_sampling import Attendance, Participants
-from .cold_start import ColdStart, cold_start_of, ranks_by, truncated_for_new_users
+from .cold_items import ColdItems, cold_items_of
+from .cold_start import ColdStart, as_known, cold_start_of, ranks_by
 from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of
@@ -42,7 +43,7 @@ class CrossDevice:
         protocol: what they train on and how a model is tested.
         attendance: which clients take part.
         same_group: whether they are the same in every round, with the same work.
-        cold_start: its new users, if they arrive after its training.
+        cold_start, cold_items: its new users, and its new items, if they arrive after its training.
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
         group, work: who takes part in the round, and what those here train on, by how they train: stragglers do fewer
             epochs.
@@ -59,6 +60,7 @@ class CrossDevice:
     attendance: Attendance
     same_group: bool
     cold_start: ColdStart | None
+    cold_items: ColdItems | None
     observe: Observer | None = None
     group: Participants | None = None
     work: Sequence[Work] = ()
@@ -129,7 +131,9 @@ class CrossDevice:
         return server.answer(self.method, round_, self.group.users, uploads, self.step.n_users)
 
     def arrived(self, model: Snapshot) -> Snapshot:
-        """A model once users who arrive after the step's training have made their private parameters."""
+        """A model once items that arrive after the step's training have their rows, and users who do have made their
+        private parameters."""
+        model = model if self.cold_items is None else self.cold_items.arrived(model)
         return model if self.cold_start is None else self.cold_start.arrived(model)
 
     def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
@@ -228,7 +232,7 @@ class CrossDevice:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method, step = f.acting_in(step), truncated_for_new_users(step, f.server.fold_in)
+    method, step = f.acting_in(step), as_known(step, f.server)
     start = progress.best.model if f.server.init_from == "best" else progress.model
     model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
@@ -251,10 +255,10 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> CrossDevice:
     """A step with rows for all its users and items in ``model``."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training, known = training_of(f, step, model), truncated_for_new_users(step, f.server.fold_in)
-    protocol = protocol_of(f, step, training, ranks_by(f, step, training.method))
+    training, known = training_of(f, step, model), as_known(step, f.server)
+    protocol = protocol_of(f, step, known, training, ranks_by(f, step, training.method))
     attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
                   and not protocol.changes_every_round)
     return CrossDevice(f, known, earlier, training.method, training, protocol, attendance, same_group,
-                       cold_start_of(f, known, model))
+                       cold_start_of(f, known, model), cold_items_of(f, step, model))

@@ -21,14 +21,15 @@ class EarlyStopping:
     Attributes:
         rounds: that were observed.
         value: of the validation metric in the last of them, rounded; nan if it was not validated.
-        best: the highest value so far; -1 before the first.
+        best: the highest value so far; -inf before the first. Of an error the values are negative.
         rounds_without_improvement: since it.
         ended: whether training ends with the last round.
     """
 
     def __init__(self, f: Federation):
         self._settings, self._decimals = f.server, f.evaluation.valid_decimals
-        self.rounds, self.value, self.best, self.rounds_without_improvement, self.ended = 0, math.nan, -1.0, 0, False
+        self.value, self.best = math.nan, -math.inf
+        self.rounds, self.rounds_without_improvement, self.ended = 0, 0, False
 
     @classmethod
     def replay(cls, f: Federation, rows: Iterable[Mapping[str, Any]]) -> "EarlyStopping":

@@ -13,8 +13,8 @@ from ..plugin import checks
 from ..plugin.backbone import Backbone
 from ..data.stream import Step, Stream
 from ..plugin.silo import DomainMethod, ModuleBackbone
-from ..core.errors import UserError
-from ..evaluation.metrics import DEFAULT, EvaluationSettings, parse_metric
+from ..core.errors import Incompatible, UserError
+from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..evaluation.ranking import UserScores
 from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
@@ -157,6 +157,13 @@ class Federation:
     def __post_init__(self):
         if isinstance(self.method, DomainMethod) and isinstance(self.backbone, ModuleBackbone):
             self.method.backbone = self.backbone
+        if self.explicit:  # no negatives are drawn
+            object.__setattr__(self, "local", replace(self.local, negatives=0))
+
+    @property
+    def explicit(self) -> bool:
+        """Whether ratings are predicted."""
+        return not isinstance(self.backbone, ModuleBackbone) and self.backbone.explicit
 
     @property
     def cross_silo(self) -> bool:
@@ -172,7 +179,7 @@ class Federation:
     @property
     def topk(self) -> list[int]:
         """List lengths of tests, ascending: those asked for, and that of the validation."""
-        return sorted({*self.evaluation.topk, self.validation[1]})
+        return sorted({*self.evaluation.topk, parse_metric(self.evaluation.valid_metric)[1]} - {0})
 
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
@@ -197,7 +204,7 @@ class Federation:
                 if len(step.split(split).values) == 0:
                     raise UserError(f"{where} has no {split} interaction: every user has fewer than 3 rows in it; use "
                                     f"fewer blocks (--set blocks=N).")
-            if not self.cross_silo:
+            if not self.cross_silo and not self.explicit:
                 self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
         if self.evaluation.candidates == "sampled" and longest > ranked:
@@ -205,11 +212,40 @@ class Federation:
                             f"find would always be among so many.")
         compatibility.check(self.backbone, self.method, self.stream, self.topology, self.local, self.server.init,
                             self.server.fold_in > 0 and self.server.cold_start == "mean")
+        self._check_ratings()
+        self._check_cold_items()
         self._check_fold_in()
         self._check_protection()
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
         self.method.check(self.stream.steps[0].training)
+
+    def _check_ratings(self) -> None:
+        """Ratings must be there if they are predicted, and their errors are of nothing else."""
+        name = self.backbone.name
+        if self.evaluation.valid_metric in RATING_ERRORS and not self.explicit:
+            raise UserError(f"setting 'valid_metric': found {self.evaluation.valid_metric}, accepted: NAME@K with "
+                            f"'{name}', which predicts no ratings with these settings; biasmf does with --set "
+                            f"loss=squared_error.")
+        if self.explicit and any(step.train.ratings is None for step in self.stream.steps):
+            raise UserError(f"backbone '{name}' predicts ratings with these settings, and the stream has none.")
+        if self.explicit and self.method.overrides("local_loss"):
+            raise Incompatible(f"method '{self.method.name}' adds a term of logits to the loss, and '{name}' predicts "
+                               f"ratings with these settings.", "method",
+                               lambda cls: cls.local_loss is Method.local_loss)
+
+    def _check_cold_items(self) -> None:
+        """New items that arrive after a block's training need rows that nobody else changes."""
+        cold, server = self.server.cold_items, self.server
+        found = f"setting 'cold_items': found {cold}"
+        if cold != "none" and not compatibility.has_shared_rows(self.backbone):
+            raise Incompatible(f"{found}, accepted: none with '{self.backbone.name}', whose clients train all item "
+                               f"rows or have some of their own.", "backbone", compatibility.has_shared_rows)
+        if cold == "similar" and not self.stream.features:
+            raise UserError(f"{found}, and the stream has no texts of items.")
+        if cold == "fold_in" and (server.upload_noise or server.upload_clip):
+            raise UserError(f"{found} with upload_noise or upload_clip, which do not protect what fits new items; "
+                            f"accepted: none, untrained, similar or popularity.")
 
     def _check_fold_in(self) -> None:
         """Somebody must be left to train in every block."""

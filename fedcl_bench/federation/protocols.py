@@ -6,6 +6,7 @@ step and every earlier one. ``SessionSteps`` is for streams of sessions.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Sequence
 
 import torch
@@ -17,8 +18,9 @@ from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
 from ..evaluation.drift import NEGATIVE, TARGET
-from ..evaluation.metrics import NDCG, Hit
+from ..evaluation.metrics import NDCG, RATING_ERRORS, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
+from ..evaluation.rating_errors import rating_errors
 from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, Metric
@@ -37,21 +39,25 @@ class Lists:
 
     changes_every_round = False
 
-    def __init__(self, f: Federation, step: Step, training: Training, method: Method):
+    def __init__(self, f: Federation, step: Step, known: Step, training: Training, method: Method):
         self.f, self.step, self.training, self.method = f, step, training, method
-        self.candidates, self.validation = draw_candidates(step, f.evaluation, f.seed), f.validation
+        self.known = known if f.server.cold_items == "none" or step.index == 0 else _without_new_items(known)
+        self.candidates = draw_candidates(step, f.evaluation, f.seed)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
-        return list_chunks(self.step, users, model, self.training)
+        return list_chunks(self.known, users, model, self.training)
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""
-        return self.step.train.lengths
+        return self.known.train.lengths
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
-        f = self.f
-        metric, k = self.validation
+        f, by = self.f, self.f.evaluation.valid_metric
+        if by in RATING_ERRORS:
+            errors = rating_errors(f.backbone, model, self.step.valid)
+            return UserScores(errors.users, {by: -errors.values[by]})  # the highest is best
+        metric, k = f.validation
         return rank_all(f.backbone, model, self.step.valid, [self.step.train], [k], self.method,
                         self.candidates.get("valid"), [metric])
 
@@ -71,8 +77,9 @@ class Lists:
                  for earlier in steps]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
-        return [(step.index, earlier.index, UserScores(scores.users, scores.values))
-                for earlier, scores in zip(steps, tests)], analysis
+        errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
+        return [(step.index, earlier.index, UserScores(scores.users, {**scores.values, **more}))
+                for earlier, scores, more in zip(steps, tests, errors)], analysis
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """More numbers of a validated round for its curve."""
@@ -147,6 +154,14 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
     return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 
-def protocol_of(f: Federation, step: Step, training: Training, method: Method) -> Lists | SessionSteps:
-    """What the step's participants train on, and how a model is tested; ``method``: as it ranks."""
-    return SessionSteps(f, step, training) if step.sessions else Lists(f, step, training, method)
+def _without_new_items(step: Step) -> Step:
+    """A step in which negatives are drawn among the items of earlier ones."""
+    splits = {name: step.split(name) for name in ("train", "valid", "test")}
+    return replace(step, n_items=step.old_items, **{
+        name: lists.where(lists.values < step.old_items) for name, lists in splits.items()})
+
+
+def protocol_of(f: Federation, step: Step, known: Step, training: Training, method: Method) -> Lists | SessionSteps:
+    """What the step's participants train on, and how a model is tested; ``known``: the step as they know it,
+    ``method``: as it ranks."""
+    return SessionSteps(f, step, training) if step.sessions else Lists(f, step, known, training, method)

@@ -35,7 +35,9 @@ DISCLOSURES = (
     Disclosure("availability", "activity", "how often a client takes part tells the server how many interactions it "
                "has", "availability=always or day"),
     Disclosure("cold_start", "popularity", "the server gets exact counts of the items that clients train on",
-               "cold_start=fold_in or mean", needs="fold_in"))
+               "cold_start=fold_in or mean", needs="fold_in"),
+    Disclosure("cold_items", "popularity", "the server gets exact counts of the items that clients train on",
+               "cold_items=none or similar"))
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,17 @@ class FederationSettings:
                            "it arrives, after the block's training; 0: new users take part in it", low=0,
                            only_if="stream=blocks")
     fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to "
-                                  "them, the public ones frozen", low=1, only_if=("fold_in", "cold_start=fold_in"))
+                                  "them, the public ones frozen; and of those in which new items are fitted", low=1,
+                                  only_if=("fold_in or cold_items=fold_in", "cold_start=fold_in or cold_items=fold_in"))
     cold_start: str = setting("fold_in", "what new users get: such a fit; the mean of their items' public vectors as "
                               "vector of their own; or the most popular items",
                               choices=("fold_in", "mean", "popularity"), only_if="fold_in")
+    cold_items: str = setting("none", "of items that are new in a block: they take part in its training (none), or "
+                              "arrive after it and are ranked by untrained rows, the mean row of the items with the "
+                              "most similar texts, that of all items by popularity, or rows that the server has those "
+                              "clients fit that know them", only_if=("stream=blocks", "cold_items!=none"),
+                              choices=("none", "untrained", "similar", "popularity", "fold_in"))
+    similar_items: int = setting(10, "how many items with similar texts", low=1, only_if="cold_items=similar")
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
                                 choices=("best", "last"), only_if="stream=sessions|domains")
 

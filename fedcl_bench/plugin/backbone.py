@@ -77,6 +77,8 @@ class Backbone:
         factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a
             private constant: the names of the two, or of the first and None. ``factors`` follows from them.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
+        explicit: it predicts ratings: a sample is a positive with its rating, no negatives are drawn, ``loss`` gets the
+            ratings as labels, and tests have the errors of the predictions. May be a property of its settings.
         whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss or
             weight decay concerns all of them. An attribute of the class or of the instance.
         keeps_local_tables: after its round a client keeps its own trained copy of the public item tables.
@@ -100,7 +102,8 @@ class Backbone:
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False
     factor_names: ClassVar[tuple[str, str | None] | None] = None
-    pairwise: ClassVar[bool] = False
+    pairwise: bool = False
+    explicit: bool = False
     whole_tables: bool = False
     keeps_local_tables: bool = False
     scores_local_tables: bool = False
@@ -207,7 +210,8 @@ class Backbone:
         """Recommendation loss of each client over one local batch: mean binary cross-entropy on logits.
 
         Args:
-            scores, labels: shape (C, n); labels are 1 for positives and 0 for sampled negatives.
+            scores, labels: shape (C, n); labels are 1 for positives and 0 for sampled negatives, or ratings
+                (``explicit``).
             weights: shape (C, n); a sample's share of its batch's mean. An item drawn twice has twice the weight.
 
         Returns:

@@ -138,6 +138,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
         readings: ``paper`` or ``code``, if all settings that the two read differently have the values of one of them.
         matrix: by metric, row t of R[t, s] with s from 0 to t.
         lists: by metric, its value per block of the lists that were recommended.
+        ratings: where ratings are predicted, errors over all of a block's test.
         groups: by group of users or items, ``users`` and metrics per block.
         best_round: per block, the number from 1 of the round that was tested.
         files: checksums of the Parquet files; compact records have none.
@@ -161,6 +162,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     block0_shared: bool
     readings: list[str] = []
     lists: dict[str, list[float | None]] = {}
+    ratings: dict[str, list[float]] = {}
     groups: dict[str, dict[str, list[float | None]]] = {}
     nearly_best: NearlyBest | None = None
     features: Features | None = None
@@ -198,6 +200,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
                 *((f"bytes.{name}", getattr(self.bytes, name)) for name in
                   ("up_per_client_round", "down_per_client_round")),
                 *((f"lists.{name}", values) for name, values in self.lists.items()),
+                *((f"ratings.{name}", values) for name, values in self.ratings.items()),
                 *((f"groups.{group}.{name}", values) for group, of_group in self.groups.items()
                   for name, values in of_group.items()),
                 *((f"nearly_best.{name}", getattr(near, name)) for name in

@@ -18,6 +18,7 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..core.text import JOIN
+from ..evaluation.metrics import RATING_ERRORS
 from ..experiments.papers import Key, PaperTable, get
 from ..records.run import Run
 from ..records.store import averaged_blocks, incremental, one_data, one_protocol
@@ -311,7 +312,8 @@ def _test_baseline(filling: Filling) -> None:
                 tests.append(found)
         for cell, adjusted in zip(cells, holm_adjusted(tests)):
             _set_p(cell, adjusted)
-            cell.star, cell.worse = (cell.p <= LEVEL and sign * adjusted.users.difference > 0.0 for sign in (1, -1))
+            signs = (-1, 1) if cell.key.metric in RATING_ERRORS else (1, -1)
+            cell.star, cell.worse = (cell.p <= LEVEL and sign * adjusted.users.difference > 0.0 for sign in signs)
 
 
 def _rank(filling: Filling) -> None:
@@ -321,8 +323,9 @@ def _rank(filling: Filling) -> None:
         if cell.mean is not None and key.column != "change" and key.metric not in COSTS:
             compared = key._replace(row="") if table.panels or table.apart else key._replace(row="", backbone="")
             groups.setdefault(compared, []).append(cell)
-    for group in groups.values():
-        shown = sorted({round(cell.mean, cell.decimals) for cell in group}, reverse=table.best == "max")
+    for compared, group in groups.items():
+        highest = (table.best == "max") != (compared.metric in RATING_ERRORS)
+        shown = sorted({round(cell.mean, cell.decimals) for cell in group}, reverse=highest)
         for cell in group if len(shown) > 1 else ():
             rank = shown.index(round(cell.mean, cell.decimals)) + 1
             cell.rank = rank if rank <= 2 else 0

@@ -17,7 +17,7 @@ from ..data.source import (DatasetSource, JoinedConfig, config_label, load_confi
                            session_columns, spelled, unfiltered)
 from ..data.settings import StreamSettings
 from ..core.errors import Incompatible, UserError
-from ..evaluation.metrics import DEFAULT, EvaluationSettings, parse_metric
+from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
 from ..plugin.metric import Metric
 from ..core.text import quoted
@@ -112,6 +112,7 @@ class RunConfig:
             configs = source.config.parts.values() if isinstance(source.config, JoinedConfig) else [source.config]
             identity["read"] = [[[getattr(config, column) for column in _COLUMNS], dict(config.val_interval)]
                                 for config in configs]
+            identity |= {name: value for name in ("rating", "texts") if (value := getattr(source, name))}
             if self.stream.stream == "sessions":
                 identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
         if self.features:
@@ -281,7 +282,7 @@ class AllSettings(NamedTuple):
 
 def extra_metrics(registry: Registry, evaluation: EvaluationSettings) -> list[Plugin]:
     """A run's metrics besides those of every run, by name."""
-    always = {metric.name for metric in DEFAULT}
+    always = {*(metric.name for metric in DEFAULT), *RATING_ERRORS}
     names = {*evaluation.extra_metrics, parse_metric(evaluation.valid_metric)[0]}
     return [registry.get("metric", name) for name in sorted(names - always)]
 
@@ -299,8 +300,8 @@ def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> E
         UserError: for a metric that does not exist, is in every run anyway, or cannot choose the best round.
     """
     name, k = parse_metric(evaluation.valid_metric)
-    valid = registry.get("metric", name)
-    if valid.cls.of_items:
+    valid = registry.get("metric", name) if k else None
+    if valid and valid.cls.of_items:
         hits = [name for name in registry.names("metric") if not registry.get("metric", name).cls.of_items]
         raise UserError(f"setting 'valid_metric': found '{evaluation.valid_metric}', whose metric looks at the items "
                         f"of lists, accepted: a metric of hits: {', '.join(hits)}.")
@@ -313,6 +314,8 @@ def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> E
         extra.add(registry.get("metric", name).name)
     if doubled := sorted(extra.intersection(always)):
         raise UserError(f"setting 'extra_metrics': found '{doubled[0]}', which every run has; leave it out.")
+    if valid is None:
+        return replace(evaluation, extra_metrics=tuple(sorted(extra)))
     return replace(evaluation, valid_metric=f"{valid.name}@{k}", extra_metrics=tuple(sorted(extra - {valid.name})))
 
 
@@ -387,9 +390,24 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     dataset = spelled(dataset, data_dir)
     parts = resolve(registry, method, backbone, dataset, overrides)
     backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
-    source = locate(dataset, data_dir, parts.stream)
+    source = _with_ratings(backbone_plugin.cls, parts, locate(dataset, data_dir, parts.stream))
+    if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
+        from ..data.features import locate_texts
+
+        source = replace(source, texts=locate_texts(source))
     return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
                      _features(backbone_plugin.cls, parts, source))
+
+
+def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> DatasetSource:
+    """The source with its column of ratings, for a backbone that predicts them."""
+    if backbone.for_domains or backbone.explicit is False or not backbone(parts.backbone).explicit:
+        return source
+    if parts.stream.split_file or parts.stream.stream not in ("blocks", "static"):
+        found = "split_file" if parts.stream.split_file else f"stream={parts.stream.stream}"
+        raise UserError(f"backbone '{backbone.name}' predicts ratings with these settings: found {found}, accepted: "
+                        f"stream=blocks or static without a split_file, whose interactions have ratings.")
+    return replace(source, rating=source.config.RATING_FIELD)
 
 
 def _features(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> FeatureSource | None:

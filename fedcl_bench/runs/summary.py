@@ -18,6 +18,7 @@ from ..data.features import silent
 from ..data.stream import Stream
 from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries
+from ..evaluation.rating_errors import pooled
 from ..federation.parts import STAGE, Progress
 from ..federation.server import most_rounds
 from ..kernels import ops
@@ -121,7 +122,8 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
     result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
     spent = _bytes_of_all(curve).assign(seconds=curve["train_seconds"] + curve["evaluate_seconds"])
     for _, valid in last_stage(curve).groupby("step")["valid"]:
-        first = int(np.argmax(valid.to_numpy() >= NEARLY * valid.max())) + 1  # nan is not
+        best = valid.max()  # of an error it is negative
+        first = int(np.argmax(valid.to_numpy() >= (NEARLY * best if best >= 0 else best / NEARLY))) + 1  # nan is not
         result["rounds"].append(first)
         for name, of_round in spent.loc[valid.index[:first]].items():
             result[name].append(of_round.sum().item())
@@ -160,7 +162,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "metrics": metrics,
         "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
                    "interactions": stream and [len(unit.test.values) for unit in stream.units()]},
-        "continual": continual, "matrix": matrix,
+        **_pooled_errors(progress, stream), "continual": continual, "matrix": matrix,
         **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
         "rounds": per_block.size().tolist(),
         "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
@@ -179,6 +181,15 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "environment": {**environment(config.device), "ways": list(progress.ways)},
         **({"features": _of_features(config, stream)} if stream and config.features else {}),
     }
+
+
+def _pooled_errors(progress: Progress, stream: Stream | None) -> dict[str, Any]:
+    """The errors of predicted ratings over all of a block's, which no mean over users is."""
+    if stream is None or "rmse" not in progress.tests[0][2].values:
+        return {}
+    blocks = [pooled(scores, stream.steps[t].test.counts(scores.users.cpu()))
+              for t, s, scores in progress.tests if t == s]
+    return {"ratings": {name: [block[name] for block in blocks] for name in blocks[0]}}
 
 
 def _privacy_notes(config: RunConfig, progress: Progress, stream: Stream | None) -> list[str]:

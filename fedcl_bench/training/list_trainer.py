@@ -171,12 +171,13 @@ class ListTrainer(ChunkTrainer):
                 weights = torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype, device=chosen.device)
                 yield LocalBatch(listed_weights=weights, chosen=chosen)
             return
-        if batches == 1:
-            yield self._only_batch
-            return
-        if batches <= SIZES.weighted_batches or self.covering:
-            yield from self._covering(epoch)
-            return
+        if not self.backbone.explicit:  # an item that is rated twice has two labels, so its samples are scored apart
+            if batches == 1:
+                yield self._only_batch
+                return
+            if batches <= SIZES.weighted_batches or self.covering:
+                yield from self._covering(epoch)
+                return
         order = self._shuffle(epoch).argsort(1)
         for batch in range(batches):
             batch_samples = order[:, batch * size:(batch + 1) * size]
@@ -187,7 +188,8 @@ class ListTrainer(ChunkTrainer):
                 slots = torch.cat([slots.gather(1, batch_samples) for slots in self.pairs], 1)
                 yield LocalBatch(slots, pairs=(n, n + batch_samples.shape[1]), listed_weights=weights)
             else:
-                labels = (batch_samples < self.chunk.positives.shape[1]).to(self.dtype)
+                labels = (self.chunk.ratings.gather(1, batch_samples) if self.backbone.explicit else
+                          batch_samples < self.chunk.positives.shape[1]).to(self.dtype)
                 yield LocalBatch(self.slots.sample.gather(1, batch_samples), labels, listed_weights=weights)
 
     def _shuffle_keys(self, epoch: int) -> Tensor:

@@ -34,6 +34,7 @@ class Chunk:
         others: for drawing negatives, see ``Others``.
         inner: trained without copies of item rows (see ``training/factored.py``).
         dense: trained so, on the scores of all items.
+        ratings: of the positives, (C, P), for a backbone that predicts them.
     """
 
     users: Tensor
@@ -43,6 +44,7 @@ class Chunk:
     others: "Others"
     inner: bool = False
     dense: bool = False
+    ratings: Tensor | None = None
 
     def now(self) -> "Chunk":
         """Itself; see ``LaterChunk``."""
@@ -240,12 +242,13 @@ def _chunk(step: Step | TrainingStep, train: Ragged, settings: LocalSettings, me
     if settings.negative_pool == "untouched":
         no_negatives += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
     others = Others.of(torch.cat(no_negatives, 1), step.n_items)
-    if not bool(others.count.all()):
+    if settings.negatives and not bool(others.count.all()):
         user = int(members[others.count.flatten().argmin()])
         raise UserError(f"block {step.index}: client {user} (counted from 0) has all {step.n_items} items known: no "
                         f"negative is left to draw for it.\nTake a dataset with more items, or a lower k_core, which "
                         f"leaves out items that few users have.")
-    return Chunk(members, matrix, train.counts(members), others=others, **layout)
+    ratings = None if train.ratings is None else padded(train.rated, members)
+    return Chunk(members, matrix, train.counts(members), others=others, ratings=ratings, **layout)
 
 
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:

@@ -66,7 +66,7 @@ class Training:
         method: the one that acts in the step.
         protection: of uploads. own_start: clients draw the public parameters they begin the first round with
             (``init=per_client``).
-        frozen: public parameters stay as the server sent them.
+        frozen: which parameters stay as they are, besides dense ones: ``public`` or ``private``; empty: none.
     """
 
     backbone: Backbone
@@ -75,12 +75,12 @@ class Training:
     strategy: Strategy
     protection: Protection = OPEN
     own_start: bool = False
-    frozen: bool = False
+    frozen: str = ""
 
     def rates(self, model: Snapshot, round_: int, batch: int) -> Mapping[str, float]:
         """The learning rates of the backbone's parameters; arguments as of ``Backbone.learning_rates``."""
         rates = self.backbone.learning_rates(model.n_items, round_, batch)
-        return {**rates, **dict.fromkeys([*model.public, *model.dense], 0.0)} if self.frozen else rates
+        return {**rates, **dict.fromkeys([*getattr(model, self.frozen), *model.dense], 0.0)} if self.frozen else rates
 
     @cached_property
     def personal(self) -> set[str]:
@@ -139,7 +139,7 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
     if isinstance(backbone, SequentialBackbone):
         compiled = compiled_softmax.serve(backbone, method, settings, model.public)
         return Strategy.COMPILED_SOFTMAX if compiled else Strategy.SESSIONS
-    if not sessions and _is_factored(backbone, method, model, settings):
+    if not sessions and not backbone.explicit and _is_factored(backbone, method, model, settings):
         fused = (backbone.usual_loss and not method.overrides("local_loss")
                  and fused_layout(backbone, method, model, settings) is not None)
         return Strategy.FUSED if fused else Strategy.FACTORED
@@ -183,7 +183,7 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
     personal tables."""
     sees = backbone.new_personal(0, range(0)) and any(
         map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
-    return (backbone.whole_tables and backbone.rest_follows and settings.optimiser == "sgd"
+    return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
             and not sees and not method.penalises_rows and backbone.own_samples(settings) is None
             and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 

@@ -47,7 +47,8 @@ def kept(folder, dataset="w", settings=SETTINGS):
 
 
 def arrays(part):
-    return {name: (tensor.dtype, tensor.tolist()) for name, tensor in vars(part).items()}
+    return {name: (tensor.dtype, tensor.tolist()) for name, tensor in vars(part).items()
+            if tensor is not None}
 
 
 def content(stream: Stream) -> list:

@@ -124,7 +124,20 @@ def test_the_command_makes_a_dataset_that_runs(tmp_path, capsys):
     assert "ndcg@20" in capsys.readouterr().out
 
 
+def test_uniform_numbers_of_interactions_with_repeats(tmp_path):
+    """The data of the federated tutorial: all items alike to everybody, and some several times."""
+    world = World(2000, 500, 14.5, exponent=0.0, taste=0.0, drift=0.0, counts=(10, 19), repeats=True)
+    write(world, tmp_path / "t.inter")
+    rows = read(tmp_path / "t.inter")
+    counts = np.bincount(rows[:, 0])
+    assert stats.chisquare(np.bincount(counts, minlength=20)[10:]).pvalue > 0.001 and counts.min() == 10
+    assert stats.chisquare(np.bincount(rows[:, 1], minlength=500)).pvalue > 0.001
+    twice = len(rows) - len(np.unique(rows[:, :2], axis=0))
+    assert twice == pytest.approx((counts * (counts - 1) / 2).sum() / 500, rel=0.2)
+
+
 @pytest.mark.parametrize("words,message", [
+    ("x --counts 5", "--counts"), ("x --counts 9-501", "--counts: found 9-501, accepted: LOW-HIGH from 1 to 500"),
     ("../x", "accepted: at most 100 letters, digits"), ("-x", ""), ("ml-100k", "'ml-100k' is a dataset that exists"),
     ("x --users 0", "--users"), ("x --items 1", "--items: found 1, accepted: 2 to"),
     ("x --interactions-per-user 501", "accepted: 1 to 500, half of the 1,000 items"),

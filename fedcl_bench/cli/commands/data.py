@@ -94,6 +94,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(parser=action)
 
 
+def low_high(text: str) -> tuple[int, int]:
+    """``"50-199"`` as two numbers, for argparse."""
+    low, _, high = text.partition("-")
+    return int(low), int(high)
+
+
 def _add_synth(actions) -> None:
     synth = actions.add_parser("synth", help="make synthetic interactions of any size",
                                description="Write OUT/NAME/NAME.inter with skewed, learnable, drifting interactions: "
@@ -113,6 +119,9 @@ def _add_synth(actions) -> None:
             ("base-share", 0.6, "share of the interactions before the first change")):
         synth.add_argument(f"--{option}", type=float, default=default, metavar="X",
                            help=f"{text} (default: {default:g})")
+    synth.add_argument("--counts", type=low_high, default=(), metavar="LOW-HIGH",
+                       help="interactions of a user between these, all numbers alike, instead of log-normal ones")
+    synth.add_argument("--repeats", action="store_true", help="a user may have an item several times")
     synth.add_argument("--blocks", type=count, default=4, metavar="B", help="of the drift (default: %(default)s)")
     synth.add_argument("--seed", type=seed, default=0, metavar="S", help="default: %(default)s")
     synth.add_argument("--out", **_OUT)
@@ -230,8 +239,9 @@ def _synth(args: argparse.Namespace) -> int:
 
     safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
-    world = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
-                  args.activity, args.taste, args.drift, args.seed)
+    per_user = sum(args.counts) / 2 if args.counts else args.interactions_per_user
+    world = World(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
+                  args.taste, args.drift, args.seed, args.counts, args.repeats)
     world.check()
     path = args.out / args.name / f"{args.name}.inter"
     if path.exists() and not args.force:
