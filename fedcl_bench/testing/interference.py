@@ -394,7 +394,8 @@ def evaluation_data(pair: Pair) -> str:
     """(e) Validation and test items, and the steps to come, change neither training nor what is kept after a step nor
     the scores that are ranked."""
     ended = _trained(pair)
-    moments = [(start, client_round) for start in [Progress(), *_rounds_to_test(pair)]]
+    begun = [pair.after_step(t - 1) for t in range(len(pair.stream.steps) - 1)]
+    moments = [(start, client_round) for start in [*begun, *_rounds_to_test(pair)]]
     for start, looks in [*moments, (ended, _kept), (ended, _scored)]:
         ends = bool(pair.stream.steps[0].sessions) and looks is _scored  # items before the last one are known then
         hidden = {s.index: with_other_ends(s) if ends else
