@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -51,9 +52,20 @@ class Cluster:
     ray: ModuleType
 
     def machines(self) -> dict[str, int]:
-        """Processor cores of every machine that has some, by the machine's id in the cluster."""
+        """Processor cores of every machine that has some, by the machine's id in the cluster; raises UserError if none
+        has."""
         cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
+        if not any(cores.values()):
+            raise UserError("--ray: the cluster has no machine with processor cores; add one with `ray start --address "
+                            "HOST:PORT`.")
         return {name: number for name, number in cores.items() if number}
+
+    @property
+    def raylet(self) -> tuple[str, int]:
+        """Where Ray answers on this machine."""
+        own = self.ray.get_runtime_context().get_node_id()
+        return next((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in self.ray.nodes()
+                    if node["NodeID"] == own)
 
     @property
     def cores(self) -> int:
@@ -105,6 +117,28 @@ def _check_address(address: str) -> None:
                         f"Use the address that `ray start --head` showed; every machine needs the same Ray and Python.")
 
 
+def end_with(raylet: tuple[str, int], left: threading.Event) -> None:
+    """End this process with a word as soon as the raylet does not answer; Ray would at its next call, without one.
+
+    Args:
+        left: set before the cluster is left.
+    """
+    while not left.is_set():
+        try:
+            with socket.create_connection(raylet, REACH) as connection:
+                connection.settimeout(None)
+                while connection.recv(1 << 12):  # a greeting comes, then nothing while both are there
+                    pass
+        except ConnectionRefusedError:
+            if not left.is_set():
+                cursor = "\x1b[?25h" * sys.stderr.isatty()  # progress hides it
+                print(f"{cursor}run_bench.py: --ray: Ray ended on this machine, its raylet was killed or failed.\n"
+                      f"The same command goes on from the last checkpoint.", file=sys.stderr, flush=True)
+                os._exit(2)
+        except OSError:
+            left.wait(1.0)
+
+
 @contextmanager
 def joined(address: str, cores: int) -> Iterator[Cluster]:
     """Join the cluster at an address, or start one of so many cores on this machine, and leave or end it afterwards.
@@ -129,11 +163,12 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
                         f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "
                         f"one first.") from None
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        left = threading.Event()
         try:
             cluster = Cluster(ray)
-            if not cluster.machines():
-                raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
-                                f"`ray start --address HOST:PORT`.")
+            cluster.machines()
+            threading.Thread(target=end_with, args=(cluster.raylet, left), daemon=True).start()
             yield cluster
         finally:
+            left.set()
             ray.shutdown()
