@@ -52,12 +52,8 @@ class Cluster:
     ray: ModuleType
 
     def machines(self) -> dict[str, int]:
-        """Processor cores of every machine that has some, by the machine's id in the cluster; raises UserError if none
-        has."""
+        """Processor cores of every machine that has some, by the machine's id in the cluster."""
         cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
-        if not any(cores.values()):
-            raise UserError("--ray: the cluster has no machine with processor cores; add one with `ray start --address "
-                            "HOST:PORT`.")
         return {name: number for name, number in cores.items() if number}
 
     @property
@@ -117,8 +113,25 @@ def _check_address(address: str) -> None:
                         f"Use the address that `ray start --head` showed; every machine needs the same Ray and Python.")
 
 
+_LAST_WORD = """import sys
+if not sys.stdin.read():
+    print("\\x1b[?25h" * sys.stderr.isatty() +  # the cursor, which progress hides
+          "run_bench.py: --ray: Ray on this machine ended, or this command was killed.\\n"
+          "The same command goes on from the last checkpoint.", file=sys.stderr)"""
+
+
+@contextmanager
+def last_word() -> Iterator[None]:
+    """Have another process say so if this one ends within the block, as Ray ends it when its raylet is gone."""
+    with subprocess.Popen([sys.executable, "-ISc", _LAST_WORD], stdin=subprocess.PIPE, start_new_session=True) as other:
+        try:
+            yield
+        finally:
+            other.communicate(b"left")
+
+
 def end_with(raylet: tuple[str, int], left: threading.Event) -> None:
-    """End this process with a word as soon as the raylet does not answer; Ray would at its next call, without one.
+    """End this process as soon as the raylet does not answer, as Ray would at its next call.
 
     Args:
         left: set before the cluster is left.
@@ -131,10 +144,7 @@ def end_with(raylet: tuple[str, int], left: threading.Event) -> None:
                     pass
         except ConnectionRefusedError:
             if not left.is_set():
-                cursor = "\x1b[?25h" * sys.stderr.isatty()  # progress hides it
-                print(f"{cursor}run_bench.py: --ray: Ray ended on this machine, its raylet was killed or failed.\n"
-                      f"The same command goes on from the last checkpoint.", file=sys.stderr, flush=True)
-                os._exit(2)
+                os._exit(1)
         except OSError:
             left.wait(1.0)
 
@@ -162,11 +172,13 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
         raise UserError(f"--ray {address}: cannot be joined ({(str(error).splitlines() or ['no reason given'])[0]}).\n"
                         f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "
                         f"one first.") from None
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), last_word():
         left = threading.Event()
         try:
             cluster = Cluster(ray)
-            cluster.machines()
+            if not cluster.machines():
+                raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
+                                f"`ray start --address HOST:PORT`.")
             threading.Thread(target=end_with, args=(cluster.raylet, left), daemon=True).start()
             yield cluster
         finally:
