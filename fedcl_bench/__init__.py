@@ -8,6 +8,8 @@ wait for.
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from .core.version import __version__ as __version__
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
                               ModuleSettings, Stage, TextSettings, once_in_ranking)
     from .plugin.state import Snapshot, all_keys, in_pieces, pair_keys, score_users
     from .training.sampling import Chunk, draw_negatives, make_chunks, padded
+
+# OpenMP takes a number for each level of nested threads, as 4,2; numexpr, which pandas imports, fails at several.
+_OMP = os.environ.get("OMP_NUM_THREADS", "")
+if _OMP and not re.fullmatch(r"\s*[1-9][0-9]*\s*", _OMP):
+    _first = re.match(r"\s*([1-9][0-9]*)", _OMP)
+    os.environ.setdefault("NUMEXPR_NUM_THREADS", _first[1] if _first else "1")
 
 _BY_MODULE = {
     "api.loading": ("load",),

@@ -93,6 +93,11 @@ def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> User
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
+    if sys.stderr is None:  # closed by who called; the next file would get its number
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        _say("standard output: is closed, accepted: an open one; to see nothing, add > /dev/null.")
+        return 2
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows ± as \xb1

@@ -6,18 +6,20 @@ times are written. The answer says what was detected.
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Callable, Mapping
+from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, Mapping
 
 import numpy as np
 
 from ..core.errors import UserError
 from ..core.files import replacing, write_atomically
 from ..core.text import safe_name
+from . import times as units
 from .table_reader import SEPARATORS, TableLayout, content_of, fields_of, first_lines, joined, text_batches
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
 _ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
               "<": operator.lt}
-# Times as whole numbers: seconds count fewer than the first of these numbers until the year 5138, and so on.
-_UNITS = ((1e11, 1, "seconds"), (1e14, 1e3, "milliseconds"), (1e17, 1e6, "microseconds"), (np.inf, 1e9, "nanoseconds"))
 ATOMIC = {"user": "user_id:token", "item": "item_id:token", "rating": "rating:float", "session": "session_id:token",
           "time": "timestamp:float"}
 
@@ -90,12 +90,14 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
         force: replace files of that name.
 
     Raises:
-        UserError: for a name that is not safe, a missing file or column, a row of another width, a time or rating that
-            cannot be read, or files that exist. Nothing has been written then.
+        UserError: for a name that is not safe, a missing file or column, one column for several parts, a row of another
+            width, a time or rating that cannot be read, times in several units, or files that exist. Nothing has been
+            written then.
     """
     target = out / safe_name(name, "data convert") / f"{name}.inter"
     config = target.with_suffix(".yaml")
     keeps = condition(columns.keep) if columns.keep else None
+    _refuse_same(columns)
     files = (target, config) if columns.session else (target,)
     if not force and (exist := [file for file in files if file.exists()]):
         raise UserError(f"{exist[0]}: exists; replace it with --force, or write elsewhere with --out DIR.")
@@ -107,6 +109,7 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
             file.write(("\t".join(ATOMIC[part] for part in columns.named) + "\n").encode())
             for piece in text_batches(path, str(path), layout, list(dict.fromkeys(columns.named.values()))):
                 writer.write(piece, file)
+            units.refuse_several(writer.times.counts, f"{path}, column '{columns.time}'")
             if not writer.written:
                 raise UserError(f"{path}: no row is left of {writer.rows:,}"
                                 + (f" with a rating {columns.keep}" if keeps else "") + "; nothing is written.")
@@ -116,9 +119,17 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
     notes = (f"separated by {SEPARATORS[layout.separator]}, "
              f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note,
-             writer.times.days)
+             writer.times.days, *writer.control_notes())
     different = (ids.count() for ids in writer.different.values())
     return Imported(writer.rows, writer.written, *different, writer.left_out, notes, files)
+
+
+def _refuse_same(columns: Columns) -> None:
+    """Raise UserError if two parts have one column, but for sessions, which may be the users."""
+    options: dict[str, str] = {}
+    for part, column in columns.named.items():
+        if part != "session" and (first := options.setdefault(column, part)) != part:
+            raise UserError(f"--{part}: found '{column}', the column of --{first}; accepted: another column.")
 
 
 def detect(path: Path, columns: Columns) -> TableLayout:
@@ -162,6 +173,7 @@ class _Times:
 
     def __init__(self) -> None:
         self.scale: float | None = None  # None: not decided; 0: ISO 8601
+        self.counts: units.Counts = {}  # of the numbers that are read
         self.note = ""
         self.span = (np.inf, -np.inf)  # the first and the last that were written
 
@@ -178,7 +190,9 @@ class _Times:
         if self.scale is None:
             self._decide(texts)
         if self.scale:
-            return _floats(texts) / self.scale
+            numbers = _floats(texts)
+            units.by_unit(numbers, self.counts)
+            return numbers / self.scale
         seconds = np.empty(len(texts))
         zoned = pd.Series(texts).str.contains(_ZONE).to_numpy(bool)
         for rows in (zoned, ~zoned):  # among others with a zone, pandas gives times without one that of another row
@@ -190,9 +204,9 @@ class _Times:
     def _decide(self, texts: np.ndarray) -> None:
         numbers = _floats(texts)
         numbers = np.abs(numbers[np.isfinite(numbers)])
-        if 2 * len(numbers) >= len(texts):
+        if 2 * len(numbers) >= len(texts) and not (len(numbers) == len(texts) and units.are_days(numbers)):
             largest = float(np.median(numbers))
-            _, self.scale, unit = next(row for row in _UNITS if largest < row[0])
+            _, self.scale, unit = next(row for row in units.UNITS if largest < row[0])
             self.note = f"times are {unit} since 1970 (as {texts[0]})" + (
                 "" if self.scale == 1 else "; written in seconds")
         else:
@@ -228,6 +242,8 @@ class _Writer:
         self.rows = self.written = 0
         self.left_out: Counter[str] = Counter()
         self.different = {"user": _Distinct(), "item": _Distinct()}
+        self.uncleaned: dict[str, _Distinct] = {}  # ids as they were, if there are control characters
+        self.control: Counter[str] = Counter()
         self.times = _Times()
 
     def write(self, piece: pa.RecordBatch, file: BinaryIO) -> None:
@@ -254,8 +270,25 @@ class _Writer:
         is_whole = bool((seconds == np.floor(seconds)).all())
         values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
         for part, different in self.different.items():
+            self._count_control(part, piece.column(named[part]).take(pa.array(rows)), values[part])
             different.add(values[part])
         file.write(content_of(joined([values[part] for part in named])))
+
+    def _count_control(self, part: str, ids: pa.Array, cleaned: pa.Array) -> None:
+        """Count ids with control characters, and the different ones before these are spaces."""
+        from pyarrow import compute as pc
+
+        ids = pc.utf8_trim_whitespace(ids)
+        found = pc.sum(pc.not_equal(ids, cleaned)).as_py()
+        self.control[part] += found
+        if found or part in self.uncleaned:
+            self.uncleaned.setdefault(part, copy.deepcopy(self.different[part])).add(ids)
+
+    def control_notes(self) -> Iterator[str]:
+        """A sentence on each of users and items whose ids had control characters."""
+        for part, ids in self.uncleaned.items():
+            yield (f"control characters became spaces in the {part} ids of {self.control[part]:,} rows, which made "
+                   f"{self.different[part].count():,} different ids of {ids.count():,}")
 
     def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:
         """The rows that are kept; the others are counted under the reason."""

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError
+from . import times
 from .table_reader import TableLayout, first_lines, line_of, text_batches
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     if absent := [part for part, column in extra.items() if column not in frame]:
         raise UserError(f"{path}: {' and '.join(f'{extra[part]!r} ({part})' for part in absent)} is missing among its "
                         f"columns; {', '.join(_WITHOUT[part] for part in absent)}.")
+    times.check(frame[fields["time"]].to_numpy(), f"{path}, field '{fields['time']}'")
     session, split = (frame[extra[part]] if part in extra else None for part in ("session", "split"))
     if split is not None:
         check_splits(path, split)

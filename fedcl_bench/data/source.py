@@ -226,7 +226,7 @@ def load_config(name: str) -> DatasetConfig:
     That of several has their columns; their other settings are for runs of them alone.
 
     Raises:
-        UserError: for an unknown field, or a value of another type.
+        UserError: for an unknown field, a value of another type, or one column for several fields.
     """
     path, parts = config_file(name), parts_of(name)
     if len(parts) > 1:
@@ -238,7 +238,12 @@ def load_config(name: str) -> DatasetConfig:
     _check_intervals(content.get("val_interval", {}), str(path))
     for key in ("backbone_settings", "method_settings", "search"):
         _check_plugins(content.get(key, {}), f"{path}, field '{key}'")
-    return _typed(DatasetConfig, content, str(path))
+    config = _typed(DatasetConfig, content, str(path))
+    columns = {name: getattr(config, name) for name in ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")}
+    if same := [name for name, column in columns.items() if list(columns.values()).count(column) > 1]:
+        raise UserError(f"{path}, fields {' and '.join(same)}: found {quoted(columns[same[0]])} {len(same)} times, "
+                        f"accepted: a column of its own for each.")
+    return config
 
 
 def _check_plugins(settings: Any, where: str) -> None:

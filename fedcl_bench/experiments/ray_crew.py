@@ -153,6 +153,9 @@ class ShardStarter:
 
     def __call__(self, tasks: Sequence[ShardTask]) -> "ShardActors":
         machines = self._cluster.machines()
+        if not machines:
+            raise UserError("--ray: the cluster has lost all its machines.\nThe same command goes on from the last "
+                            "checkpoint.")
         trusted = {name: cores for name, cores in machines.items() if name not in self._suspects} or machines
         self._suspects.clear()
         # One per core of each machine in turn, over and over.

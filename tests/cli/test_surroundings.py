@@ -64,6 +64,27 @@ def test_an_output_that_is_full_is_said():
         assert run(["--method", "nobody"], stdout=full, stderr=full).returncode == 2
 
 
+@pytest.mark.parametrize("words, stream", [(["list"], "stdout"), (["lst"], "stderr")])
+def test_an_output_that_is_closed(words, stream, monkeypatch, capsys):
+    """Python then has None in its place."""
+    monkeypatch.setattr(sys, stream, None)
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("run_bench.py: standard output: is closed") == (stream == "stdout")
+    if stream == "stderr":
+        sys.stderr.close()
+
+
+@pytest.mark.parametrize("threads, first", [("4,2", "4"), ("2", None), ("", None), ("many", "1")])
+def test_threads_of_nested_levels(threads, first):
+    """numexpr, which pandas imports, takes the first."""
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "NUMEXPR_NUM_THREADS": ""}
+    del environment["NUMEXPR_NUM_THREADS"]
+    done = subprocess.run([sys.executable, "-c", "import os, fedcl_bench; "
+                           "print(os.environ.get('NUMEXPR_NUM_THREADS'))"], text=True, capture_output=True,
+                          env=environment, cwd=ROOT)
+    assert done.stdout.strip() == str(first), done.stderr
+
+
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):

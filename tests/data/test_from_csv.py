@@ -47,6 +47,8 @@ def test_quotes_byte_order_mark_and_control_characters():
     (("1262304000250", "1262304001000"), (1262304000.25, 1262304001.0), "times are milliseconds"),
     (("1262304000000000",) * 2, ("1262304000",) * 2, "times are microseconds"),
     (("1262304000000000000",) * 2, ("1262304000",) * 2, "times are nanoseconds"),
+    (("20100131", "20100201"), ("1264896000", "1264982400"), "times are ISO 8601 (as 20100131)"),
+    (("20100131", "20101301"), ("20100131", "20101301"), "times are seconds"),
     (("2010-01-01", "2010-01-01T00:00:01Z"), ("1262304000", "1262304001"), "times are ISO 8601 (as 2010-01-01)"),
     (("2010-01-01 02:00:00+02:00", "2010-01-01T00:00:00.5"), (1262304000.0, 1262304000.5), "times are ISO 8601"),
 ])
@@ -55,6 +57,14 @@ def test_times_are_detected_and_written_in_seconds(times, seconds, words):
     written = [line.split("\t")[2] for line in lines[1:]]
     assert tuple(type(expected)(text) for text, expected in zip(written, seconds)) == seconds
     assert words in done.notes[1]
+
+
+def test_ids_that_differ_in_control_characters_are_counted():
+    text = "user,item,time\nu 1,a,1\nu\x011,a,2\nu\x021,a,3\nu\x022,b\x0b,4\n"
+    done, lines = imported(text)
+    assert [line.split("\t")[0] for line in lines[1:]] == ["u 1", "u 1", "u 1", "u 2"] and done.users == 2
+    assert done.notes[3:] == ("control characters became spaces in the user ids of 3 rows, which made 2 different ids "
+                              "of 4",)
 
 
 def test_tables_without_header_name_columns_by_number():
@@ -88,6 +98,11 @@ def test_conditions(text, kept):
     ("\n\n", COLUMNS, ["is empty"]),
     ("user,item,time\n1,2,3\n1,2,yesterday\n", COLUMNS, ["row 2 below the header", "'yesterday'", "a time as"]),
     ("user,item,time\n1,2,31/01/2020\n", COLUMNS, ["row 1 below", "'31/01/2020'", "ISO 8601"]),
+    ("user,item,time\n1,2,20100131\n1,3,20100231\n", COLUMNS, ["row 2 below", "'20100231'", "ISO 8601"]),
+    ("user,item,time\n1,2,1262304000\n1,3,1262304000000\n1,3,1262304000000000\n", COLUMNS,
+     ["t.csv, column 'time': found 1 time in seconds (as 1262304000) and 1 time in milliseconds", "microseconds by"]),
+    ("user,item,time\n1,2,3\n", Columns("user", "user", "time"), ["--item: found 'user', the column of --user"]),
+    ("user,item,time\n1,2,3\n", Columns("user", "item", "item"), ["--time: found 'item', the column of --item"]),
     ("user,item,time\n1,2,3\n1,2\n", COLUMNS, ["t.csv, line 3", "found 2 fields ('1,2')", "expected 3 fields"]),
     ("user,item,time,r\n1,2,3,good\n", Columns("user", "item", "time", "r"), ["column 'r' is 'good'", "a number"]),
     ("user,item,time,r\n1,2,3,4\n", Columns("user", "item", "time", "r", keep="=>4"), ["--keep", "'>=4'"]),

@@ -7,13 +7,16 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import records, same_numbers
+from helpers import ROOT, records, same_numbers
 
 from fedcl_bench.cli.grid_view import View
 from fedcl_bench.cli.main import main
@@ -21,7 +24,8 @@ from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.experiments import cluster as joining
-from fedcl_bench.experiments.ray_crew import Runner, lost
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.experiments.ray_crew import Runner, ShardStarter, lost
 from fedcl_bench.experiments.worker import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -185,6 +189,59 @@ def test_workers_that_lack_something(tmp_path):
     (kind, text), = Runner(1, Path.cwd(), tmp_path / "proof", joining.versions()).run(job)
     assert (kind, text) == ("error", "its data, plugin or configuration file was changed since the grid began; "
                                      "start it again.")
+
+
+def test_a_cluster_without_machines():
+    ray = SimpleNamespace(nodes=lambda: [{"NodeID": "a", "Alive": False, "Resources": {"CPU": 2.0}}])
+    with pytest.raises(UserError, match="--ray: the cluster has lost all its machines"):
+        ShardStarter(joining.Cluster(ray), 1)([])
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_command_ends_with_its_raylet(monkeypatch, left):
+    """Something greets, as a raylet does, and is gone; unless the command has left the cluster by then."""
+    statuses, event = [], threading.Event()
+
+    def end(status):
+        statuses.append(status)
+        event.set()
+    monkeypatch.setattr(os, "_exit", end)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watching = threading.Thread(target=joining.end_with, args=(server.getsockname(), event))
+        watching.start()
+        greeted = server.accept()[0]
+        greeted.send(b"hello")
+        if left:
+            event.set()
+    greeted.close()
+    watching.join(20)
+    assert statuses == ([] if left else [1])
+
+
+@pytest.mark.parametrize("end, lines", [("pass", 0), ("os._exit(1)", 2), ("os.kill(os.getpid(), 9)", 2)])
+def test_a_last_word(end, lines):
+    done = subprocess.run([sys.executable, "-c", "import os\nfrom fedcl_bench.experiments.cluster import last_word\n"
+                           f"with last_word():\n    {end}"], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert len(done.stderr.splitlines()) == lines == done.stderr.count("Ray on this machine ended") * 2
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(further for child in children for further in descendants(child))]
+
+
+@pytest.mark.long
+def test_a_raylet_is_killed(tmp_path):
+    command = [sys.executable, str(ROOT / "run_bench.py"), *RUN[:4], "--set", "rounds=40", "--ray", "local", "--shards",
+               "2", "--results", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while "block 0" not in process.stderr.readline():
+            assert process.poll() is None
+        for pid in descendants(process.pid):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
+                os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and not out and err.count("run_bench.py: ") == 1 and "Traceback" not in err
 
 
 @pytest.mark.parametrize("text, words", [

@@ -195,6 +195,8 @@ def _import(args: argparse.Namespace) -> int:
     print(f"{args.csv}: {', '.join(done.notes[:1])}; {done.notes[1]}")
     print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items, "
           f"{done.notes[2]}")
+    for note in done.notes[3:]:
+        print(f"note: {note}")
     for reason, count_ in done.left_out.items():
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:
