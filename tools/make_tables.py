@@ -461,7 +461,8 @@ TABLES: dict[str, Callable[..., str]] = {
 
 def pages() -> list[Path]:
     """The pages that have such a table."""
-    places = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "results/ambiguities.md"]
+    results = [ROOT / f"results/{name}.md" for name in ("ambiguities", "tutorial")]
+    places = [*sorted((ROOT / "docs").glob("*.md")), *results]
     return [page for page in places if BETWEEN.search(page.read_text(encoding="utf-8"))]
 
 
