@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from .. import add_options, cores, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
+from .. import add_options, cores, count, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
     from ...runs.config import RunConfig
@@ -63,6 +63,11 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
                              "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     parser.add_argument("--rerun", action="store_true", help="run again even if the record exists")
+    parser.add_argument("--honest", action="store_true",
+                        help="instead, try short runs on other test items, other clients' data and the like: whoever "
+                             "must not know does the same. No record is made; exit status 1 if somebody noticed")
+    parser.add_argument("--honest-rounds", type=count, default=4, metavar="N",
+                        help="rounds of every block in these (default: 4)")
     add_options(parser, "quiet", "json", by="also show results of groups of users or items")
     parser.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_options(parser, "plugins")
@@ -120,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
 
     configs, overrides = _configs(args, from_file)
     try:
+        if args.honest:
+            return _honest(args, configs[0], overrides)
         results = _results(args, configs, overrides)
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
@@ -132,6 +139,39 @@ def run(args: argparse.Namespace) -> int:
         if args.by:
             show_groups(result, args.by)
     return 0
+
+
+def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> int:
+    """Try the worlds of a run and show what came of them."""
+    from rich.console import Console
+
+    from ...api.stopping import stop_between_rounds
+    from ...audit.honesty import examine
+    from ...core.text import for_terminal
+    from ...experiments.worker import Job
+    from ..show import print_table
+
+    if args.ray or args.log:
+        raise UserError(f"--honest: found {'--ray' if args.ray else '--log'}, accepted: runs in this process without.")
+    words = tuple(word for word in args.words if not word.startswith("--honest"))
+    job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
+              config.seed, overrides, args.data_dir, args.results, tuple(folder.absolute() for folder in args.plugins),
+              config.hash, config.device)
+    console = Console(stderr=True, highlight=False, markup=False)
+    with stop_between_rounds() as stop, console.status("as it is") as status:
+        status = None if args.quiet else status
+        found = list(examine(config, job, words, args.honest_rounds, args.threads,
+                             lambda text: status and status.update(text), stop))
+    honest = all(verdict.honest is not False for verdict in found) and bool(found[0].honest)
+    if args.json:
+        print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [verdict.as_json() for verdict in found]})
+        return 0 if honest else 1
+    words_of = {True: "honest", False: "NOTICED", None: "-"}
+    print_table(["world", "verdict", "evidence"], [[v.world, words_of[v.honest], for_terminal(v.evidence)] for v in found])
+    for verdict in found:
+        for hook in verdict.hooks:
+            print(f"{verdict.world}: {hook}")
+    return 0 if honest else 1
 
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
