@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ..core.errors import RunFailed, UserError
 from ..data.datasets import load_stream
-from ..data.stream import Stream
 from ..experiments.processes import Process
 from ..experiments.worker import Job
 from ..federation.loop import clients_of, run
@@ -31,6 +30,7 @@ from ..runs.plugin_errors import named
 from ..runs.registry import discover
 from ..runs.runner import Engine, Interrupted, Watch, execute
 from .other_worlds import WORLDS
+from .outside import Outside
 from .recording import Ended, Tape, recorded
 
 AS_IT_IS, AGAIN = list(WORLDS)[:2]
@@ -87,62 +87,58 @@ def shortened(config: RunConfig, rounds: int) -> RunConfig:
 class _Taped(Engine):
     """Runs with a tape."""
 
-    def __init__(self, tape: Tape, rounds: int):
-        self.tape, self.rounds = tape, rounds
+    def __init__(self, tape: Tape):
+        self.tape = tape
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
-        tape = self.tape
-        tape.metrics = len(federation.topk)
-        f = replace(federation, metrics=(*federation.metrics, tape.listed))
-        yield from run(f, progress, kind=recorded(clients_of(f), tape))
+        self.tape.metrics = len(federation.topk)
+        f = replace(federation, metrics=(*federation.metrics, self.tape.listed))
+        return run(f, progress, kind=recorded(clients_of(f), self.tape))
 
 
 def play(pipe: Connection, part: Part) -> None:
-    """Do a world's run. Sends ("progress", text) and at the end one of ("done",), ("skipped",), ("failed", text)."""
+    """Do a world's run. Sends ("progress", text) and at the end one of ("done", what plugins did outside, ...),
+    ("skipped",), ("failed", text)."""
     for name in ("tmp", "home", "work"):
         (part.folder / name).mkdir()
-    sys.argv = list(part.words)
-    os.environ.update(TMPDIR=str(part.folder / "tmp"), HOME=str(part.folder / "home"),
-                      XDG_CACHE_HOME=str(part.folder / "home" / ".cache"))
-    tempfile.tempdir = None
-    if part.threads:
-        torch.set_num_threads(part.threads)
+    sys.argv, os.environ["TMPDIR"], tempfile.tempdir = list(part.words), str(part.folder / "tmp"), None
+    torch.set_num_threads(part.threads or torch.get_num_threads())
     try:
         with named():
             pipe.send(_played(part, lambda text: pipe.send(("progress", text))))
-    except Ended:
-        pipe.send(("done",))
     except Exception as error:  # of a plugin, too
-        pipe.send(("failed", f"{'' if isinstance(error, (UserError, RunFailed)) else type(error).__name__ + ': '}"
-                             f"{error}"))
+        kind = "" if isinstance(error, (UserError, RunFailed)) else f"{type(error).__name__}: "
+        pipe.send(("failed", f"{kind}{error}"))
 
 
 def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
     job, world = part.job, WORLDS[part.world]
-    config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
-                         job.data_dir, job.device)
-    config = shortened(config, part.rounds)
+    config = shortened(make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
+                                   job.data_dir, job.device), part.rounds)
     stream = load_stream(config.source, config.stream, config.features)
     if not world.applies(stream):
         return ("skipped",)
     os.chdir(part.folder / "work")
-    stream, since = world.alter(stream, config.seed)
+    os.environ.update(HOME=str(part.folder / "home"), XDG_CACHE_HOME=str(part.folder / "home" / ".cache"))
+    stream, since = world.alter(stream, torch.Generator().manual_seed(config.seed))
     if part.muted:
-        _mute(getattr(config, part.muted[0]).cls, part.muted[1])
+        cls = getattr(config, part.muted[0]).cls
+        setattr(cls, part.muted[1], getattr(_base(cls), part.muted[1]))
     tape = Tape(part.folder, since, part.heard if world.hears else None, world.hears, part.until)
     watch = Watch(lambda _, progress: tell(f"block {progress.step}, round {progress.round}"))
-    execute(config, lambda: stream, part.folder / "results", watch, engine=_Taped(tape, part.rounds))
-    tape.write()
-    return ("done",)
+    folders = [plugin.path.parent for plugin in (config.method, config.backbone)]
+    with Outside(folders, part.folder, [each.path for each in config.source.parts or [config.source]]) as outside:
+        try:
+            execute(config, lambda: stream, part.folder / "results", watch, engine=_Taped(tape))
+            tape.write()
+        except Ended:
+            pass
+    return "done", *outside.seen
 
 
 def _base(cls: type) -> type:
     """The suite's class that a plugin is made from."""
     return next(each for each in cls.__mro__ if each.__module__.startswith("fedcl_bench.plugin."))
-
-
-def _mute(cls: type, hook: str) -> None:
-    setattr(cls, hook, getattr(_base(cls), hook))
 
 
 # ------------------------------------------------------------------------------------------------------- in the parent
@@ -165,67 +161,63 @@ class Honesty:
     folder: Path
     tell: Callable[[str], None] = lambda text: None
     stop: Callable[[], bool] = lambda: False
-    _done: dict[tuple, tuple[str, str]] = field(default_factory=dict)
+    _done: dict[tuple, tuple[str, ...]] = field(default_factory=dict)
 
     def verdicts(self) -> Iterator[Verdict]:
         """On each world in turn. Raises UserError if the run fails as it is, Interrupted."""
-        state, text = self._play(AS_IT_IS)
+        state, *text = self._play(AS_IT_IS)
         if state != "done":
-            raise UserError(text)
+            raise UserError("".join(text))
         for name in list(WORLDS)[1:]:
             verdict = self._verdict(name)
             yield verdict
             if name == AGAIN and not verdict.honest:
                 return
+        seen = list(dict.fromkeys(line for state, *lines in self._done.values() if state == "done" for line in lines))
+        yield Verdict("outside", "nothing", not seen, "; ".join(seen) or "no look at files, frames or objects")
 
     def _verdict(self, name: str) -> Verdict:
-        world = WORLDS[name]
-        state, text = self._play(name)
+        differs = WORLDS[name].differs
+        state, *text = self._play(name)
         if state == "skipped":
-            return Verdict(name, world.differs, None, "the stream has nothing of it")
+            return Verdict(name, differs, None, "the stream has nothing of it")
         if state == "failed":
-            return Verdict(name, world.differs, False, f"fails: {text}")
+            return Verdict(name, differs, False, f"fails: {text[0]}")
         found = self._difference(name)
         if found is None:
-            return Verdict(name, world.differs, True, "all the same")
+            return Verdict(name, differs, True, "all the same")
         number, evidence = found
         if name == AGAIN:
-            return Verdict(name, world.differs, None, f"{evidence}; its numbers are not its own, so nothing is said")
-        return Verdict(name, world.differs, False, evidence, tuple(self._culprits(name, number)))
+            return Verdict(name, differs, None, f"{evidence} from one run to the next, so that nothing can be said")
+        return Verdict(name, differs, False, evidence, tuple(self._culprits(name, number)))
 
-    def _play(self, world: str, muted: tuple[str, str] | None = None, until: int | None = None) -> tuple[str, str]:
-        """Run a world, unless it was; returns how it ended, and why."""
+    def _play(self, world: str, muted: tuple[str, str] | None = None, until: int | None = None) -> tuple[str, ...]:
+        """Run a world, unless it was; returns the last message of ``play``."""
         key = world, muted, until
         if key not in self._done:
-            folder = self._folder(*key)
+            folder, heard = self._folder(*key), self._folder(AS_IT_IS, muted, until)
             folder.mkdir()
-            heard = self._folder(AS_IT_IS, muted, until)
-            self._done[key] = self._ended(world + (f" without {muted[1]}" if muted else ""), Process(play, Part(
-                self.job, self.words, world, self.rounds, self.threads, folder, heard, muted, until)))
+            part = Part(self.job, self.words, world, self.rounds, self.threads, folder, heard, muted, until)
+            self._done[key] = self._ended(world + (f" without {muted[1]}" if muted else ""), Process(play, part))
         return self._done[key]
 
     def _folder(self, world: str, muted: tuple[str, str] | None, until: int | None) -> Path:
         return self.folder / f"{list(WORLDS).index(world)}-{'-'.join(muted or ())}-{until}"
 
-    def _ended(self, label: str, process: Process) -> tuple[str, str]:
-        killed = True
+    def _ended(self, label: str, process: Process) -> tuple[str, ...]:
         try:
-            while True:
-                if self.stop():
-                    raise Interrupted("stopped; nothing is kept of it.")
-                if not process.pipe.poll(0.2):
-                    continue
-                kind, *text = process.receive()
-                if kind != "progress":
-                    killed = False
-                    return kind, "".join(text)
-                self.tell(f"{label}: {text[0]}")
+            while not self.stop():
+                if process.pipe.poll(0.2):
+                    kind, *text = process.receive()
+                    if kind != "progress":
+                        return kind, *text
+                    self.tell(f"{label}: {text[0]}")
         except EOFError:
-            killed = False
             return "failed", process.end()
         finally:
-            if killed or not process.pipe.closed:
-                process.end(kill=killed)
+            if not process.pipe.closed:
+                process.end(kill=True)  # it has nothing more to say
+        raise Interrupted("stopped; nothing is kept of it.")
 
     def _difference(self, world: str, muted: tuple[str, str] | None = None, until: int | None = None
                     ) -> tuple[int, str] | None:

@@ -152,7 +152,7 @@ class _Recorded:
         method = self.federation.method
         for kind in ("private", "local", "client_context"):
             self.tape.of_clients(kind, getattr(model, kind))
-        self.tape.of_clients("client_state", {name: table for name, table in method.client_state.items() if table.dim()})
+        self.tape.of_clients("client_state", {name: rows for name, rows in method.client_state.items() if rows.dim()})
         for kind in ("public", "dense", "personalised"):
             self.tape.of_server(kind, getattr(model, kind))
         self.tape.of_server("server_state", {**method.server_state, **state})

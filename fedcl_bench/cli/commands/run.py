@@ -166,11 +166,12 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     if args.json:
         print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [verdict.as_json() for verdict in found]})
         return 0 if honest else 1
-    words_of = {True: "honest", False: "NOTICED", None: "-"}
-    print_table(["world", "verdict", "evidence"], [[v.world, words_of[v.honest], for_terminal(v.evidence)] for v in found])
+    print_table(["world", "what differs", "verdict"],
+                [[v.world, v.differs, {True: "honest", False: "NOTICED", None: "-"}[v.honest]] for v in found])
     for verdict in found:
-        for hook in verdict.hooks:
-            print(f"{verdict.world}: {hook}")
+        if not verdict.honest:
+            print(f"{verdict.world}: {for_terminal(verdict.evidence)}")
+            print("".join(f"  {hook}\n" for hook in verdict.hooks), end="")
     return 0 if honest else 1
 
 
