@@ -29,14 +29,14 @@ class World:
         alter: a stream, given random numbers.
         hears: what its server is told in place of what happens there, by the beginnings of names of ``Tape.exchanged``.
         lists: whether rankings must be the same.
-        applies: whether a stream has any of it.
+        applies: whether a stream has any of it; ``central``: one client holds all.
     """
 
     differs: str
     alter: Callable[[Stream, torch.Generator], Altered]
     hears: tuple[str, ...] = ()
     lists: bool = True
-    applies: Callable[[Stream], bool] = lambda stream: True
+    applies: Callable[[Stream, bool], bool] = lambda stream, central: True
 
 
 def _nothing(stream: Stream, random: torch.Generator) -> Altered:
@@ -74,8 +74,12 @@ def _fewer_tested(stream: Stream, random: torch.Generator) -> Altered:
 
 
 def _other_clients(stream: Stream, random: torch.Generator) -> Altered:
-    """Half of the clients, and those with the longest lists, have other items, and fewer."""
+    """Half of the clients, and those with the longest lists, have other items, and fewer; or every second domain."""
     since = torch.randint(2, (stream.steps[-1].n_users,), generator=random) * NEVER
+    for number, part in enumerate(stream.domains):
+        since[part.users.start:part.users.stop] = (number + 1) % 2 * NEVER
+    if stream.domains:
+        return _since(stream, since, random)
     since[[int(step.train.lengths.argmax()) for step in stream.steps]] = 0
     return _since(stream, since, random)
 
@@ -94,13 +98,8 @@ def _since(stream: Stream, since: Tensor, random: torch.Generator) -> Altered:
         order[users] = users[torch.randperm(len(users), generator=random)]
         if not step.sessions:
             step = replace(step, **{name: step.split(name).part(order) for name in ("train", "valid", "test")})
-        return with_other_data(step, altered, counts=True, longest=True)
+        return with_other_data(step, altered, counts=True, longest=True, domains=stream.domains)
     return Altered(_each(stream, change), since)
-
-
-def _of_users(stream: Stream) -> bool:
-    """Whether each client is one user."""
-    return not stream.domains and stream.steps[-1].n_users > 1
 
 
 WORLDS = {
@@ -108,8 +107,9 @@ WORLDS = {
     "again": World("nothing", _nothing),
     "test items": World("the items to find in tests", _to_find("test")),
     "test users": World("a third of the users are not tested", _fewer_tested,
-                        applies=lambda stream: stream.steps[-1].n_users > 1),
+                        applies=lambda stream, central: stream.steps[-1].n_users > 1),
     "validation items": World("the items to find in validation", _to_find("valid"), ("validation",), lists=False),
-    "other clients": World("the items of half of the clients", _other_clients, ("",), applies=_of_users),
+    "other clients": World("the items of half of the clients", _other_clients, ("",),
+                           applies=lambda stream, central: not central),
     "later blocks": World("everybody's items from some block on", _later_blocks, ("",),
-                          applies=lambda stream: _of_users(stream) and len(stream.steps) > 1)}
+                          applies=lambda stream, central: len(stream.steps) > 1 and not central and not stream.domains)}

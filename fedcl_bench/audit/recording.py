@@ -90,8 +90,10 @@ class Tape:
             rows = (torch.arange(len(table)) if users is None else users.cpu(), _sketch(table))
             self._event["tables"].setdefault(f"{kind} '{name}'", []).append(rows)
 
-    def of_server(self, kind: str, tables: Tables) -> None:
-        self._event["tables"] |= {f"{kind} '{name}'": (None, _sketch(table)) for name, table in tables.items()}
+    def of_server(self, kind: str, tables: Tables, left_out: tuple[str, ...] = ()) -> None:
+        """Keep other tables, but for those with such names."""
+        self._event["tables"] |= {f"{kind} '{name}'": (None, _sketch(table)) for name, table in tables.items()
+                                  if not any(part in name for part in left_out)}
 
     def observe(self, key: DrawKey, model: Snapshot, trained: Trained) -> None:
         """Keep what clients have made of a round."""
@@ -154,8 +156,12 @@ class _Recorded:
             self.tape.of_clients(kind, getattr(model, kind))
         self.tape.of_clients("client_state", {name: rows for name, rows in method.client_state.items() if rows.dim()})
         for kind in ("public", "dense", "personalised"):
-            self.tape.of_server(kind, getattr(model, kind))
-        self.tape.of_server("server_state", {**method.server_state, **state})
+            self.tape.of_server(kind, getattr(model, kind), self._others())
+        self.tape.of_server("server_state", {**method.server_state, **state}, self._others())
+
+    def _others(self) -> tuple[str, ...]:
+        """What the names of tables of clients with other data have."""
+        return ()
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
         value = self.tape.exchanged(f"validation of {unit}", super().validate(unit, model, round_))  # type: ignore[misc]
@@ -202,7 +208,25 @@ class _RecordedDevice(_Recorded):
         return answers
 
 
+class _RecordedSilo(_Recorded):
+    """Domains with a tape."""
+
+    @contextmanager
+    def _heard(self, sums: RoundSums | None) -> Iterator[None]:
+        aggregate = self.method.aggregate
+
+        def heard(uploads: Any, weights: Tensor, draw: DrawKey) -> Any:
+            return aggregate(*self.tape.exchanged("uploads", (list(uploads), weights)), draw)
+        self.method.aggregate = heard
+        yield
+        del self.method.aggregate
+
+    def _others(self) -> tuple[str, ...]:
+        return tuple(domain.prefix for domain in self.domains
+                     if domain.prefix and int(self.tape.since[domain.users.start]) <= self.step.index)
+
+
 def recorded(kind: type, tape: Tape) -> type:
     """The kind of a run's clients, with a tape."""
-    base = _RecordedDevice if issubclass(kind, CrossDevice) else _Recorded
+    base = _RecordedDevice if issubclass(kind, CrossDevice) else _RecordedSilo
     return type(kind.__name__, (base, kind), {"tape": tape})

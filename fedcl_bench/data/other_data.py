@@ -7,6 +7,7 @@ continual constraints are tested, on small streams (``testing/interference.py``)
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Sequence
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7,
-                    counts: bool = False, longest: bool = False) -> Step:
+                    counts: bool = False, longest: bool = False, domains: Sequence[DomainPart] = ()) -> Step:
     """A step in which some users' items are others, drawn at random, at the same times.
 
     Args:
@@ -27,11 +28,12 @@ def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, 
         counts: whether users also have fewer items. Those with the most keep as many, because what is padded is as wide
             as the longest list, and nobody loses its last one.
         longest: those with the most have fewer, too.
+        domains: of the stream; a user's other items are of the same one.
     """
     rng = np.random.default_rng(seed)
     chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
     if step.sessions:
-        return _with_other_sessions(step, chosen, splits, rng, counts)
+        return _with_other_sessions(step, chosen, splits, rng, counts, domains)
     changed = {}
     for name in splits:
         lists = step.split(name)
@@ -56,7 +58,7 @@ def _starts(lengths: list[int]) -> Tensor:
 
 
 def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rng: np.random.Generator,
-                         counts: bool) -> Step:
+                         counts: bool, domains: Sequence[DomainPart]) -> Step:
     """Sessions are as many as before, as clients upload their numbers; at least two items remain of each."""
     sessions, lists = dict(step.sessions), {}
     for name in splits:
@@ -66,7 +68,8 @@ def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rn
         start = _starts(lengths.tolist())
         within = torch.arange(int(start[-1])) - torch.repeat_interleave(start[:-1], lengths)
         position = torch.repeat_interleave(old.start[:-1], lengths) + within
-        drawn = torch.from_numpy(rng.integers(0, step.n_items, len(position)))
+        first, size = _range(old.items[position], domains, step.n_items)
+        drawn = first + torch.from_numpy(rng.integers(0, step.n_items, len(position))) % size
         items = torch.where(torch.repeat_interleave(changes, lengths), drawn, old.items[position])
         sessions[name] = replace(old, start=start, items=items, times=old.times[position])
         lists[name] = Ragged(start[old.of_user], items) if name == "train" else replace(
@@ -75,23 +78,28 @@ def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rn
 
 
 def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int = 7,
-                    domains: tuple[DomainPart, ...] = ()) -> Step:
+                    domains: Sequence[DomainPart] = ()) -> Step:
     """A step of sessions in which the last items of validation and test sessions, which are to be found, are others of
     the same domain."""
     rng = np.random.default_rng(seed)
     sessions, lists = dict(step.sessions), {}
-    starts = torch.tensor([*([part.items.start for part in domains] or [0]), step.n_items])
     for name in splits:
         old = sessions[name]
         last = old.start[1:] - 1
         items = old.items[last]
-        domain = torch.searchsorted(starts, items, right=True) - 1
-        first, size = starts[domain], starts.diff()[domain]
+        first, size = _range(items, domains, step.n_items)
         by = torch.from_numpy(rng.integers(1, step.n_items, len(last)))
         drawn = first + (items - first + 1 + (by - 1) % (size - 1).clamp(min=1)) % size
         sessions[name] = replace(old, items=old.items.index_copy(0, last, drawn))
         lists[name] = replace(step.split(name), values=drawn)
     return replace(step, sessions=sessions, **lists)
+
+
+def _range(items: Tensor, domains: Sequence[DomainPart], n_items: int) -> tuple[Tensor, Tensor]:
+    """The first item of each item's domain, and how many it has; of all, where there are none."""
+    starts = torch.tensor([*([part.items.start for part in domains] or [0]), n_items])
+    domain = torch.searchsorted(starts, items, right=True) - 1
+    return starts[domain], starts.diff()[domain]
 
 
 def with_steps(stream: Stream, steps: dict[int, Step]) -> Stream:

@@ -28,13 +28,14 @@ examples:
   run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
   run_bench.py --method ft --backbone fedmf --ray local --shards 2        the clients spread over two workers
+  run_bench.py --method mymethod --backbone fedmf --plugins DIR --honest      does it use what it must not know?
   run_bench.py list              methods, backbones and datasets
   run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
   run_bench.py data ml-100k      block statistics of a dataset
   run_bench.py doctor            check this installation
 
 A run is kept under --results; the same command again shows the record, an interrupted one goes on where it stopped.
-Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the data, 130 interrupted.
+Exit status: 0 done, 1 the run failed or --honest noticed something, 2 something to fix in the command or the data, 130 interrupted.
 """
 
 
