@@ -79,26 +79,30 @@ def _other_clients(stream: Stream, random: torch.Generator) -> Altered:
     for number, part in enumerate(stream.domains):
         since[part.users.start:part.users.stop] = (number + 1) % 2 * NEVER
     if stream.domains:
-        return _since(stream, since, random)
+        return _since(stream, since, random, True)
     since[[int(step.train.lengths.argmax()) for step in stream.steps]] = 0
-    return _since(stream, since, random)
+    return _since(stream, since, random, True)
 
 
 def _later_blocks(stream: Stream, random: torch.Generator) -> Altered:
     """Everybody has other items from some block on, and returns in others."""
     drawn = torch.randint(1, len(stream.steps) + 1, (stream.steps[-1].n_users,), generator=random)
-    return _since(stream, drawn, random)
+    return _since(stream, drawn, random, False)
 
 
-def _since(stream: Stream, since: Tensor, random: torch.Generator) -> Altered:
-    """From some step on users have as many items as others of them, less a third, and other ones."""
+def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool) -> Altered:
+    """From some step on users have as many items as others of them, less a third, and other ones.
+
+    Args:
+        longest: those with the longest lists have fewer, too.
+    """
     def change(step: Step) -> Step:
         altered = since[:step.n_users] <= step.index
         users, order = altered.nonzero().flatten(), torch.arange(step.n_users)
         order[users] = users[torch.randperm(len(users), generator=random)]
         if not step.sessions:
             step = replace(step, **{name: step.split(name).part(order) for name in ("train", "valid", "test")})
-        return with_other_data(step, altered, counts=True, longest=True, domains=stream.domains)
+        return with_other_data(step, altered, counts=True, longest=longest, domains=stream.domains)
     return Altered(_each(stream, change), since)
 
 

@@ -87,13 +87,13 @@ class Tape:
     def of_clients(self, kind: str, tables: Tables, users: Tensor | None = None) -> None:
         """Keep tables of rows of clients, of all of them or of some users."""
         for name, table in tables.items():
-            rows = (torch.arange(len(table)) if users is None else users.cpu(), _sketch(table))
+            rows = (torch.arange(len(table)) if users is None else users.cpu(), _sketch(table), table[:1].numel())
             self._event["tables"].setdefault(f"{kind} '{name}'", []).append(rows)
 
     def of_server(self, kind: str, tables: Tables, left_out: tuple[str, ...] = ()) -> None:
-        """Keep other tables, but for those with such names."""
-        self._event["tables"] |= {f"{kind} '{name}'": (None, _sketch(table)) for name, table in tables.items()
-                                  if not any(part in name for part in left_out)}
+        """Keep other tables, but for those of some domains, by their prefixes."""
+        self._event["tables"] |= {f"{kind} '{name}'": (None, _sketch(table), 0) for name, table in tables.items()
+                                  if not name.rpartition(" of ")[2].startswith(left_out)}
 
     def observe(self, key: DrawKey, model: Snapshot, trained: Trained) -> None:
         """Keep what clients have made of a round."""
@@ -106,15 +106,16 @@ class Tape:
         """Keep the lists of tests; returns these as they are without."""
         lists, self.listed.lists = self.listed.lists[self.metrics - 1::self.metrics], []
         for (_, tested, scores), items in zip(tests, lists, strict=True):
-            self._event["tables"][f"list of block {tested}"] = scores.users.cpu(), items.double().cpu()
+            self._event["tables"][f"list of block {tested}"] = scores.users.cpu(), items.double().cpu(), 0
         return [(t, s, UserScores(scores.users, {name: values for name, values in scores.values.items()
                                                  if not name.startswith(f"{Listed.name}@")})) for t, s, scores in tests]
 
 
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    users, rows = (torch.cat(each) for each in zip(*parts))
-    order = users.argsort()
-    return users[order], rows[order]
+def _joined(parts: list[tuple[Tensor, Tensor, int]]) -> tuple[Tensor, Tensor, int]:
+    """The ids of clients, ascending, what is kept of their rows, and how many numbers each row has."""
+    (*users,), (*rows,), (width, *_) = zip(*parts)
+    order = torch.cat(users).argsort()
+    return torch.cat(users)[order], torch.cat(rows)[order], width
 
 
 @cache
@@ -160,7 +161,7 @@ class _Recorded:
         self.tape.of_server("server_state", {**method.server_state, **state}, self._others())
 
     def _others(self) -> tuple[str, ...]:
-        """What the names of tables of clients with other data have."""
+        """The prefixes of domains with other data."""
         return ()
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
@@ -180,7 +181,13 @@ class _Recorded:
 
 
 class _RecordedDevice(_Recorded):
-    """Clients of one user each with a tape."""
+    """Clients of one user each with a tape.
+
+    Attributes:
+        trained: while the server hears of others, who has taken part here.
+    """
+
+    trained: Participants | None = None
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> Any:
@@ -196,12 +203,12 @@ class _RecordedDevice(_Recorded):
         own = {"model", "private", *(() if self.federation.backbone.serves_tables else ("local",))}
         vars(sums).update(self.tape.exchanged("sums", {name: value for name, value in vars(sums).items()
                                                        if name not in own}))
-        before, self.group = self.group, Participants(*self.tape.exchanged("group", tuple(self.group)))
+        self.trained, self.group = self.group, Participants(*self.tape.exchanged("group", tuple(self.group)))
         yield
-        self.group = before
+        self.trained, self.group = None, self.trained
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
-        self.tape.of_clients("statistic", uploads, self.group.users)
+        self.tape.of_clients("statistic", uploads, (self.trained or self.group).users)
         before, self.group = self.group, Participants(*self.tape.exchanged("answered", tuple(self.group)))
         answers = super()._answer(round_, self.tape.exchanged("uploads", uploads))  # type: ignore[misc]
         self.group = before

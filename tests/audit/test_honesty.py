@@ -18,6 +18,18 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import check_plugin
 
 PLUGINS = {
+    "keeps_items": '''
+class KeepsItems(Method):
+    name, title, first_step = "keeps-items", "clients keep their items, padded, and say how many they are", 0
+    def begin_round(self, step, round_, backbone):
+        self.lengths = step.train.lengths
+    def uploads(self, backbone, round_):
+        return {"count": ()}
+    def end_local(self, local):
+        local.upload("count", self.lengths[local.users].float())
+    def end_step(self, step, model, backbone, trained, draw):
+        self.client_state = {"items": padded(step.train, torch.arange(step.n_users))}
+''',
     "late_popularity": '''
 class LatePopularity(Method):
     name, title, first_step = "late-popularity", "from the third round on the server knows what is popular", 0
@@ -53,7 +65,7 @@ class CountsOnDisk(Method):
         assert os.getcwd() != HOME and tempfile.gettempdir() != "/tmp"
         Path(__file__).with_name("left").write_text("all")
 '''}
-HEAD = ("import gc, os, sys, tempfile\nfrom pathlib import Path\nimport torch\nfrom fedcl_bench import Method\n"
+HEAD = ("import gc, os, sys, tempfile\nfrom pathlib import Path\nimport torch\nfrom fedcl_bench import Method, padded\n"
         "from fedcl_bench.data.stream import Stream\n")
 
 
@@ -112,11 +124,11 @@ def honest(capsys, method, *options):
     return status, {world["world"]: world for world in found["worlds"]}
 
 
-@pytest.mark.parametrize("method", ["ft", "f3crec"])
+@pytest.mark.parametrize("method", ["ft", "f3crec", "keeps-items"])
 def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method):
     monkeypatch.setattr(honesty, "Process", Here)
     status, worlds = honest(capsys, method)
-    assert status == 0 and all(world["honest"] for world in worlds.values())
+    assert status == 0 and all(world["honest"] for world in worlds.values()), worlds
     assert len(worlds) == len(honesty.WORLDS)
 
 
