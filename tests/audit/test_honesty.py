@@ -28,7 +28,8 @@ class KeepsItems(Method):
     def end_local(self, local):
         local.upload("count", self.lengths[local.users].float())
     def end_step(self, step, model, backbone, trained, draw):
-        self.client_state = {"items": padded(step.train, torch.arange(step.n_users))}
+        none = torch.full((step.n_users, 1), -1)
+        self.client_state = {"items": padded(step.train, torch.arange(step.n_users), none)}
 ''',
     "late_popularity": '''
 class LatePopularity(Method):

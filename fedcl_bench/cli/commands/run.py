@@ -35,7 +35,8 @@ examples:
   run_bench.py doctor            check this installation
 
 A run is kept under --results; the same command again shows the record, an interrupted one goes on where it stopped.
-Exit status: 0 done, 1 the run failed or --honest noticed something, 2 something to fix in the command or the data, 130 interrupted.
+Exit status: 0 done, 1 the run failed or --honest found something, 2 something to fix in the command or the data, 130
+interrupted.
 """
 
 
