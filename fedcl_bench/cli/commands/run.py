@@ -159,11 +159,9 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
               config.seed, overrides, args.data_dir, args.results, tuple(folder.absolute() for folder in args.plugins),
               config.hash, config.device)
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False, quiet=args.quiet)
     with stop_between_rounds() as stop, console.status("as it is") as status:
-        status = None if args.quiet else status
-        found = list(examine(config, job, words, args.honest_rounds, args.threads,
-                             lambda text: status and status.update(text), stop))
+        found = list(examine(config, job, words, args.honest_rounds, args.threads, status.update, stop))
     honest = all(verdict.honest is not False for verdict in found) and bool(found[0].honest)
     if args.json:
         print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [verdict.as_json() for verdict in found]})
