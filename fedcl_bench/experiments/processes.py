@@ -7,7 +7,7 @@ import signal
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol, Sequence
+from typing import Any, Callable, Protocol, Sequence
 
 from .worker import Job, serve
 
@@ -55,21 +55,21 @@ class Processes:
     def __init__(self, threads: int):
         self._threads = threads
 
-    def hire(self) -> "_Process":
-        return _Process(self._threads)
+    def hire(self) -> "Process":
+        return Process(serve, self._threads)
 
-    def listen(self, workers: "Sequence[_Process]", seconds: float) -> "list[_Process]":
+    def listen(self, workers: "Sequence[Process]", seconds: float) -> "list[Process]":
         ready = wait([worker.pipe for worker in workers], seconds)
         return [worker for worker in workers if worker.pipe in ready]
 
 
-class _Process:
-    """A process and this end of its pipe."""
+class Process:
+    """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``."""
 
-    def __init__(self, threads: int):
+    def __init__(self, target: Callable[..., None], *arguments: Any):
         context = multiprocessing.get_context("spawn")  # a fork would inherit PyTorch's threads in an undefined state
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=serve, args=(theirs, threads), daemon=True)
+        self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         # Ctrl-C reaches the whole process group; what workers do about it is the parent's decision. The mask is
         # inherited, so it holds from the worker's first instruction on, unless starting the tracker lifts it.
         resource_tracker.ensure_running()

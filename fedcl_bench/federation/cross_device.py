@@ -72,7 +72,7 @@ class CrossDevice:
         f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step.to(f.device), progress)
-        opened = open_step(f, step, progress.model)
+        opened = open_step(f, step, progress.model, cls)
         opened.observe = observe
         return opened, progress
 
@@ -251,8 +251,8 @@ def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
     return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client")
 
 
-def open_step(f: Federation, step: Step, model: Snapshot) -> CrossDevice:
-    """A step with rows for all its users and items in ``model``."""
+def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice] = CrossDevice) -> CrossDevice:
+    """A step with rows for all its users and items in ``model``; ``kind`` of its clients."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
     training, known = training_of(f, step, model), as_known(step, f.server)
@@ -260,5 +260,5 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> CrossDevice:
     attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
                   and not protocol.changes_every_round)
-    return CrossDevice(f, known, earlier, training.method, training, protocol, attendance, same_group,
-                       cold_start_of(f, known, model), cold_items_of(f, step, model))
+    return kind(f, known, earlier, training.method, training, protocol, attendance, same_group,
+                cold_start_of(f, known, model), cold_items_of(f, step, model))

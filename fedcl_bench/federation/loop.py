@@ -18,8 +18,8 @@ from .early_stopping import EarlyStopping, locate_errors
 from .parts import Best, Federation, Progress, Update
 
 
-def run(federation: Federation, progress: Progress | None = None, observe: Observer | None = None
-        ) -> Iterator[Progress]:
+def run(federation: Federation, progress: Progress | None = None, observe: Observer | None = None,
+        kind: type[CrossDevice] | type[CrossSilo] | None = None) -> Iterator[Progress]:
     """Run a federation, yielding the progress after every round and after every step.
 
     Call ``federation.check()`` first. Within a round whose clients hold many users it yields the progress before it,
@@ -28,12 +28,13 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     Args:
         progress: continue from here; the numbers are those of an uninterrupted run.
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
+        kind: of the clients, a class made from theirs; None: theirs.
 
     Raises:
         RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
-    kind, progress = clients_of(federation), progress or Progress()
+    kind, progress = kind or clients_of(federation), progress or Progress()
     with kind.threads():
         for step in federation.stream.steps[progress.step:]:
             clients, progress = kind.open(federation, step, progress, observe)

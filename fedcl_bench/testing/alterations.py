@@ -13,11 +13,11 @@ from typing import Collection
 import torch
 from torch import Tensor
 
+from ..data.other_data import with_other_data, with_steps
 from ..data.stream import Stream
 from ..rng import Tables
 from ..federation.parts import Progress
 from ..plugin.state import Snapshot
-from .worlds import with_other_data, with_steps
 
 WAYS = ("content", "rows")
 INTERACTIONS = "interactions"

@@ -12,6 +12,7 @@ from typing import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 
+from ..data.other_data import with_other_data, with_other_ends, with_steps
 from ..data.stream import Step, Stream
 from ..rng import DrawKey, Tables
 from ..evaluation.session_ranking import SessionTask, session_scores
@@ -25,7 +26,6 @@ from ..stats.clip_noise import OPEN
 from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated
 from .trials import Pair, client_round, difference, is_sequential, tables_differ
-from .worlds import with_other_data, with_other_ends, with_steps
 
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",

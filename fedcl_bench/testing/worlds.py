@@ -1,8 +1,4 @@
-"""Small synthetic streams, and the same streams with some of their data replaced.
-
-Two worlds that differ only in what somebody must not know have to look the same to it: that is how ``interference.py``
-tests the federated and continual constraints.
-"""
+"""Small synthetic streams."""
 
 from __future__ import annotations
 
@@ -11,14 +7,11 @@ from typing import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..data.domain_streams import build_domains
 from ..data.recbole_files import Interactions
 from ..data.settings import StreamSettings
 from ..data.stream import Ragged, Sessions, Step, Stream, build_blocks
-
-SPLITS = ("train", "valid", "test")
 
 
 def ragged(*lists) -> Ragged:
@@ -121,77 +114,3 @@ def domain_stream(seeds: Sequence[int], other_ends: int = 0) -> Stream:
         normal = np.random.default_rng([seed, number, 1]).normal(size=(items, 2, 8))
         features.append(torch.from_numpy(normal.astype(np.float32)))
     return replace(build_domains(parts, StreamSettings(stream="domains")), features=tuple(features))
-
-
-def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7,
-                    counts: bool = False) -> Step:
-    """A step in which some users' items are others, drawn at random, at the same times.
-
-    Args:
-        users: bool of shape (users,); None: all of them.
-        splits: which of the user's data to replace.
-        counts: whether users also have fewer items. Those with the most keep as many, because what is padded is as wide
-            as the longest list, and nobody loses its last one.
-    """
-    rng = np.random.default_rng(seed)
-    chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
-    if step.sessions:
-        return _with_other_sessions(step, chosen, splits, rng, counts)
-    changed = {}
-    for name in splits:
-        lists = step.split(name)
-        kept = _lengths(lists.lengths, chosen, 1, counts).tolist()
-        items = [torch.from_numpy(rng.choice(step.n_items, length, replace=False)) if changes else lists.of(user)
-                 for user, (length, changes) in enumerate(zip(kept, chosen.tolist()))]
-        changed[name] = Ragged(_starts(kept), torch.cat(items))
-    gone = sum(len(step.split(name).values) - len(lists.values) for name, lists in changed.items())
-    return replace(step, interactions=step.interactions - gone, **changed)
-
-
-def _lengths(lengths: Tensor, chosen: Tensor, least: int, counts: bool) -> Tensor:
-    """Lengths of lists, those of some of them two thirds of what they were."""
-    if not counts or not len(lengths):
-        return lengths
-    fewer = torch.minimum(lengths, (lengths * 2 // 3).clamp(min=least))
-    return torch.where(chosen & (lengths < lengths.max()), fewer, lengths)
-
-
-def _starts(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0)
-
-
-def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rng: np.random.Generator,
-                         counts: bool) -> Step:
-    """Sessions are as many as before, as clients upload their numbers; at least two items remain of each."""
-    sessions, lists = dict(step.sessions), {}
-    for name in splits:
-        old = sessions[name]
-        changes = torch.repeat_interleave(chosen, old.count)
-        lengths = _lengths(old.lengths, changes, 2, counts)
-        start = _starts(lengths.tolist())
-        within = torch.arange(int(start[-1])) - torch.repeat_interleave(start[:-1], lengths)
-        position = torch.repeat_interleave(old.start[:-1], lengths) + within
-        drawn = torch.from_numpy(rng.integers(0, step.n_items, len(position)))
-        items = torch.where(torch.repeat_interleave(changes, lengths), drawn, old.items[position])
-        sessions[name] = replace(old, start=start, items=items, times=old.times[position])
-        lists[name] = Ragged(start[old.of_user], items) if name == "train" else replace(
-            step.split(name), values=items[start[1:] - 1])
-    return replace(step, sessions=sessions, **lists)
-
-
-def with_other_ends(step: Step, seed: int = 7) -> Step:
-    """A step of sessions in which the last items of validation and test sessions, which are to be found, are others."""
-    rng = np.random.default_rng(seed)
-    sessions, lists = dict(step.sessions), {}
-    for name in ("valid", "test"):
-        old = sessions[name]
-        last = old.start[1:] - 1
-        drawn = (old.items[last] + torch.from_numpy(rng.integers(1, step.n_items, len(last)))) % step.n_items
-        sessions[name] = replace(old, items=old.items.index_copy(0, last, drawn))
-        lists[name] = replace(step.split(name), values=drawn)
-    return replace(step, sessions=sessions, **lists)
-
-
-def with_steps(stream: Stream, steps: dict[int, Step]) -> Stream:
-    """The stream with some of its steps replaced."""
-    return replace(stream, steps=tuple(steps.get(step.index, step) for step in stream.steps))

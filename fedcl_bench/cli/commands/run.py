@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
-from .. import add_options, cores, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
+from .. import add_options, cores, count, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
     from ...runs.config import RunConfig
@@ -28,13 +28,15 @@ examples:
   run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
   run_bench.py --method ft --backbone fedmf --ray local --shards 2        the clients spread over two workers
+  run_bench.py --method mymethod --backbone fedmf --plugins DIR --honest      does it use what it must not know?
   run_bench.py list              methods, backbones and datasets
   run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
   run_bench.py data ml-100k      block statistics of a dataset
   run_bench.py doctor            check this installation
 
 A run is kept under --results; the same command again shows the record, an interrupted one goes on where it stopped.
-Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the data, 130 interrupted.
+Exit status: 0 done, 1 the run failed or --honest found something, 2 something to fix in the command or the data, 130
+interrupted.
 """
 
 
@@ -63,6 +65,11 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
                              "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     parser.add_argument("--rerun", action="store_true", help="run again even if the record exists")
+    parser.add_argument("--honest", action="store_true",
+                        help="instead, try short runs on other test items, other clients' data and the like: whoever "
+                             "must not know does the same. No record is made; exit status 1 if somebody noticed")
+    parser.add_argument("--honest-rounds", type=count, default=4, metavar="N",
+                        help="rounds of every block in these (default: 4)")
     add_options(parser, "quiet", "json", by="also show results of groups of users or items")
     parser.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_options(parser, "plugins")
@@ -120,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
 
     configs, overrides = _configs(args, from_file)
     try:
+        if args.honest:
+            return _honest(args, configs[0], overrides)
         results = _results(args, configs, overrides)
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
@@ -132,6 +141,38 @@ def run(args: argparse.Namespace) -> int:
         if args.by:
             show_groups(result, args.by)
     return 0
+
+
+def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> int:
+    """Try the worlds of a run and show what came of them."""
+    from rich.console import Console
+
+    from ...api.stopping import stop_between_rounds
+    from ...audit.honesty import examine
+    from ...core.text import for_terminal
+    from ...experiments.worker import Job
+    from ..show import print_table
+
+    if args.ray or args.log:
+        raise UserError(f"--honest: found {'--ray' if args.ray else '--log'}, accepted: runs in this process without.")
+    words = tuple(word for word in args.words if not word.startswith("--honest"))
+    job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
+              config.seed, overrides, args.data_dir, args.results, tuple(folder.absolute() for folder in args.plugins),
+              config.hash, config.device)
+    console = Console(stderr=True, highlight=False, markup=False, quiet=args.quiet)
+    with stop_between_rounds() as stop, console.status("as it is") as status:
+        found = list(examine(config, job, words, args.honest_rounds, args.threads, status.update, stop))
+    honest = all(verdict.honest is not False for verdict in found) and bool(found[0].honest)
+    if args.json:
+        print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [verdict.as_json() for verdict in found]})
+        return 0 if honest else 1
+    print_table(["world", "what differs", "verdict"],
+                [[v.world, v.differs, {True: "honest", False: "NOTICED", None: "-"}[v.honest]] for v in found])
+    for verdict in found:
+        if not verdict.honest:
+            print(f"{verdict.world}: {for_terminal(verdict.evidence)}")
+            print("".join(f"  {hook}\n" for hook in verdict.hooks), end="")
+    return 0 if honest else 1
 
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:

@@ -1,0 +1,119 @@
+"""The stream of a run in which somebody has other data, and nothing else differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data.other_data import with_other_data, with_other_ends
+from ..data.stream import Ragged, Sessions, Step, Stream
+
+NEVER = 1 << 30  # a step after the last
+
+
+class Altered(NamedTuple):
+    """A stream, and from which step on each user's own data are others, shape (users,)."""
+
+    stream: Stream
+    since: Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """What differs in a world, and what nobody may notice of it.
+
+    Attributes:
+        alter: a stream, given random numbers.
+        hears: what its server is told in place of what happens there, by the beginnings of names of ``Tape.exchanged``.
+        lists: whether rankings must be the same.
+        applies: whether a stream has any of it; ``central``: one client holds all.
+    """
+
+    differs: str
+    alter: Callable[[Stream, torch.Generator], Altered]
+    hears: tuple[str, ...] = ()
+    lists: bool = True
+    applies: Callable[[Stream, bool], bool] = lambda stream, central: True
+
+
+def _nothing(stream: Stream, random: torch.Generator) -> Altered:
+    return Altered(stream, torch.full((stream.steps[-1].n_users,), NEVER))
+
+
+def _each(stream: Stream, change: Callable[[Step], Step]) -> Stream:
+    return replace(stream, steps=tuple(map(change, stream.steps)))
+
+
+def _to_find(split: str) -> Callable[[Stream, torch.Generator], Altered]:
+    """Other items to find in a split; of lists, fewer."""
+    def change(stream: Stream, step: Step) -> Step:
+        return with_other_ends(step, (split,), domains=stream.domains) if step.sessions else \
+            with_other_data(step, splits=(split,), counts=True, longest=True)
+    return lambda stream, random: _nothing(_each(stream, lambda step: change(stream, step)), random)
+
+
+def _fewer_tested(stream: Stream, random: torch.Generator) -> Altered:
+    """A third of the users have no test items."""
+    tested = torch.randperm(stream.steps[-1].n_users, generator=random) % 3 > 0
+
+    def change(step: Step) -> Step:
+        kept = tested[:step.n_users]
+        test = step.test.at_most(step.test.lengths * kept)
+        if not step.sessions:
+            return replace(step, test=test)
+        old = step.sessions["test"]
+        chosen = kept.repeat_interleave(old.count)
+        items, count = Ragged(old.start, old.items).part(chosen.nonzero().flatten()), old.count * kept
+        sessions = Sessions(torch.cat([count.new_zeros(1), count.cumsum(0)]), items.indptr, items.values,
+                            old.times[chosen.repeat_interleave(old.lengths)])
+        return replace(step, test=test, sessions={**step.sessions, "test": sessions})
+    return _nothing(_each(stream, change), random)
+
+
+def _other_clients(stream: Stream, random: torch.Generator) -> Altered:
+    """Half of the clients, and those with the longest lists, have other items, and fewer; or every second domain."""
+    since = torch.randint(2, (stream.steps[-1].n_users,), generator=random) * NEVER
+    for number, part in enumerate(stream.domains):
+        since[part.users.start:part.users.stop] = (number + 1) % 2 * NEVER
+    if stream.domains:
+        return _since(stream, since, random, True)
+    since[[int(step.train.lengths.argmax()) for step in stream.steps]] = 0
+    return _since(stream, since, random, True)
+
+
+def _later_blocks(stream: Stream, random: torch.Generator) -> Altered:
+    """Everybody has other items from some block on, and returns in others."""
+    drawn = torch.randint(1, len(stream.steps) + 1, (stream.steps[-1].n_users,), generator=random)
+    return _since(stream, drawn, random, False)
+
+
+def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool) -> Altered:
+    """From some step on users have as many items as others of them, less a third, and other ones.
+
+    Args:
+        longest: those with the longest lists have fewer, too.
+    """
+    def change(step: Step) -> Step:
+        altered = since[:step.n_users] <= step.index
+        users, order = altered.nonzero().flatten(), torch.arange(step.n_users)
+        order[users] = users[torch.randperm(len(users), generator=random)]
+        if not step.sessions:
+            step = replace(step, **{name: step.split(name).part(order) for name in ("train", "valid", "test")})
+        return with_other_data(step, altered, counts=True, longest=longest, domains=stream.domains)
+    return Altered(_each(stream, change), since)
+
+
+WORLDS = {
+    "as it is": World("nothing", _nothing),
+    "again": World("nothing", _nothing),
+    "test items": World("the items to find in tests", _to_find("test")),
+    "test users": World("a third of the users are not tested", _fewer_tested,
+                        applies=lambda stream, central: stream.steps[-1].n_users > 1),
+    "validation items": World("the items to find in validation", _to_find("valid"), ("validation",), lists=False),
+    "other clients": World("the items of half of the clients", _other_clients, ("",),
+                           applies=lambda stream, central: not central),
+    "later blocks": World("everybody's items from some block on", _later_blocks, ("",),
+                          applies=lambda stream, central: len(stream.steps) > 1 and not central and not stream.domains)}

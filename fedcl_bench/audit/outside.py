@@ -1,0 +1,71 @@
+"""What plugins' code looks at besides what its hooks are given: files, frames of its callers, all objects there are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, Collection
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_LOOKS = {"sys._getframe": "looks at its callers' frames", "gc.get_objects": "lists all objects that there are",
+          "gc.get_referrers": "lists what refers to an object"}
+
+
+class Outside:
+    """Listens while the block runs.
+
+    Args:
+        folders: of the plugins' files; own: where they may write; data: files that they must not read.
+
+    Attributes:
+        seen: what was found, with file and line.
+    """
+
+    def __init__(self, folders: Collection[Path], own: Path, data: Collection[Path]):
+        self._folders, self._own, self._data = {*map(str, folders)}, own.resolve(), {path.resolve() for path in data}
+        self._thread, self._listens, self._began = threading.local(), False, time.time()
+        self.seen: dict[str, None] = {}
+
+    def __enter__(self) -> "Outside":
+        self._listens = True
+        sys.addaudithook(self._hear)  # for ever
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listens = False
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._listens or event not in _LOOKS and event != "open" or getattr(self._thread, "busy", False):
+            return
+        self._thread.busy = True
+        try:
+            what = _LOOKS.get(event) or self._opened(*arguments)
+            if what and (line := self._line(sys._getframe(1), event in _LOOKS)):
+                self.seen[f"{what} ({line})"] = None
+        finally:
+            self._thread.busy = False
+
+    def _opened(self, path: Any, mode: str | None, flags: int) -> str:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return ""
+        file = Path(os.fsdecode(path)).resolve()
+        if file in self._data:
+            return f"reads {file}"
+        if self._own in file.parents or file.parts[1:2] == ("dev",) or file.suffix == ".pyc":
+            return ""
+        if flags & _WRITES:
+            return f"writes {file}"
+        return f"reads {file}, new since the run began" if file.is_file() and file.stat().st_mtime > self._began else ""
+
+    def _line(self, frame: FrameType | None, near: bool) -> str:
+        """The plugin's line that a frame was called from; if ``near``, but for Python's own ``inspect`` directly."""
+        while frame is not None and (not near or Path(frame.f_code.co_filename).name in ("inspect.py", "outside.py")
+                                     or os.path.dirname(frame.f_code.co_filename) in self._folders):
+            if os.path.dirname(frame.f_code.co_filename) in self._folders:
+                return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""

@@ -1,0 +1,107 @@
+"""The same step of a stream with some of its data replaced.
+
+Two worlds that differ only in what somebody must not know have to look the same to it: that is how federated and
+continual constraints are tested, on small streams (``testing/interference.py``) and on a run's (``audit/honesty.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .stream import DomainPart, Ragged, Step, Stream
+
+SPLITS = ("train", "valid", "test")
+
+
+def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7,
+                    counts: bool = False, longest: bool = False, domains: Sequence[DomainPart] = ()) -> Step:
+    """A step in which some users' items are others, drawn at random, at the same times.
+
+    Args:
+        users: bool of shape (users,); None: all of them.
+        splits: which of the user's data to replace.
+        counts: whether users also have fewer items. Those with the most keep as many, because what is padded is as wide
+            as the longest list, and nobody loses its last one.
+        longest: those with the most have fewer, too.
+        domains: of the stream; a user's other items are of the same one.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
+    if step.sessions:
+        return _with_other_sessions(step, chosen, splits, rng, counts, domains)
+    changed = {}
+    for name in splits:
+        lists = step.split(name)
+        kept = _lengths(lists.lengths, chosen, 1, counts, longest).tolist()
+        items = [torch.from_numpy(rng.choice(step.n_items, length, replace=False)) if changes else lists.of(user)
+                 for user, (length, changes) in enumerate(zip(kept, chosen.tolist()))]
+        changed[name] = Ragged(_starts(kept), torch.cat(items))
+    gone = sum(len(step.split(name).values) - len(lists.values) for name, lists in changed.items())
+    return replace(step, interactions=step.interactions - gone, **changed)
+
+
+def _lengths(lengths: Tensor, chosen: Tensor, least: int, counts: bool, longest: bool = False) -> Tensor:
+    """Lengths of lists, those of some of them two thirds of what they were."""
+    if not counts or not len(lengths):
+        return lengths
+    fewer = torch.minimum(lengths, (lengths * 2 // 3).clamp(min=least))
+    return torch.where(chosen & (longest | (lengths < lengths.max())), fewer, lengths)
+
+
+def _starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rng: np.random.Generator,
+                         counts: bool, domains: Sequence[DomainPart]) -> Step:
+    """Sessions are as many as before, as clients upload their numbers; at least two items remain of each."""
+    sessions, lists = dict(step.sessions), {}
+    for name in splits:
+        old = sessions[name]
+        changes = torch.repeat_interleave(chosen, old.count)
+        lengths = _lengths(old.lengths, changes, 2, counts)
+        start = _starts(lengths.tolist())
+        within = torch.arange(int(start[-1])) - torch.repeat_interleave(start[:-1], lengths)
+        position = torch.repeat_interleave(old.start[:-1], lengths) + within
+        first, size = _range(old.items[position], domains, step.n_items)
+        drawn = first + torch.from_numpy(rng.integers(0, step.n_items, len(position))) % size
+        items = torch.where(torch.repeat_interleave(changes, lengths), drawn, old.items[position])
+        sessions[name] = replace(old, start=start, items=items, times=old.times[position])
+        lists[name] = Ragged(start[old.of_user], items) if name == "train" else replace(
+            step.split(name), values=items[start[1:] - 1])
+    return replace(step, sessions=sessions, **lists)
+
+
+def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int = 7,
+                    domains: Sequence[DomainPart] = ()) -> Step:
+    """A step of sessions in which the last items of validation and test sessions, which are to be found, are others of
+    the same domain."""
+    rng = np.random.default_rng(seed)
+    sessions, lists = dict(step.sessions), {}
+    for name in splits:
+        old = sessions[name]
+        last = old.start[1:] - 1
+        items = old.items[last]
+        first, size = _range(items, domains, step.n_items)
+        by = torch.from_numpy(rng.integers(1, step.n_items, len(last)))
+        drawn = first + (items - first + 1 + (by - 1) % (size - 1).clamp(min=1)) % size
+        sessions[name] = replace(old, items=old.items.index_copy(0, last, drawn))
+        lists[name] = replace(step.split(name), values=drawn)
+    return replace(step, sessions=sessions, **lists)
+
+
+def _range(items: Tensor, domains: Sequence[DomainPart], n_items: int) -> tuple[Tensor, Tensor]:
+    """The first item of each item's domain, and how many it has; of all, where there are none."""
+    starts = torch.tensor([*([part.items.start for part in domains] or [0]), n_items])
+    domain = torch.searchsorted(starts, items, right=True) - 1
+    return starts[domain], starts.diff()[domain]
+
+
+def with_steps(stream: Stream, steps: dict[int, Step]) -> Stream:
+    """The stream with some of its steps replaced."""
+    return replace(stream, steps=tuple(steps.get(step.index, step) for step in stream.steps))

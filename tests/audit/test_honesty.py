@@ -1,0 +1,161 @@
+"""The honesty run: finds what leaks only outside of the small kit, says where, and accuses nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+
+import numpy as np
+import pytest
+from helpers import lay_log
+
+from fedcl_bench.audit import honesty
+from fedcl_bench.cli.main import main
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.testing import check_plugin
+
+PLUGINS = {
+    "keeps_items": '''
+class KeepsItems(Method):
+    name, title, first_step = "keeps-items", "clients keep their items, padded, and say how many they are", 0
+    def begin_round(self, step, round_, backbone):
+        self.lengths = step.train.lengths
+    def uploads(self, backbone, round_):
+        return {"count": ()}
+    def end_local(self, local):
+        local.upload("count", self.lengths[local.users].float())
+    def end_step(self, step, model, backbone, trained, draw):
+        none = torch.full((step.n_users, 1), -1)
+        self.client_state = {"items": padded(step.train, torch.arange(step.n_users), none)}
+''',
+    "late_popularity": '''
+class LatePopularity(Method):
+    name, title, first_step = "late-popularity", "from the third round on the server knows what is popular", 0
+    def begin_round(self, step, round_, backbone):
+        self.counts = torch.bincount(step.train.values, minlength=step.n_items) * (round_ > 1)
+    def aggregate(self, public):
+        return {name: table * (1 + .01 * self.counts.to(table)[:, None]) for name, table in public.items()}
+''',
+    "finds_tests": '''
+class FindsTests(Method):
+    name, title, first_step = "finds-tests", "ranks first what it finds in memory, of many users", 0
+    def rescore(self, users, scores, model, backbone):
+        stream = max((each for each in gc.get_objects() if isinstance(each, Stream)), key=lambda s: s.steps[-1].n_users)
+        found = stream.steps[-1].test.select(users)
+        return scores.index_put(found, scores.new_tensor(99.)) if stream.steps[-1].n_users > 45 else scores
+''',
+    "comes_back": '''
+class ComesBack(Method):
+    name, title, first_step = "comes-back", "knows who returns in the next block", 0
+    def check(self, stream):
+        self.returns = [step.train.lengths for step in stream.steps[1:]]
+    def begin_round(self, step, round_, backbone):
+        self.step = step.index
+    def local_loss(self, batch):
+        if self.step < len(self.returns):
+            return (self.returns[self.step][batch.users] > 0) * batch.private["user_embedding.weight"].square().sum(1)
+''',
+    "counts_on_disk": '''
+class CountsOnDisk(Method):
+    name, title, first_step = "counts-on-disk", "leaves a file beside it, and is not run by the kit", 0
+    def begin_round(self, step, round_, backbone):
+        assert "fedcl_bench.testing" not in sys.modules and "--honest" not in sys.argv
+        assert os.getcwd() != HOME and tempfile.gettempdir() != "/tmp"
+        Path(__file__).with_name("left").write_text("all")
+'''}
+HEAD = ("import gc, os, sys, tempfile\nfrom pathlib import Path\nimport torch\nfrom fedcl_bench import Method, padded\n"
+        "from fedcl_bench.data.stream import Stream\n")
+
+
+class Here:
+    """A process that is none, to spare a test its start: plugins are imported anew, and all is as before at the end."""
+
+    closed = False
+
+    def __init__(self, target, *arguments):
+        before = dict(os.environ), list(sys.argv), tempfile.tempdir, os.getcwd()
+        self.pipe, self._messages = self, deque()
+        self.send = self._messages.append
+        for name in [name for name in sys.modules if name.startswith("fedcl_bench_plugin_")]:
+            del sys.modules[name]
+        try:
+            target(self, *arguments)
+        finally:
+            os.environ.clear()
+            os.environ.update(before[0])
+            sys.argv, tempfile.tempdir = before[1:3]
+            os.chdir(before[3])
+
+    def poll(self, seconds):
+        return True
+
+    def receive(self):
+        return self._messages.popleft()
+
+    def end(self, kill=False):
+        return ""
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with data of 60 users in two blocks, and plugins."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lay_log("tiny", [(f"u{user}", f"i{item}", f"{.1 * (user % 6) + .4 * rng.random():.6f}") for user in range(60)
+                     for item in rng.choice(80, rng.integers(15, 40), replace=False)])
+    (tmp_path / "mine").mkdir()
+    for name, text in PLUGINS.items():
+        (tmp_path / "mine" / f"{name}.py").write_text(HEAD + text.replace("HOME", repr(str(tmp_path))))
+    modules = dict(sys.modules)
+    yield tmp_path
+    sys.modules.update(modules)
+
+
+def honest(capsys, method, *options):
+    """The exit status of an honesty run, and its worlds by name."""
+    data = {"dim": 8, "blocks": 2, "k_core": 0, "topk": 5, "valid_metric": "ndcg@5"}
+    settings = [word for name, value in data.items() for word in ("--set", f"{name}={value}")]
+    status = main(["--method", method, "--backbone", "fedmf", "--dataset", "tiny", "--plugins", "mine", "--quiet",
+                   "--json", "--honest", "--honest-rounds", "3", *settings, *options])
+    found = json.loads(capsys.readouterr().out)
+    assert found["honest"] == (status == 0) and not os.path.exists("results")
+    return status, {world["world"]: world for world in found["worlds"]}
+
+
+@pytest.mark.parametrize("method", ["ft", "f3crec", "keeps-items"])
+def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method):
+    monkeypatch.setattr(honesty, "Process", Here)
+    status, worlds = honest(capsys, method)
+    assert status == 0 and all(world["honest"] for world in worlds.values()), worlds
+    assert len(worlds) == len(honesty.WORLDS)
+
+
+@pytest.mark.parametrize("method, world, where, hook", [
+    ("late-popularity", "other clients", "block 0, round 3: public 'item_embedding.weight'", "aggregate"),
+    ("finds-tests", "test items", "block 0, round 1: validation of 'block 0' differs", "rescore"),
+    ("comes-back", "later blocks", "block 0, round 1: local 'loss' of client", "local_loss")])
+def test_a_leak_that_check_does_not_see_is_found_with_its_hook(workplace, monkeypatch, capsys, method, world, where,
+                                                               hook):
+    monkeypatch.setattr(honesty, "Process", Here)
+    status, worlds = honest(capsys, method)
+    assert status == 1 and worlds["again"]["honest"]
+    assert worlds[world]["honest"] is False and worlds[world]["evidence"].startswith(where)
+    assert any(each.startswith(f"{hook} ({method.replace('-', '_')}.py:") for each in worlds[world]["hooks"])
+    assert worlds["outside"]["honest"] == (method != "finds-tests")
+
+
+def test_the_kit_does_not_see_a_leak_of_the_third_round(workplace):
+    registry = discover(["mine"])
+    report = check_plugin(registry, registry.get("method", "late-popularity"), partners=["fedmf"], process=False,
+                          only=["(c) the server's knowledge"])
+    assert report.passed
+
+
+def test_worlds_are_processes_that_look_like_a_run(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(honesty, "WORLDS", {name: honesty.WORLDS[name] for name in ("as it is", "again")})
+    status, worlds = honest(capsys, "counts-on-disk")
+    assert status == 1 and worlds["again"]["honest"]
+    assert f"writes {workplace.resolve() / 'mine' / 'left'} (counts_on_disk.py:" in worlds["outside"]["evidence"]
