@@ -50,8 +50,8 @@ class FindsTests(Method):
     "comes_back": '''
 class ComesBack(Method):
     name, title, first_step = "comes-back", "knows who returns in the next block", 0
-    def check(self, stream):
-        self.returns = [step.train.lengths for step in stream.steps[1:]]
+    def check(self, step):  # hooks see one step; the caller has all
+        self.returns = [step.train.lengths for step in sys._getframe(1).f_locals["self"].stream.steps[1:]]
     def begin_round(self, step, round_, backbone):
         self.step = step.index
     def local_loss(self, batch):
@@ -144,7 +144,7 @@ def test_a_leak_that_check_does_not_see_is_found_with_its_hook(workplace, monkey
     assert status == 1 and worlds["again"]["honest"]
     assert worlds[world]["honest"] is False and worlds[world]["evidence"].startswith(where)
     assert any(each.startswith(f"{hook} ({method.replace('-', '_')}.py:") for each in worlds[world]["hooks"])
-    assert worlds["outside"]["honest"] == (method != "finds-tests")
+    assert worlds["outside"]["honest"] == (method == "late-popularity")
 
 
 def test_the_kit_does_not_see_a_leak_of_the_third_round(workplace):
