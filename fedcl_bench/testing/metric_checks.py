@@ -15,7 +15,7 @@ from ..evaluation.metrics import measure
 from ..plugin.metric import Catalogue, Metric, RankedLists
 from ..runs.registry import Plugin, Registry
 from .properties import random_state
-from .report import Violated
+from .report import Inapplicable, Violated
 from .trials import TOLERANCE, Pair, finished
 
 _ITEMS, _USERS, _LONGEST = 40, 23, 7
@@ -129,6 +129,29 @@ def same_each_time(plugin: Plugin) -> str:
     return "the same under other random states; lists are unchanged"
 
 
+def a_hit_counts(plugin: Plugin) -> str:
+    """Of a metric of hits: one hit more, at whatever rank, lowers nobody's value and raises somebody's; more is
+    better."""
+    if plugin.cls.of_items:
+        raise Inapplicable("it looks at items, of which none is better in itself")
+    metric, lists, raised = plugin.cls(), _lists("random"), 0
+    lists = RankedLists(lists.hits, lists.hits.sum(1) + 1, lists.items, lists.catalogue)  # one more can be a hit
+    before = _values(metric, lists)
+    for rank in range(lists.k):
+        hits = lists.hits.clone()
+        hits[:, rank] = True
+        gain = _values(metric, RankedLists(hits, lists.relevant, lists.items, lists.catalogue)) - before
+        if float(gain.min()) < -TOLERANCE:
+            user = int(gain.argmin())
+            raise Violated(f"user {user} has {float(before[user]):.6g}, and {float(before[user] + gain[user]):.6g} with "
+                           f"a hit more, at rank {rank + 1}; more hits may not lower a value, as the best round is "
+                           f"chosen by it")
+        raised += int((gain > TOLERANCE).sum())
+    if not raised:
+        raise Violated("no hit at any rank changes a value; it does not say how well a list ranks")
+    return f"one hit more raises {raised} of {lists.k * _USERS} values and lowers none"
+
+
 def runs(registry: Registry, plugin: Plugin) -> str:
     """It is recorded in blocks and in sessions, and a metric of hits chooses the best round."""
     words = []
@@ -141,4 +164,4 @@ def runs(registry: Registry, plugin: Plugin) -> str:
 
 
 OF_METRICS = (("says what it is", described), ("a number per user", numbers), ("own list alone", own_list_alone),
-              ("the same each time", same_each_time))
+              ("the same each time", same_each_time), ("a hit counts", a_hit_counts))
