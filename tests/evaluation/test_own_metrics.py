@@ -239,7 +239,8 @@ def clears(lists):
      "a number per user", "expected finite numbers"),
     (metric(lambda lists: torch.ones(len(lists.hits))), "a hit counts", "no hit at any rank changes a value"),
     (metric(lambda lists: 1.0 / (1.0 + lists.hits.sum(1))), "a hit counts", "with a hit more, at rank")],
-    ids=("undescribed", "one number", "no number", "relative", "random", "writes", "peeks", "unranked", "constant", "upside down"))
+    ids=("undescribed", "one number", "no number", "relative", "random", "writes", "peeks", "unranked", "constant",
+         "upside down"))
 def test_check_catches(cls, name, evidence):
     report = check_metric(cls, only=[name])
     assert not report.passed and evidence in report.failures[0].evidence
