@@ -258,6 +258,8 @@ def weighted_noise() -> str:
 
 def fcucr_baselines() -> str:
     """HR@10 of every line of Table 2, among 100 sampled items and among all."""
+    import fedcl_bench as fb
+
     rows = []
     for line in where("results/published/fcucr/tables/table2.csv", metric="hit@10"):
         if line["mean"] and line["backbone"] not in ("gru4rec", "sasrec", "tisasrec"):
@@ -265,6 +267,11 @@ def fcucr_baselines() -> str:
                              backbone=line["backbone"], row=line["row"])
             rows.append([f"`{line['backbone']}`", f"{short(line['mean'], 3)} [{short(line['paper'], 3)}]",
                          short(every["mean"], 3)])
+    for backbone in ("dmi-gnn", "hearint", "miasrec"):
+        table = fb.load(ROOT / "results/published/fcucr-cross-entropy", "ft", backbone, "xing",
+                        loss="cross_entropy").table()
+        rows.append([f"`{backbone}`, `loss=cross_entropy`", *(short(table.loc[metric].iloc[0].partition(" ")[0], 3)
+                                                              for metric in ("hit@10", "all:hit@10"))])
     for line in where("results/published/fcucr/tables/table3.csv", metric="hit@10", backbone="sasrec"):
         (every,) = where("results/published/fcucr/tables/table3.csv", metric="all:hit@10", backbone="sasrec",
                          row=line["row"])
