@@ -24,7 +24,7 @@ class SessionTransformerSettings(SessionSettings):
     layers: int = setting(2, "blocks", low=1)
     heads: int = setting(2, "attention heads, a divisor of dim", low=1)
     gradient_norm: float = setting(1.0, "the gradient of a client's local batch is scaled down to this L2 norm; 0: "
-                                   "never", low=0.0)
+                                   "never", low=0.0, only_if=("stream=sessions", "topology!=central"))
     output_embedding: str = inherited(SequentialSettings, "output_embedding", default="private")
 
 
@@ -43,6 +43,9 @@ class SessionTransformer(SessionBackbone):
                  "Need, NeurIPS 2017, with layer normalisation first")
     Settings = SessionTransformerSettings
     defaults = {**SessionBackbone.defaults, "adam_beta2": 0.999, "init": "server"}
+    ignored = {**SessionBackbone.ignored,
+               "head_size": "with one representation of a session, whose prediction module has d hidden numbers",
+               "prototype": "with one representation of a session, which is the prototype itself"}
     central_defaults = {**SessionBackbone.central_defaults, "output_embedding": "tied"}
     inner_products = True
     session_scores = SequentialBackbone.session_scores

@@ -204,7 +204,14 @@ _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
     """What a backbone ignores is of a user's training in a round, which there is none of where clients hold many."""
-    return {} if any(part.in_epochs for part in parts if isinstance(part, StreamSettings)) else backbone.ignored
+    parts = list(parts)
+    if any(part.in_epochs for part in parts if isinstance(part, StreamSettings)):
+        return {}
+    own = next((part for part in parts if isinstance(part, backbone.Settings)), None)
+    if own is None or backbone.explicit is False or not backbone(own).explicit:
+        return backbone.ignored
+    return {**backbone.ignored, **dict.fromkeys(("negatives", "negative_pool", "negative_draw"),
+                                                "where ratings are predicted, of which no negatives are drawn")}
 
 
 def of_other_stages(backbone: type, method: type) -> dict[str, str]:

@@ -125,7 +125,8 @@ def test_prepared_streams_and_shards(registry, rated):
 
     config, stream = stream_of(registry, "rated", "biasmf", **SMALL)
     save(stream, folder_of(config.source, config.stream))
-    assert stream_of(registry, "rated", "biasmf", **SMALL)[1].steps[0].train.ratings is not None
+    for step, read in zip(stream.steps, stream_of(registry, "rated", "biasmf", **SMALL)[1].steps, strict=True):
+        assert torch.equal(read.train.ratings, step.train.ratings) and read.train.ratings.unique().numel() > 1
     assert stream_of(registry, "rated", blocks=2, backbone="biasmf", k_core=0)[1].steps[0].train.ratings is None
     part = stream_part(stream, torch.tensor([0, 2])).steps[0].train
     assert torch.equal(part.rated.of(1), stream.steps[0].train.rated.of(2))
@@ -145,6 +146,7 @@ def test_runs_at_the_default_are_as_before(registry):
 @pytest.mark.parametrize("settings, message", [
     ({"stream": "sessions"}, "predicts ratings with these settings: found stream=sessions"),
     ({"loss": "bpr"}, "'valid_metric': found rmse, accepted: NAME@K with 'biasmf', which predicts no ratings"),
+    ({"negatives": 8}, "'negatives' .* has no effect where ratings are predicted"),
     ({"method": "kd"}, "method 'kd' adds a term of logits to the loss"),
     ({"dataset": "bare"}, "'rating' \\(rating\\) is missing among its columns; name the column .* as RATING_FIELD")])
 def test_what_is_refused(registry, rated, rows, settings, message):
