@@ -25,20 +25,14 @@ from ..plugin.state import Snapshot, score_users
 from ..stats.clip_noise import OPEN
 from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated
-from .trials import Pair, client_round, difference, is_sequential, tables_differ
+from .sent import uploads
+from .trials import Pair, client_round, difference, is_sequential, rounds_to_test, tables_differ
 
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
                  "represent", "local_loss", "row_penalty", "end_local", "rescore", "end_step")
 _OWN_ONLY = ("A client's hook may use its own rows only: index tables with the users it is given, and take no mean, "
              "sum, order or count over clients")
-
-
-def _rounds_to_test(pair: Pair) -> list[Progress]:
-    """States at which a round begins: the last step's first and second one."""
-    last = len(pair.stream.steps) - 1
-    second = next(p for p in pair.points if p.step == last and p.round == 1 and not p.trained)
-    return [pair.after_step(last - 1), second]
 
 
 def _trained(pair: Pair) -> Progress:
@@ -55,7 +49,7 @@ def other_clients(pair: Pair) -> str:
     The others have other interactions, private parameters and state: each one of them alone, and half of all at once.
     """
     _ranked_alone(pair)
-    moments = [*((start, client_round) for start in _rounds_to_test(pair)), (_trained(pair), _after_step)]
+    moments = [*((start, client_round) for start in rounds_to_test(pair)), (_trained(pair), _after_step)]
     for start, looks in moments:
         n_users = pair.stream.steps[start.step].n_users
         mine = looks(pair.federation(), start)
@@ -193,49 +187,6 @@ def _ranking_hook(pair: Pair) -> str:
     return hook if overridden else f"backbone '{pair.backbone}'"
 
 
-# (b)
-
-
-def uploads(pair: Pair) -> str:
-    """(b) A client's upload has public parameters and declared statistics only, in their declared shapes.
-
-    The engine refuses undeclared uploads, other shapes and private parameters; here their content is looked at.
-    """
-    names: dict[str, tuple[int, ...]] = {}
-    for start in [Progress(), *_rounds_to_test(pair)]:
-        f = pair.federation()
-        sent = client_round(f, start)
-        step = f.stream.steps[start.step]
-        declared = f.acting_in(step).uploads(f.backbone, start.round)
-        for name, shape in declared.items():
-            names[name] = shape
-            values = sent[f"upload {name}"]
-            for row, user in zip(values, sent["user"].tolist()):
-                for past in f.stream.steps[:step.index + 1]:
-                    items = past.train.of(user).unique() if user < past.n_users else []
-                    if len(items) > 2 and (how := _tells(row.double(), items, step.n_items)):
-                        raise Violated(f"end_local: upload '{name}' of client {user} {how} its training items of "
-                                       f"step {past.index}. Send what does not say which items they are")
-    return f"public parameters{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
-
-
-def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
-    """How an upload (...) says which ``items`` a client has; empty if it does not."""
-    flat, every = row.flatten(), torch.arange(n_items)
-    for name, ids in (("ids", every), ("ids, counted from 1,", every + 1),
-                      ("ids, divided by their number,", every / n_items)):
-        there = (ids[:, None] - flat).abs().amin(1) <= 1e-6 if flat.numel() >= len(items) else torch.zeros(n_items) > 0
-        if bool(there[items].all()) and not bool(there.all()):  # an order of all items has every id
-            return f"holds the {name} of all"
-    if row.dim() and len(row) == n_items:
-        of_item = row.view(n_items, -1)
-        rest = torch.ones(n_items, dtype=torch.bool).index_fill(0, items, False)
-        if len(items) < n_items and bool(((of_item[items].amin(0) > of_item[rest].amax(0))
-                                          | (of_item[items].amax(0) < of_item[rest].amin(0))).any()):
-            return "marks exactly"
-    return ""
-
-
 # (c)
 
 
@@ -245,7 +196,7 @@ def server_knows(pair: Pair) -> str:
     The same public parameters and uploads are given to the server's hooks in a second world, in which every client has
     other interactions, private parameters and client_state, and no client's hook has run.
     """
-    for start in _rounds_to_test(pair):
+    for start in rounds_to_test(pair):
         f = pair.federation()
         step, begun = _begun(f, start, f.stream.steps[start.step])
         opened, users = open_step(f, step, begun.model), _users(f, step, start)
@@ -395,7 +346,7 @@ def evaluation_data(pair: Pair) -> str:
     the scores that are ranked."""
     ended = _trained(pair)
     begun = [pair.after_step(t - 1) for t in range(len(pair.stream.steps) - 1)]
-    moments = [(start, client_round) for start in [*begun, *_rounds_to_test(pair)]]
+    moments = [(start, client_round) for start in [*begun, *rounds_to_test(pair)]]
     for start, looks in [*moments, (ended, _kept), (ended, _scored)]:
         ends = bool(pair.stream.steps[0].sessions) and looks is _scored  # items before the last one are known then
         hidden = {s.index: with_other_ends(s) if ends else

@@ -158,6 +158,13 @@ def finished(f: Federation, progress: Progress | None = None) -> Progress:
     return progress
 
 
+def rounds_to_test(pair: Pair) -> list[Progress]:
+    """States at which a round begins: the last step's first and second one."""
+    last = len(pair.stream.steps) - 1
+    second = next(p for p in pair.points if p.step == last and p.round == 1 and not p.trained)
+    return [pair.after_step(last - 1), second]
+
+
 def client_round(f: Federation, progress: Progress,
                  split: Callable[[Tensor], Iterable[Tensor]] = lambda users: [users]) -> dict[str, Tensor]:
     """What each client makes of one round: the next of ``progress``.

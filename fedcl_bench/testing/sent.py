@@ -1,0 +1,143 @@
+"""(b) What clients send, read for what it says of their items and private parameters.
+
+Gradients depend on both, which ``audit`` measures. Looked for here is what can be read off exactly: ids that are
+listed, items that are marked or are the bits of a number, and a number that is an id or an entry of a private parameter
+times a factor plus an offset that all clients share, or is so in its low decimals.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..federation.parts import Federation, Progress
+from ..rng import Tables
+from .report import Violated
+from .trials import Pair, client_round, rounds_to_test
+
+_EXACT = 1e-9  # of 1 - |correlation| over clients, for what is the same but for rounding
+_CLIENTS = 8  # with fewer, correlations may be high by chance
+_WIDE = 1000  # numbers per client; no private vector, and no statistic that is looked at decimal by decimal, has more
+_BITS = 53  # of the whole numbers that are exact in float64
+
+
+def uploads(pair: Pair) -> str:
+    """(b) A client's upload has public parameters and declared statistics only, in their declared shapes.
+
+    The engine refuses undeclared uploads, other shapes and private parameters; here their content is looked at.
+    """
+    names: dict[str, tuple[int, ...]] = {}
+    for start in [Progress(), *rounds_to_test(pair)]:
+        f = pair.federation()
+        sent = client_round(f, start)
+        step = f.stream.steps[start.step]
+        declared = f.acting_in(step).uploads(f.backbone, start.round)
+        names.update(declared)
+        for name in [name for name in sent if name.startswith("upload ")]:
+            short = name.removeprefix("upload ")
+            values = sent[name].double()
+            if short in declared:
+                _read(f, step.index, short, values, sent["user"])
+            own = {**_of_items(f, start, sent), **_of_private(f, start, sent, tables=short in declared)}
+            if said := _numbers_say(_columns(values), own, decimals=short in declared):
+                raise Violated(f"end_local: upload '{short}' has a number that is {said}, times a factor and plus an "
+                               f"offset that all clients share. Send what does not say it")
+    return f"public parameters{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
+
+
+def _read(f: Federation, step: int, name: str, values: Tensor, users: Tensor) -> None:
+    """Raise Violated if a declared upload lists or marks a client's items of a step so far."""
+    n_items = f.stream.steps[step].n_items
+    for past in f.stream.steps[:step + 1]:
+        lists = [past.train.of(user).unique() if user < past.n_users else past.train.values[:0]
+                 for user in users.tolist()]
+        for row, user, items in zip(values, users.tolist(), lists):
+            if len(items) > 2 and (how := _tells(row, items, n_items)):
+                raise Violated(f"end_local: upload '{name}' of client {user} {how} its training items of step "
+                               f"{past.index}. Send what does not say which items they are")
+        mask = torch.stack([torch.zeros(n_items, dtype=torch.bool).index_fill(0, items, True) for items in lists])
+        if _in_bits(_columns(values), mask):
+            raise Violated(f"end_local: upload '{name}' has numbers whose bits are the clients' training items of step "
+                           f"{past.index}. Send what does not say which items they are")
+
+
+def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
+    """How an upload (...) says which ``items`` a client has; empty if it does not."""
+    flat, every = row.flatten(), torch.arange(n_items)
+    for name, ids in (("ids", every), ("ids, counted from 1,", every + 1),
+                      ("ids, divided by their number,", every / n_items)):
+        there = (ids[:, None] - flat).abs().amin(1) <= 1e-6 if flat.numel() >= len(items) else torch.zeros(n_items) > 0
+        if bool(there[items].all()) and not bool(there.all()):  # an order of all items has every id
+            return f"holds the {name} of all"
+    if row.dim() and len(row) == n_items:
+        of_item = row.view(n_items, -1)
+        rest = torch.ones(n_items, dtype=torch.bool).index_fill(0, items, False)
+        if len(items) < n_items and bool(((of_item[items].amin(0) > of_item[rest].amax(0))
+                                          | (of_item[items].amax(0) < of_item[rest].amin(0))).any()):
+            return "marks exactly"
+    return ""
+
+
+def _in_bits(values: Tensor, mask: Tensor) -> bool:
+    """Whether bits of whole numbers (clients, numbers) are half of the columns of ``mask`` (clients, items)."""
+    whole = values[:, ((values == values.round()) & (values.abs() < 2.0 ** _BITS)).all(0)].long()
+    bits = (whole[:, :, None] >> torch.arange(_BITS)).bitwise_and(1).flatten(1).bool()
+    often = mask[:, (mask.sum(0) > 2) & ((~mask).sum(0) > 2)]
+    if len(mask) < _CLIENTS or not bits.shape[1] or often.shape[1] < 3:
+        return False
+    found = torch.stack([(bits == column[:, None]).all(0).any() for column in often.T])
+    return 2 * int(found.sum()) >= len(found)
+
+
+def _columns(values: Tensor) -> Tensor:
+    return values.flatten(1) if values.dim() > 1 else values[:, None]
+
+
+def _of_items(f: Federation, start: Progress, sent: Tables) -> Tables:
+    """What each client knows of its items, (clients, 1), by the words for it."""
+    lists = [f.stream.steps[start.step].train.of(user) for user in sent["user"].tolist()]
+    kinds = {"first": lambda items: items[0], "last": lambda items: items[-1], "lowest": torch.min,
+             "highest": torch.max}
+    return {f"the id of its {kind} training item": torch.tensor(
+        [[float(of(items)) if len(items) else -1.0] for items in lists], dtype=torch.float64)
+        for kind, of in kinds.items()}
+
+
+def _of_private(f: Federation, start: Progress, sent: Tables, tables: bool) -> Tables:
+    """Each client's private parameters before and after the round, (clients, numbers), by the words for an entry.
+
+    Args:
+        tables: also those with a row per item, which may have the gradient of a public table, as FedRAP's.
+    """
+    result, users = {}, sent["user"]
+    personal = () if tables else f.backbone.new_personal(f.seed, range(0))
+    for name, table in start.model.private.items():
+        before, change = table[users[users < len(table)]].double(), sent[f"private {name}"]
+        if name not in personal and before.shape == change.shape and before[0].numel() <= _WIDE:
+            result[f"an entry of private '{name}'"] = torch.cat([before.flatten(1), (before + change).flatten(1)], 1)
+    return result
+
+
+def _numbers_say(values: Tensor, own: Tables, decimals: bool) -> str:
+    """What of the clients' own a column of numbers (clients, numbers) says; empty if none does.
+
+    Args:
+        decimals: whether low decimals are looked at, too.
+    """
+    if len(values) < _CLIENTS:
+        return ""
+    columns = [values]
+    if decimals and values.shape[1] <= _WIDE:
+        columns += [scaled - scaled.round() for scaled in (values * 10.0 ** digits for digits in range(1, 10))]
+    for what, mine in own.items():
+        for each in columns:
+            if bool(((_standard(each).T @ _standard(mine)).abs() > 1.0 - _EXACT).any()):
+                return what
+    return ""
+
+
+def _standard(columns: Tensor) -> Tensor:
+    """Columns of mean 0 and length 1; those with fewer than four values are 0."""
+    centred = columns - columns.mean(0)
+    several = (columns.sort(0).values.diff(dim=0).abs() > 1e-12 * columns.abs().amax(0)).sum(0) >= 3
+    return torch.where(several, centred / centred.norm(dim=0).clamp(min=1e-300), 0.0)
