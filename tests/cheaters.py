@@ -64,6 +64,13 @@ class ReadsOthersState(_Rehearses):
         return self._first[(users + 1) % len(self._first)][:, None]
 
 
+class WeighsByNumber(_Cheater):
+    """(a) pulls a client's private parameters to 0, the more so the later it has come."""
+
+    def local_loss(self, batch):
+        return batch.users * sum(value.flatten(1).square().sum(1) for value in batch.private.values())
+
+
 class UploadsPrivate(_Cheater):
     """(b) declares a statistic and sends the private user vector as it."""
 

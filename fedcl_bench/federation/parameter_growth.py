@@ -44,9 +44,11 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
     new_public, new_private = _new_rows(backbone, seed, users, items)
     if method is not None:
-        (named,) = rng.names_of(users)
+        drawn_by = rng.names(torch.arange(users.start, users.stop))
+        among = range(int(drawn_by.min()), 1 + int(drawn_by.max())) if users else users
         with rng.global_client_ids(None):
-            new_private = {**new_private, **method.new_private(seed, named, backbone)}
+            rows = method.new_private(seed, among, backbone)
+        new_private |= {name: table[drawn_by - among.start] for name, table in rows.items()}
         # A method may make state up to the last number it is told; there are no more than the clients that are here.
         method.client_state = {name: values[:step.n_users].to(device) for name, values in method.client_state.items()}
     public = grown(model.public, new_public)

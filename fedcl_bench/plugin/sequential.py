@@ -344,7 +344,7 @@ class SequentialBackbone(Backbone):
 
     def new_rows(self, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
         ids = torch.arange(items.start, items.stop)
-        return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
+        return {name: start.draw(rng.row_keys(rng.key(seed, f"init {name}"), ids))
                 for name, start in self.item_starts(items.stop).items()}, {}
 
     @property
@@ -362,14 +362,14 @@ class SequentialBackbone(Backbone):
         if not self.private_output:
             return {}
         dim, ids = self.settings.dim, torch.arange(items.start, items.stop)
-        keys = rng.client_keys(rng.key(seed, f"init {OUTPUT}"), ids)
+        keys = rng.row_keys(rng.key(seed, f"init {OUTPUT}"), ids)
         starts = Start((dim,), std=math.sqrt(2.0 / (items.stop + dim))), Start((1,), bound=dim ** -0.5)
-        constants = rng.client_keys(rng.key(seed, "init output_embedding.bias"), ids)
+        constants = rng.row_keys(rng.key(seed, "init output_embedding.bias"), ids)
         return {OUTPUT: torch.cat([starts[0].draw(keys), starts[1].draw(constants)], 1)}
 
     def new_dense(self, seed: int) -> Tables:
         server = torch.zeros(1, dtype=torch.int64)
-        return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), server))[0]
+        return {name: start.draw(rng.row_keys(rng.key(seed, f"init {name}"), server))[0]
                 for name, start in self.dense_starts().items()}
 
     def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:

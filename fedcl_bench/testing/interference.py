@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..data.other_data import with_other_data, with_other_ends, with_steps
 from ..data.stream import Step, Stream
-from ..rng import DrawKey, Tables
+from ..experiments.partition import progress_part, stream_part
+from ..rng import DrawKey, Tables, global_client_ids
 from ..evaluation.session_ranking import SessionTask, session_scores
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
@@ -26,7 +27,8 @@ from ..stats.clip_noise import OPEN
 from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated
 from .sent import uploads
-from .trials import Pair, client_round, difference, is_sequential, rounds_to_test, tables_differ
+from .trials import (Pair, client_round, difference, finished, is_sequential, rounds_to_test, runs_differ,
+                     tables_differ)
 
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
@@ -185,6 +187,19 @@ def _ranking_hook(pair: Pair) -> str:
     hook = "represent" if is_sequential(pair.backbone_cls) else "rescore"
     overridden = getattr(pair.method_cls, hook) is not getattr(Method, hook)
     return hook if overridden else f"backbone '{pair.backbone}'"
+
+
+def client_numbers(pair: Pair) -> str:
+    """(a) A client's number is no data: a run is the same when clients are numbered from the last to the first, those
+    of each step by themselves, and draw what they drew before. The server may keep its rows in another order."""
+    names = torch.cat([torch.arange(step.old_users, step.n_users).flip(0) for step in pair.stream.steps])
+    f = pair.federation(stream_part(pair.stream, names))
+    with global_client_ids(names):
+        renumbered = progress_part(finished(f), names.argsort())
+    if mismatch := runs_differ(*(replace(end, server_state={}) for end in (pair.points[-1], renumbered))):
+        raise Violated(f"with clients numbered the other way round, {mismatch}. Use users' numbers as indices of their "
+                       f"own rows, and `draw.clients` where a client draws")
+    return f"{len(names)} clients, numbered the other way round, do the same"
 
 
 # (c)
@@ -361,6 +376,7 @@ def evaluation_data(pair: Pair) -> str:
 
 OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("(a) other clients' data", other_clients),
+    ("(a) clients' numbers", client_numbers),
     ("(b) uploads", uploads),
     ("(c) the server's knowledge", server_knows),
     ("(d) past data", past_data),

@@ -79,6 +79,7 @@ RUNS = [
     ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
     ("ft", "fedmf", {**SESSIONS, "early_session": True, "extra_metrics": "popularity"}),
     ("ft", "sasrec", {**TINY, "init": "per_client", "client_ratio": 0.5}),
+    ("ft", "session-transformer", {**TINY, "init": "server"}),
     ("ft", "dmi-gnn", {**TINY, "loss": "bce", "graph_neighbours": 2}),
     ("fcucr", "gru4rec", {**TINY, "without": "iupr", "teacher": "previous"}),
 ]

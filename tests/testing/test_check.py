@@ -22,6 +22,7 @@ from fedcl_bench.testing.worlds import growing_stream
 CHEATERS = [
     (cheaters.MeanOfNeighbours, "(a) other clients' data", "local_loss with other"),
     (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
+    (cheaters.WeighsByNumber, "(a) clients' numbers", "numbered the other way round, loss in round"),
     (cheaters.UploadsPrivate, "runs", "which is the private parameter 'user_embedding.weight'"),
     (cheaters.UploadsUndeclared, "runs", "sends 'norm', which uploads() does not declare"),
     (cheaters.UploadsOtherShape, "runs", "expected (18,) = (C, ...)"),
