@@ -8,8 +8,8 @@ from typing import Callable, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.other_data import with_other_data, with_other_ends
-from ..data.stream import Ragged, Sessions, Step, Stream
+from ..data.other_data import SPLITS, with_other_data, with_other_ends, with_sessions
+from ..data.stream import Step, Stream
 
 NEVER = 1 << 30  # a step after the last
 
@@ -49,10 +49,9 @@ def _each(stream: Stream, change: Callable[[Step], Step]) -> Stream:
 
 def _to_find(split: str) -> Callable[[Stream, torch.Generator], Altered]:
     """Other items to find in a split; of lists, fewer."""
-    def change(stream: Stream, step: Step) -> Step:
-        return with_other_ends(step, (split,), domains=stream.domains) if step.sessions else \
-            with_other_data(step, splits=(split,), counts=True, longest=True)
-    return lambda stream, random: _nothing(_each(stream, lambda step: change(stream, step)), random)
+    return lambda stream, random: _nothing(_each(stream, lambda step: (
+        with_other_ends(step, (split,), domains=stream.domains) if step.sessions else
+        with_other_data(step, splits=(split,), counts=True, longest=True))), random)
 
 
 def _fewer_tested(stream: Stream, random: torch.Generator) -> Altered:
@@ -61,15 +60,10 @@ def _fewer_tested(stream: Stream, random: torch.Generator) -> Altered:
 
     def change(step: Step) -> Step:
         kept = tested[:step.n_users]
-        test = step.test.at_most(step.test.lengths * kept)
         if not step.sessions:
-            return replace(step, test=test)
-        old = step.sessions["test"]
-        chosen = kept.repeat_interleave(old.count)
-        items, count = Ragged(old.start, old.items).part(chosen.nonzero().flatten()), old.count * kept
-        sessions = Sessions(torch.cat([count.new_zeros(1), count.cumsum(0)]), items.indptr, items.values,
-                            old.times[chosen.repeat_interleave(old.lengths)])
-        return replace(step, test=test, sessions={**step.sessions, "test": sessions})
+            return replace(step, test=step.test.at_most(step.test.lengths * kept))
+        test = step.sessions["test"]
+        return with_sessions(step, {**step.sessions, "test": test.part(test.numbers().at_most(test.count * kept))})
     return _nothing(_each(stream, change), random)
 
 
@@ -78,16 +72,15 @@ def _other_clients(stream: Stream, random: torch.Generator) -> Altered:
     since = torch.randint(2, (stream.steps[-1].n_users,), generator=random) * NEVER
     for number, part in enumerate(stream.domains):
         since[part.users.start:part.users.stop] = (number + 1) % 2 * NEVER
-    if stream.domains:
-        return _since(stream, since, random, True)
-    since[[int(step.train.lengths.argmax()) for step in stream.steps]] = 0
-    return _since(stream, since, random, True)
+    if not stream.domains:
+        since[[int(step.train.lengths.argmax()) for step in stream.steps]] = 0
+    return _since(stream, since, random, longest=True)
 
 
 def _later_blocks(stream: Stream, random: torch.Generator) -> Altered:
     """Everybody has other items from some block on, and returns in others."""
     drawn = torch.randint(1, len(stream.steps) + 1, (stream.steps[-1].n_users,), generator=random)
-    return _since(stream, drawn, random, False)
+    return _since(stream, drawn, random, longest=False)
 
 
 def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool) -> Altered:
@@ -101,7 +94,7 @@ def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool
         users, order = altered.nonzero().flatten(), torch.arange(step.n_users)
         order[users] = users[torch.randperm(len(users), generator=random)]
         if not step.sessions:
-            step = replace(step, **{name: step.split(name).part(order) for name in ("train", "valid", "test")})
+            step = replace(step, **{name: step.split(name).part(order) for name in SPLITS})
         return with_other_data(step, altered, counts=True, longest=longest, domains=stream.domains)
     return Altered(_each(stream, change), since)
 

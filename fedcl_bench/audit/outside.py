@@ -13,6 +13,7 @@ from typing import Any, Collection
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _LOOKS = {"sys._getframe": "looks at its callers' frames", "gc.get_objects": "lists all objects that there are",
           "gc.get_referrers": "lists what refers to an object"}
+_IMPORT = "<frozen importlib"
 
 
 class Outside:
@@ -55,17 +56,20 @@ class Outside:
         file = Path(os.fsdecode(path)).resolve()
         if file in self._data:
             return f"reads {file}"
-        if self._own in file.parents or file.parts[1:2] == ("dev",) or file.suffix == ".pyc":
+        if self._own in file.parents or file.parts[1:2] == ("dev",):
             return ""
         if flags & _WRITES:
             return f"writes {file}"
         return f"reads {file}, new since the run began" if file.is_file() and file.stat().st_mtime > self._began else ""
 
     def _line(self, frame: FrameType | None, near: bool) -> str:
-        """The plugin's line that a frame was called from; if ``near``, but for Python's own ``inspect`` directly."""
-        while frame is not None and (not near or Path(frame.f_code.co_filename).name in ("inspect.py", "outside.py")
-                                     or os.path.dirname(frame.f_code.co_filename) in self._folders):
-            if os.path.dirname(frame.f_code.co_filename) in self._folders:
-                return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        """The plugin's line that a frame was called from, but for an ``import``, which compiles modules; if ``near``,
+        directly or by Python's own ``inspect``."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if os.path.dirname(file) in self._folders:
+                return f"{os.path.basename(file)}:{frame.f_lineno}"
+            if near and os.path.basename(file) not in ("inspect.py", "outside.py") or file.startswith(_IMPORT):
+                break
             frame = frame.f_back
         return ""

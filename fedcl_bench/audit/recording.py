@@ -7,10 +7,10 @@ one, everybody whose own data are the same does in every round the same as there
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+import math
 from functools import cache
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from ..evaluation.ranking import UserScores
 from ..federation.client_sampling import Participants
 from ..federation.cross_device import CrossDevice
 from ..federation.parts import Best, Federation, Progress, Update
-from ..federation.server import RoundSums
 from ..plugin.metric import Metric, RankedLists
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from ..training.trained import Trained
 
 WIDTH = 8  # numbers that are kept of each row
+_Clients: Any = object  # in place of the kind of clients that ``recorded`` puts below
+_NOBODY = torch.zeros(0, dtype=torch.int64)
 
 
 class Ended(Exception):
@@ -50,50 +51,51 @@ class Tape:
     """Events of a run, each a file of a folder, by number.
 
     Args:
-        heard: folder of the world whose events take the place of those of this one that ``hears`` names.
-        since: from which step on each user's data are others; until: number of the last event.
+        since: from which step on each user's data are others.
+        hears: beginnings of names of what the server hears as in another world; heard: folder of that one's events.
+        until: number of the last event.
     """
 
-    def __init__(self, folder: Path, since: Tensor, heard: Path | None, hears: tuple[str, ...], until: int | None):
-        self.folder, self.since, self.heard, self.hears, self.until = folder, since, heard, hears, until
-        self.number, self.listed, self.metrics = -1, Listed(), 1
+    def __init__(self, folder: Path, since: Tensor, hears: tuple[str, ...], heard: Path, until: int):
+        self.folder, self.since, self.hears, self.heard, self.until = folder, since, hears, heard, until
+        self.number, self.listed = -1, Listed()
         self._event: dict[str, Any] = {}
-        self._other: Mapping[str, Any] = {}
+        self._other: dict[str, Any] = {}
 
     def turn(self, where: str, step: int) -> None:
         """Begin an event."""
         self.write()
         self.number += 1
-        if self.until is not None and self.number > self.until:
+        if self.number > self.until:
             raise Ended
-        self._event = {"where": where, "same": (self.since > step).nonzero().flatten(), "exchanged": {}, "tables": {}}
-        if self.heard is not None:
+        self._event = {"where": where, "same": self.since > step, "exchanged": {}, "tables": {}}
+        if self.hears:
             self._other = torch.load(self.heard / f"{self.number}.pt", weights_only=True)["exchanged"]
 
     def write(self) -> None:
+        """End an event."""
         if self._event:
-            tables = {name: _joined(parts) if isinstance(parts, list) else parts
-                      for name, parts in self._event["tables"].items()}
-            torch.save({**self._event, "tables": tables}, self.folder / f"{self.number}.pt")
+            self._event["tables"] = {name: _joined(*zip(*parts)) for name, parts in self._event["tables"].items()}
+            torch.save(self._event, self.folder / f"{self.number}.pt")
         self._event = {}
 
     def exchanged(self, name: str, own: Any) -> Any:
         """What the server hears."""
-        if self.heard is not None and name.startswith(self.hears):
-            return copy.deepcopy(self._other[name])
+        if name.startswith(self.hears):
+            return self._other[name]
         self._event["exchanged"][name] = copy.deepcopy(own)
         return own
 
     def of_clients(self, kind: str, tables: Tables, users: Tensor | None = None) -> None:
         """Keep tables of rows of clients, of all of them or of some users."""
         for name, table in tables.items():
-            rows = (torch.arange(len(table)) if users is None else users.cpu(), _sketch(table), table[:1].numel())
-            self._event["tables"].setdefault(f"{kind} '{name}'", []).append(rows)
+            rows = torch.arange(len(table)) if users is None else users.cpu(), _sketch(torch.atleast_1d(table))
+            self._event["tables"].setdefault((f"{kind} '{name}'", *table.shape[1:]), []).append(rows)
 
     def of_server(self, kind: str, tables: Tables, left_out: tuple[str, ...] = ()) -> None:
         """Keep other tables, but for those of some domains, by their prefixes."""
-        self._event["tables"] |= {f"{kind} '{name}'": (None, _sketch(table), 0) for name, table in tables.items()
-                                  if not name.rpartition(" of ")[2].startswith(left_out)}
+        self.of_clients(kind, {name: table for name, table in tables.items()
+                               if not name.rpartition(" of ")[2].startswith(left_out)}, _NOBODY)
 
     def observe(self, key: DrawKey, model: Snapshot, trained: Trained) -> None:
         """Keep what clients have made of a round."""
@@ -102,20 +104,18 @@ class Tape:
             self.of_clients("upload", some.changes(model), some.users)
         self.of_clients("local", {"loss": trained.loss}, trained.users)
 
-    def lists(self, tests: list[tuple[int, int, UserScores]]) -> list[tuple[int, int, UserScores]]:
-        """Keep the lists of tests; returns these as they are without."""
-        lists, self.listed.lists = self.listed.lists[self.metrics - 1::self.metrics], []
-        for (_, tested, scores), items in zip(tests, lists, strict=True):
-            self._event["tables"][f"list of block {tested}"] = scores.users.cpu(), items.double().cpu(), 0
-        return [(t, s, UserScores(scores.users, {name: values for name, values in scores.values.items()
-                                                 if not name.startswith(f"{Listed.name}@")})) for t, s, scores in tests]
+    def lists(self, tests: list[tuple[int, int, UserScores]]) -> None:
+        """Keep the longest lists of tests."""
+        lists, self.listed.lists = self.listed.lists, []
+        for number, (_, tested, scores) in enumerate(tests, 1):
+            rows = scores.users.cpu(), lists[number * len(lists) // len(tests) - 1].double().cpu()
+            self._event["tables"][(f"list of block {tested}",)] = [rows]
 
 
-def _joined(parts: list[tuple[Tensor, Tensor, int]]) -> tuple[Tensor, Tensor, int]:
-    """The ids of clients, ascending, what is kept of their rows, and how many numbers each row has."""
-    (*users,), (*rows,), (width, *_) = zip(*parts)
+def _joined(users: tuple[Tensor, ...], rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The ids of clients, ascending, and what is kept of their rows."""
     order = torch.cat(users).argsort()
-    return torch.cat(users)[order], torch.cat(rows)[order], width
+    return (torch.cat(users)[order], torch.cat(rows)[order]) if len(order) else (_NOBODY, *rows[:1])
 
 
 @cache
@@ -125,31 +125,24 @@ def _directions(width: int) -> Tensor:
 
 def _sketch(table: Tensor) -> Tensor:
     """A few numbers of each row, which differ if the row does: (rows, at most WIDTH)."""
-    flat = table.detach().cpu().reshape(len(table) if table.dim() else 1, -1)
+    flat = table.detach().cpu().reshape(len(table), math.prod(table.shape[1:]))
     return torch.cat([rows if rows.shape[1] <= WIDTH else rows @ _directions(rows.shape[1])
                       for part in flat.split(256) for rows in [part.double().nan_to_num(0.0, 1e9, -1e9)]])
 
 
-class _Recorded:
+class _Recorded(_Clients):
     """Clients of either kind with a tape."""
 
     tape: Tape
-    federation: Federation
-    step: Step
 
     def train(self, progress: Progress, stops: Any) -> Iterator[Progress]:
         self.tape.turn(f"block {self.step.index}, round {progress.round + 1}", self.step.index)
-        return (yield from super().train(progress, stops))  # type: ignore[misc]
+        return (yield from super().train(progress, stops))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
-        with self._heard(update.sums):
-            update = super().aggregate(progress, update)  # type: ignore[misc]
+        update = super().aggregate(progress, update)
         self._keep(update.model, update.state)
         return update
-
-    @contextmanager
-    def _heard(self, sums: RoundSums | None) -> Iterator[None]:
-        yield
 
     def _keep(self, model: Snapshot, state: Tables) -> None:
         method = self.federation.method
@@ -165,68 +158,63 @@ class _Recorded:
         return ()
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
-        value = self.tape.exchanged(f"validation of {unit}", super().validate(unit, model, round_))  # type: ignore[misc]
+        value = self.tape.exchanged(f"validation of {unit}", super().validate(unit, model, round_))
         self.tape.of_server("validation of", {f"block {unit}": torch.tensor(value)})
         return value
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
-        tests, analysis = super().test(unit, best)  # type: ignore[misc]
-        return self.tape.lists(tests), analysis
+        result = super().test(unit, best)
+        self.tape.lists(result[0])
+        return result
 
     def end(self, progress: Progress) -> Progress:
         self.tape.turn(f"the end of block {self.step.index}", self.step.index)
-        progress = super().end(progress)  # type: ignore[misc]
+        progress = super().end(progress)
         self._keep(progress.best.model, {})
         return progress
 
 
 class _RecordedDevice(_Recorded):
-    """Clients of one user each with a tape.
+    """Clients of one user each with a tape; ``group`` are those that the server hears of.
 
     Attributes:
-        trained: while the server hears of others, who has taken part here.
+        here: ids of those who take part.
     """
 
-    trained: Participants | None = None
+    here = _NOBODY
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> Any:
-        return super().open(f, step, progress, cls.tape.observe)  # type: ignore[misc]
+        return super().open(f, step, progress, cls.tape.observe)
+
+    def _choose_participants(self, progress: Progress) -> None:
+        super()._choose_participants(progress)
+        self.here, self.group = self.group.users, Participants(*self.tape.exchanged("group", tuple(self.group)))
 
     def weights(self, round_: int) -> Tensor | None:
-        return self.tape.exchanged("weights", super().weights(round_))  # type: ignore[misc]
+        return self.tape.exchanged("weights", super().weights(round_))
 
-    @contextmanager
-    def _heard(self, sums: RoundSums | None) -> Iterator[None]:
-        """A round's participants and sums as the server hears of them. What each client keeps is none of it."""
-        assert sums is not None
-        own = {"model", "private", *(() if self.federation.backbone.serves_tables else ("local",))}
-        vars(sums).update(self.tape.exchanged("sums", {name: value for name, value in vars(sums).items()
-                                                       if name not in own}))
-        self.trained, self.group = self.group, Participants(*self.tape.exchanged("group", tuple(self.group)))
-        yield
-        self.trained, self.group = None, self.trained
+    def aggregate(self, progress: Progress, update: Update) -> Update:
+        own = {"model", "private", *(() if self.federation.backbone.serves_tables else ("local",))}  # clients keep them
+        vars(update.sums).update(self.tape.exchanged("sums", {name: value for name, value in vars(update.sums).items()
+                                                              if name not in own}))
+        return super().aggregate(progress, update)
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
-        self.tape.of_clients("statistic", uploads, (self.trained or self.group).users)
-        before, self.group = self.group, Participants(*self.tape.exchanged("answered", tuple(self.group)))
-        answers = super()._answer(round_, self.tape.exchanged("uploads", uploads))  # type: ignore[misc]
-        self.group = before
-        return answers
+        self.tape.of_clients("statistic", uploads, self.here)
+        return super()._answer(round_, self.tape.exchanged("uploads", uploads))
 
 
 class _RecordedSilo(_Recorded):
     """Domains with a tape."""
 
-    @contextmanager
-    def _heard(self, sums: RoundSums | None) -> Iterator[None]:
-        aggregate = self.method.aggregate
-
-        def heard(uploads: Any, weights: Tensor, draw: DrawKey) -> Any:
-            return aggregate(*self.tape.exchanged("uploads", (list(uploads), weights)), draw)
-        self.method.aggregate = heard
-        yield
-        del self.method.aggregate
+    @classmethod
+    def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> Any:
+        clients, progress = super().open(f, step, progress, observe)
+        method = clients.method
+        method.aggregate = lambda uploads, weights, draw: type(method).aggregate(
+            method, *cls.tape.exchanged("uploads", (list(uploads), weights)), draw)
+        return clients, progress
 
     def _others(self) -> tuple[str, ...]:
         return tuple(domain.prefix for domain in self.domains

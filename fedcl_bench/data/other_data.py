@@ -7,13 +7,13 @@ continual constraints are tested, on small streams (``testing/interference.py``)
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .stream import DomainPart, Ragged, Step, Stream
+from .stream import DomainPart, Ragged, Sessions, Step, Stream
 
 SPLITS = ("train", "valid", "test")
 
@@ -37,10 +37,10 @@ def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, 
     changed = {}
     for name in splits:
         lists = step.split(name)
-        kept = _lengths(lists.lengths, chosen, 1, counts, longest).tolist()
+        kept = lists.at_most(_lengths(lists.lengths, chosen, 1, counts, longest)).indptr
         items = [torch.from_numpy(rng.choice(step.n_items, length, replace=False)) if changes else lists.of(user)
-                 for user, (length, changes) in enumerate(zip(kept, chosen.tolist()))]
-        changed[name] = Ragged(_starts(kept), torch.cat(items))
+                 for user, (length, changes) in enumerate(zip(kept.diff().tolist(), chosen.tolist()))]
+        changed[name] = Ragged(kept, torch.cat(items))
     gone = sum(len(step.split(name).values) - len(lists.values) for name, lists in changed.items())
     return replace(step, interactions=step.interactions - gone, **changed)
 
@@ -53,28 +53,26 @@ def _lengths(lengths: Tensor, chosen: Tensor, least: int, counts: bool, longest:
     return torch.where(chosen & (longest | (lengths < lengths.max())), fewer, lengths)
 
 
-def _starts(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0)
-
-
 def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rng: np.random.Generator,
                          counts: bool, domains: Sequence[DomainPart]) -> Step:
     """Sessions are as many as before, as clients upload their numbers; at least two items remain of each."""
-    sessions, lists = dict(step.sessions), {}
+    sessions = dict(step.sessions)
     for name in splits:
         old = sessions[name]
-        changes = torch.repeat_interleave(chosen, old.count)
-        lengths = _lengths(old.lengths, changes, 2, counts)
-        start = _starts(lengths.tolist())
-        within = torch.arange(int(start[-1])) - torch.repeat_interleave(start[:-1], lengths)
-        position = torch.repeat_interleave(old.start[:-1], lengths) + within
-        first, size = _range(old.items[position], domains, step.n_items)
-        drawn = first + torch.from_numpy(rng.integers(0, step.n_items, len(position))) % size
-        items = torch.where(torch.repeat_interleave(changes, lengths), drawn, old.items[position])
-        sessions[name] = replace(old, start=start, items=items, times=old.times[position])
-        lists[name] = Ragged(start[old.of_user], items) if name == "train" else replace(
-            step.split(name), values=items[start[1:] - 1])
-    return replace(step, sessions=sessions, **lists)
+        changes = chosen.repeat_interleave(old.count)
+        kept = old.rows().at_most(_lengths(old.lengths, changes, 2, counts))
+        items = old.items[kept.values]
+        first, size = _range(items, domains, step.n_items)
+        drawn = first + torch.from_numpy(rng.integers(0, step.n_items, len(items))) % size
+        items = torch.where(changes.repeat_interleave(kept.lengths), drawn, items)
+        sessions[name] = replace(old, start=kept.indptr, items=items, times=old.times[kept.values])
+    return with_sessions(step, sessions)
+
+
+def with_sessions(step: Step, sessions: Mapping[str, Sessions]) -> Step:
+    """A step with other sessions, and the lists that follow from them."""
+    return replace(step, sessions=sessions, train=sessions["train"].joined(), valid=sessions["valid"].targets(),
+                   test=sessions["test"].targets())
 
 
 def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int = 7,
@@ -82,7 +80,7 @@ def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int 
     """A step of sessions in which the last items of validation and test sessions, which are to be found, are others of
     the same domain."""
     rng = np.random.default_rng(seed)
-    sessions, lists = dict(step.sessions), {}
+    sessions = dict(step.sessions)
     for name in splits:
         old = sessions[name]
         last = old.start[1:] - 1
@@ -91,8 +89,7 @@ def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int 
         by = torch.from_numpy(rng.integers(1, step.n_items, len(last)))
         drawn = first + (items - first + 1 + (by - 1) % (size - 1).clamp(min=1)) % size
         sessions[name] = replace(old, items=old.items.index_copy(0, last, drawn))
-        lists[name] = replace(step.split(name), values=drawn)
-    return replace(step, sessions=sessions, **lists)
+    return with_sessions(step, sessions)
 
 
 def _range(items: Tensor, domains: Sequence[DomainPart], n_items: int) -> tuple[Tensor, Tensor]:

@@ -161,6 +161,19 @@ class Sessions:
         """The items of all sessions of each user."""
         return Ragged(self.start[self.of_user], self.items)
 
+    def numbers(self) -> "Ragged":
+        """The numbers of each user's sessions."""
+        return Ragged(self.of_user, torch.arange(len(self.lengths)))
+
+    def rows(self) -> "Ragged":
+        """The numbers of each session's interactions."""
+        return Ragged(self.start, torch.arange(len(self.items)))
+
+    def part(self, numbers: "Ragged") -> "Sessions":
+        """Some of the sessions, given each user's by their numbers."""
+        rows = self.rows().part(numbers.values)
+        return Sessions(numbers.indptr, rows.indptr, self.items[rows.values], self.times[rows.values])
+
     def targets(self) -> "Ragged":
         """The last item of each session of each user."""
         return Ragged(self.of_user, self.items[self.start[1:] - 1])

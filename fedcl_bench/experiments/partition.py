@@ -12,7 +12,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..data.stream import Ragged, Sessions, Step, Stream
+from ..data.stream import Step, Stream
 from ..rng import Tables
 from ..core.errors import UserError
 from ..evaluation import beyond_accuracy, drift
@@ -87,21 +87,13 @@ def divide(stream: Stream, parts: int) -> list[Tensor]:
     return result
 
 
-def _sessions_part(sessions: Sessions, users: Tensor) -> Sessions:
-    numbers = Ragged(sessions.of_user, torch.arange(len(sessions.start) - 1))
-    mine = numbers.part(users)
-    items = Ragged(sessions.start, torch.arange(len(sessions.items)))
-    rows = items.part(mine.values)
-    return Sessions(mine.indptr, rows.indptr, sessions.items[rows.values], sessions.times[rows.values])
-
-
 def stream_part(stream: Stream, names: Tensor) -> Stream:
     """The data of some clients: all items, and none of the other clients."""
     steps = []
     for step in stream.steps:
         users = names[names < step.n_users]
         splits = {name: step.split(name).part(users) for name in ("train", "valid", "test")}
-        sessions = {name: _sessions_part(of_split, users) for name, of_split in step.sessions.items()}
+        sessions = {name: every.part(every.numbers().part(users)) for name, every in step.sessions.items()}
         steps.append(Step(step.index, len(users), step.n_items, int((names < step.old_users).sum()), step.old_items,
                           step.interactions, **splits, sessions=sessions))
     return Stream(tuple(steps), stream.user_tokens[names.numpy()], stream.item_tokens)
