@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -30,7 +30,7 @@ from ..runs.registry import discover
 from ..runs.runner import Engine, Interrupted, Watch, execute
 from .other_worlds import NEVER, WORLDS
 from .outside import Outside
-from .recording import Ended, Tape, recorded
+from .recording import Tape, recorded
 
 AS_IT_IS, AGAIN = list(WORLDS)[:2]
 ROUNDING = 1e-8  # relative, where other clients train beside a client
@@ -47,9 +47,6 @@ class Verdict:
     honest: bool | None
     evidence: str = ""
     hooks: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,10 @@ class _Taped(Engine):
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
         f = replace(federation, metrics=(*federation.metrics, self.tape.listed))
-        return run(f, progress, kind=recorded(clients_of(f), self.tape))
+        for progress in run(f, progress, kind=recorded(clients_of(f), self.tape)):
+            if progress.within is None:
+                self.tape.end(progress)
+            yield progress
 
 
 def play(pipe: Connection, part: Part) -> None:
@@ -136,14 +136,14 @@ def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
     for kind, hook in [part.muted] if part.muted else []:
         cls = getattr(config, kind).cls
         setattr(cls, hook, getattr(_base(cls), hook))
-    tape = Tape(part.folder, since, world.hears, part.as_it_is.folder, part.until)
-    watch = Watch(lambda _, progress: tell(f"block {progress.step}, round {progress.round}"))
+    tape = Tape(part.folder, since, stream.domains, world.hears, part.as_it_is.folder)
+    watch = Watch(lambda _, progress: tell(f"block {progress.step}, round {progress.round}"),
+                  stop=lambda: tape.number > part.until)
     folders = [plugin.path.parent for plugin in (config.method, config.backbone)]
     with Outside(folders, part.folder, data) as outside:
         try:
             execute(config, lambda: stream, part.folder / "results", watch, engine=_Taped(tape))
-            tape.write()
-        except Ended:
+        except Interrupted:  # all events that were asked for are over
             pass
     return "done", *outside.seen
 

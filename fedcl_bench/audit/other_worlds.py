@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -12,13 +12,7 @@ from ..data.other_data import SPLITS, with_other_data, with_other_ends, with_ses
 from ..data.stream import Step, Stream
 
 NEVER = 1 << 30  # a step after the last
-
-
-class Altered(NamedTuple):
-    """A stream, and from which step on each user's own data are others, shape (users,)."""
-
-    stream: Stream
-    since: Tensor
+Altered = tuple[Stream, Tensor]  # a stream, and from which step on each user's own data are others, shape (users,)
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class World:
 
 
 def _nothing(stream: Stream, random: torch.Generator) -> Altered:
-    return Altered(stream, torch.full((stream.steps[-1].n_users,), NEVER))
+    return stream, torch.full((stream.steps[-1].n_users,), NEVER)
 
 
 def _each(stream: Stream, change: Callable[[Step], Step]) -> Stream:
@@ -96,7 +90,7 @@ def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool
         if not step.sessions:
             step = replace(step, **{name: step.split(name).part(order) for name in SPLITS})
         return with_other_data(step, altered, counts=True, longest=longest, domains=stream.domains)
-    return Altered(_each(stream, change), since)
+    return _each(stream, change), since
 
 
 WORLDS = {

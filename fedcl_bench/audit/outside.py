@@ -27,7 +27,7 @@ class Outside:
     """
 
     def __init__(self, folders: Collection[Path], own: Path, data: Collection[Path]):
-        self._folders, self._own, self._data = {*map(str, folders)}, own.resolve(), {path.resolve() for path in data}
+        self._folders, self._own, self._data = {*map(str, folders)}, own.resolve(), {*data}
         self._thread, self._listens, self._began = threading.local(), False, time.time()
         self.seen: dict[str, None] = {}
 
@@ -51,9 +51,7 @@ class Outside:
             self._thread.busy = False
 
     def _opened(self, path: Any, mode: str | None, flags: int) -> str:
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return ""
-        file = Path(os.fsdecode(path)).resolve()
+        file = Path(os.fsdecode(path)).resolve() if isinstance(path, (str, bytes, os.PathLike)) else Path("/dev/fd")
         if file in self._data:
             return f"reads {file}"
         if self._own in file.parents or file.parts[1:2] == ("dev",):

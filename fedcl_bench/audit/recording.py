@@ -1,4 +1,4 @@
-"""Clients whose run is written down event by event, and whose server hears, if told so, the clients of another world.
+"""A run that is written down event by event, and whose server hears, if told so, the clients of another world.
 
 If server and clients may know only what they are sent, then in a world where the server hears the uploads of another
 one, everybody whose own data are the same does in every round the same as there.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
 
-from ..data.stream import Step
+from ..data.stream import DomainPart, Step
 from ..evaluation.ranking import UserScores
 from ..federation.client_sampling import Participants
 from ..federation.cross_device import CrossDevice
@@ -28,10 +28,6 @@ from ..training.trained import Trained
 WIDTH = 8  # numbers that are kept of each row
 _Clients: Any = object  # in place of the kind of clients that ``recorded`` puts below
 _NOBODY = torch.zeros(0, dtype=torch.int64)
-
-
-class Ended(Exception):
-    """The last event that was asked for is over."""
 
 
 class Listed(Metric):
@@ -48,54 +44,32 @@ class Listed(Metric):
 
 
 class Tape:
-    """Events of a run, each a file of a folder, by number.
+    """Events of a run, rounds and ends of blocks, each a file of a folder, by number.
 
     Args:
-        since: from which step on each user's data are others.
+        since: from which step on each user's data are others; domains: of the stream.
         hears: beginnings of names of what the server hears as in another world; heard: folder of that one's events.
-        until: number of the last event.
     """
 
-    def __init__(self, folder: Path, since: Tensor, hears: tuple[str, ...], heard: Path, until: int):
-        self.folder, self.since, self.hears, self.heard, self.until = folder, since, hears, heard, until
-        self.number, self.listed = -1, Listed()
-        self._event: dict[str, Any] = {}
-        self._other: dict[str, Any] = {}
-
-    def turn(self, where: str, step: int) -> None:
-        """Begin an event."""
-        self.write()
-        self.number += 1
-        if self.number > self.until:
-            raise Ended
-        self._event = {"where": where, "same": self.since > step, "exchanged": {}, "tables": {}}
-        if self.hears:
-            self._other = torch.load(self.heard / f"{self.number}.pt", weights_only=True)["exchanged"]
-
-    def write(self) -> None:
-        """End an event."""
-        if self._event:
-            self._event["tables"] = {name: _joined(*zip(*parts)) for name, parts in self._event["tables"].items()}
-            torch.save(self._event, self.folder / f"{self.number}.pt")
-        self._event = {}
+    def __init__(self, folder: Path, since: Tensor, domains: Sequence[DomainPart], hears: tuple[str, ...],
+                 heard: Path):
+        self.folder, self.since, self.domains, self.hears, self.heard = folder, since, domains, hears, heard
+        self.number, self.listed = 0, Listed()
+        self._exchanged: dict[str, Any] = {}
+        self._tables: dict[tuple, list[tuple[Tensor, Tensor]]] = {}
 
     def exchanged(self, name: str, own: Any) -> Any:
         """What the server hears."""
         if name.startswith(self.hears):
-            return self._other[name]
-        self._event["exchanged"][name] = copy.deepcopy(own)
+            return _loaded(self.heard / f"{self.number}.pt")["exchanged"][name]
+        self._exchanged[name] = copy.deepcopy(own)
         return own
 
     def of_clients(self, kind: str, tables: Tables, users: Tensor | None = None) -> None:
         """Keep tables of rows of clients, of all of them or of some users."""
         for name, table in tables.items():
             rows = torch.arange(len(table)) if users is None else users.cpu(), _sketch(torch.atleast_1d(table))
-            self._event["tables"].setdefault((f"{kind} '{name}'", *table.shape[1:]), []).append(rows)
-
-    def of_server(self, kind: str, tables: Tables, left_out: tuple[str, ...] = ()) -> None:
-        """Keep other tables, but for those of some domains, by their prefixes."""
-        self.of_clients(kind, {name: table for name, table in tables.items()
-                               if not name.rpartition(" of ")[2].startswith(left_out)}, _NOBODY)
+            self._tables.setdefault((f"{kind} '{name}'", *table.shape[1:]), []).append(rows)
 
     def observe(self, key: DrawKey, model: Snapshot, trained: Trained) -> None:
         """Keep what clients have made of a round."""
@@ -109,13 +83,37 @@ class Tape:
         lists, self.listed.lists = self.listed.lists, []
         for number, (_, tested, scores) in enumerate(tests, 1):
             rows = scores.users.cpu(), lists[number * len(lists) // len(tests) - 1].double().cpu()
-            self._event["tables"][(f"list of block {tested}",)] = [rows]
+            self._tables[(f"list of block {tested}",)] = [rows]
+
+    def end(self, progress: Progress) -> None:
+        """End an event with what the run carries on; of parameters of domains with other data nobody knows."""
+        step, p = progress.step - (progress.round == 0), progress
+        model, where = (p.model, f"block {step}, round {p.round}") if p.round else (
+            p.best.model, f"the end of block {step}")
+        for kind in ("private", "local", "client_context"):
+            self.of_clients(kind, getattr(model, kind))
+        self.of_clients("client_state", {name: table for name, table in p.client_state.items() if table.dim()})
+        others = tuple(f"{part.name}/" for part in self.domains if int(self.since[part.users.start]) <= step)
+        for kind, tables in (("public", model.public), ("dense", model.dense), ("personalised", model.personalised),
+                             ("server_state", p.server_state)):
+            self.of_clients(kind, {name: table for name, table in tables.items()
+                                   if not name.rpartition(" of ")[2].startswith(others)}, _NOBODY)
+        order = sorted(self._tables, key=lambda name: name[0].startswith(("validation", "list")))  # these come last
+        torch.save({"where": where, "same": self.since > step, "exchanged": self._exchanged,
+                    "tables": {name: _joined(*zip(*self._tables[name])) for name in order}},
+                   self.folder / f"{self.number}.pt")
+        self.number, self._exchanged, self._tables = self.number + 1, {}, {}
+
+
+@lru_cache(1)
+def _loaded(event: Path) -> dict[str, Any]:
+    return torch.load(event, weights_only=True)
 
 
 def _joined(users: tuple[Tensor, ...], rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """The ids of clients, ascending, and what is kept of their rows."""
     order = torch.cat(users).argsort()
-    return (torch.cat(users)[order], torch.cat(rows)[order]) if len(order) else (_NOBODY, *rows[:1])
+    return (torch.cat(users)[order], torch.cat(rows)[order]) if len(order) else (_NOBODY, rows[0])
 
 
 @cache
@@ -135,31 +133,9 @@ class _Recorded(_Clients):
 
     tape: Tape
 
-    def train(self, progress: Progress, stops: Any) -> Iterator[Progress]:
-        self.tape.turn(f"block {self.step.index}, round {progress.round + 1}", self.step.index)
-        return (yield from super().train(progress, stops))
-
-    def aggregate(self, progress: Progress, update: Update) -> Update:
-        update = super().aggregate(progress, update)
-        self._keep(update.model, update.state)
-        return update
-
-    def _keep(self, model: Snapshot, state: Tables) -> None:
-        method = self.federation.method
-        for kind in ("private", "local", "client_context"):
-            self.tape.of_clients(kind, getattr(model, kind))
-        self.tape.of_clients("client_state", {name: rows for name, rows in method.client_state.items() if rows.dim()})
-        for kind in ("public", "dense", "personalised"):
-            self.tape.of_server(kind, getattr(model, kind), self._others())
-        self.tape.of_server("server_state", {**method.server_state, **state}, self._others())
-
-    def _others(self) -> tuple[str, ...]:
-        """The prefixes of domains with other data."""
-        return ()
-
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
         value = self.tape.exchanged(f"validation of {unit}", super().validate(unit, model, round_))
-        self.tape.of_server("validation of", {f"block {unit}": torch.tensor(value)})
+        self.tape.of_clients("validation of", {f"block {unit}": torch.tensor(value)}, _NOBODY)
         return value
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
@@ -167,15 +143,9 @@ class _Recorded(_Clients):
         self.tape.lists(result[0])
         return result
 
-    def end(self, progress: Progress) -> Progress:
-        self.tape.turn(f"the end of block {self.step.index}", self.step.index)
-        progress = super().end(progress)
-        self._keep(progress.best.model, {})
-        return progress
-
 
 class _RecordedDevice(_Recorded):
-    """Clients of one user each with a tape; ``group`` are those that the server hears of.
+    """Clients of one user each; ``group`` are those that the server hears of.
 
     Attributes:
         here: ids of those who take part.
@@ -206,7 +176,7 @@ class _RecordedDevice(_Recorded):
 
 
 class _RecordedSilo(_Recorded):
-    """Domains with a tape."""
+    """Domains, or one client that holds all."""
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> Any:
@@ -215,10 +185,6 @@ class _RecordedSilo(_Recorded):
         method.aggregate = lambda uploads, weights, draw: type(method).aggregate(
             method, *cls.tape.exchanged("uploads", (list(uploads), weights)), draw)
         return clients, progress
-
-    def _others(self) -> tuple[str, ...]:
-        return tuple(domain.prefix for domain in self.domains
-                     if domain.prefix and int(self.tape.since[domain.users.start]) <= self.step.index)
 
 
 def recorded(kind: type, tape: Tape) -> type:

@@ -62,9 +62,7 @@ def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rn
         changes = chosen.repeat_interleave(old.count)
         kept = old.rows().at_most(_lengths(old.lengths, changes, 2, counts))
         items = old.items[kept.values]
-        first, size = _range(items, domains, step.n_items)
-        drawn = first + torch.from_numpy(rng.integers(0, step.n_items, len(items))) % size
-        items = torch.where(changes.repeat_interleave(kept.lengths), drawn, items)
+        items = torch.where(changes.repeat_interleave(kept.lengths), _others(items, rng, step, domains), items)
         sessions[name] = replace(old, start=kept.indptr, items=items, times=old.times[kept.values])
     return with_sessions(step, sessions)
 
@@ -84,19 +82,17 @@ def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int 
     for name in splits:
         old = sessions[name]
         last = old.start[1:] - 1
-        items = old.items[last]
-        first, size = _range(items, domains, step.n_items)
-        by = torch.from_numpy(rng.integers(1, step.n_items, len(last)))
-        drawn = first + (items - first + 1 + (by - 1) % (size - 1).clamp(min=1)) % size
-        sessions[name] = replace(old, items=old.items.index_copy(0, last, drawn))
+        sessions[name] = replace(old, items=old.items.index_copy(0, last, _others(old.items[last], rng, step, domains)))
     return with_sessions(step, sessions)
 
 
-def _range(items: Tensor, domains: Sequence[DomainPart], n_items: int) -> tuple[Tensor, Tensor]:
-    """The first item of each item's domain, and how many it has; of all, where there are none."""
-    starts = torch.tensor([*([part.items.start for part in domains] or [0]), n_items])
+def _others(items: Tensor, rng: np.random.Generator, step: Step, domains: Sequence[DomainPart]) -> Tensor:
+    """Other items than these, drawn at random from those of the same domain, or from all where there are none."""
+    starts = torch.tensor([*([part.items.start for part in domains] or [0]), step.n_items])
     domain = torch.searchsorted(starts, items, right=True) - 1
-    return starts[domain], starts.diff()[domain]
+    first, size = starts[domain], starts.diff()[domain]
+    by = torch.from_numpy(rng.integers(1, step.n_items, len(items)))
+    return first + (items - first + 1 + (by - 1) % (size - 1).clamp(min=1)) % size
 
 
 def with_steps(stream: Stream, steps: dict[int, Step]) -> Stream:

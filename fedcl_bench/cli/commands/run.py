@@ -164,7 +164,7 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
         found = list(examine(config, job, words, args.honest_rounds, args.threads, status.update, stop))
     honest = all(verdict.honest is not False for verdict in found) and bool(found[0].honest)
     if args.json:
-        print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [verdict.as_json() for verdict in found]})
+        print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [vars(verdict) for verdict in found]})
         return 0 if honest else 1
     print_table(["world", "what differs", "verdict"],
                 [[v.world, v.differs, {True: "honest", False: "NOTICED", None: "-"}[v.honest]] for v in found])
