@@ -33,7 +33,7 @@ from .outside import Outside
 from .recording import Tape, recorded
 
 AS_IT_IS, AGAIN = list(WORLDS)[:2]
-ROUNDING = 1e-8  # relative, where other clients train beside a client
+ROUNDING = 1e-8  # relative and absolute, where other clients train beside a client
 _NO_HOOKS = ("__init__", "check", "uploads", "notes", "privacy", "downloads_previous_model", "score", "module",
              "overrides")
 
@@ -283,7 +283,7 @@ def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, 
     if lists:
         beyond = 0.9 * x.shape[1] - 1e-9 - (x[:, :, None] == y[:, None, :]).any(2).sum(1)
     else:
-        beyond = ((x - y).abs() - tolerance * x.abs().amax(0)).clamp(min=0.0).sum(1)
+        beyond = ((x - y).abs() - tolerance * (1.0 + x.abs().amax(0))).clamp(min=0.0).sum(1)
     row = int(beyond.argmax())
     whose = f"of client {int(users[row])} " if len(users) else f"in row {row} " if len(x) > 1 else ""
     return f"{whose}differs" if float(beyond[row]) > 0.0 else None

@@ -10,10 +10,12 @@ from collections import deque
 
 import numpy as np
 import pytest
-from helpers import lay_log
+from helpers import lay_log, lay_shop
 
 from fedcl_bench.audit import honesty
 from fedcl_bench.cli.main import main
+from fedcl_bench.plugin.sequential import SequentialBackbone
+from fedcl_bench.plugin.silo import ModuleBackbone
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import check_plugin
 
@@ -107,6 +109,10 @@ def workplace(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     lay_log("tiny", [(f"u{user}", f"i{item}", f"{.1 * (user % 6) + .4 * rng.random():.6f}") for user in range(60)
                      for item in rng.choice(80, rng.integers(15, 40), replace=False)])
+    times = [(user, 10000 * session + place) for user in range(12) for session in range(5) for place in range(6)]
+    lay_log("clicks", [(f"u{user}", f"i{(7 * user + time) % 23}", time) for user, time in times])
+    for number, shop in enumerate(("near", "far")):
+        lay_shop(shop, number, users=12, items=20, texts=True)
     (tmp_path / "mine").mkdir()
     for name, text in PLUGINS.items():
         (tmp_path / "mine" / f"{name}.py").write_text(HEAD + text.replace("HOME", repr(str(tmp_path))))
@@ -115,23 +121,40 @@ def workplace(tmp_path, monkeypatch):
     sys.modules.update(modules)
 
 
-def honest(capsys, method, *options):
+DATA = {"tiny": {"k_core": 0, "blocks": 2, "topk": 5, "valid_metric": "ndcg@5"},
+        "clicks": {"k_core": 0, "stream": "sessions", "min_sessions": 3, "max_length": 5},
+        "near+far": {"max_length": 5, "topk": 5, "valid_metric": "ndcg@5"}}
+SETTINGS = {"ccdr": {"topology": "central", "categories": 2}, "recguru": {"topology": "central"}}
+PARTNERS = {"fcucr": "sasrec", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec", "mergerec": "unisrec"}
+ALL = discover()
+SHIPPED = [*((name, PARTNERS.get(name, "fedmf")) for name in ALL.names("method")),
+           *(("ft", name) for name in ALL.names("backbone") if name != "fedmf")]
+
+
+def honest(capsys, method, backbone="fedmf"):
     """The exit status of an honesty run, and its worlds by name."""
-    data = {"dim": 8, "blocks": 2, "k_core": 0, "topk": 5, "valid_metric": "ndcg@5"}
-    settings = [word for name, value in data.items() for word in ("--set", f"{name}={value}")]
-    status = main(["--method", method, "--backbone", "fedmf", "--dataset", "tiny", "--plugins", "mine", "--quiet",
-                   "--json", "--honest", "--honest-rounds", "3", *settings, *options])
+    kind = ALL.get("backbone", backbone).cls
+    data = "near+far" if issubclass(kind, ModuleBackbone) else "clicks" if issubclass(kind, SequentialBackbone) else "tiny"
+    values = {"dim": 8, **DATA[data], **SETTINGS.get(backbone, {})}
+    if data == "near+far" and "encoder" in kind.Settings.__dataclass_fields__:
+        values |= {"encoder": "tfidf", "text_dim": 6}
+    settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    status = main(["--method", method, "--backbone", backbone, "--dataset", data, "--plugins", "mine", "--quiet",
+                   "--json", "--honest", "--honest-rounds", "3", *settings])
     found = json.loads(capsys.readouterr().out)
     assert found["honest"] == (status == 0) and not os.path.exists("results")
     return status, {world["world"]: world for world in found["worlds"]}
 
 
-@pytest.mark.parametrize("method", ["ft", "f3crec", "keeps-items"])
-def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method):
+@pytest.mark.parametrize("method, backbone", [
+    ("keeps-items", "fedmf"),
+    *(pytest.param(*pair, marks=[pytest.mark.long] * (pair not in (("ft", "ncf"), ("f3crec", "fedmf"))))
+      for pair in SHIPPED)])
+def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, backbone):
     monkeypatch.setattr(honesty, "Process", Here)
-    status, worlds = honest(capsys, method)
-    assert status == 0 and all(world["honest"] for world in worlds.values()), worlds
-    assert len(worlds) == len(honesty.WORLDS)
+    status, worlds = honest(capsys, method, backbone)
+    assert not [world for world in worlds.values() if world["honest"] is False]
+    assert status == 0 and len(worlds) == len(honesty.WORLDS)
 
 
 @pytest.mark.parametrize("method, world, where, hook", [
