@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..core.errors import RunFailed, UserError
 from ..data.datasets import load_stream
-from ..experiments.processes import Process
+from ..data.stream import Stream
+from ..experiments.processes import ForkedProcess
 from ..experiments.worker import Job
 from ..federation.loop import clients_of, run
 from ..federation.parts import Federation, Progress
@@ -49,6 +50,23 @@ class Verdict:
     hooks: tuple[str, ...] = ()
 
 
+Run = Callable[[], tuple[RunConfig, Stream]]  # how a process makes a run and its stream
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """A run on its own data, with few rounds in every block."""
+
+    job: Job
+    rounds: int
+
+    def __call__(self) -> tuple[RunConfig, Stream]:
+        job = self.job
+        config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
+                             job.data_dir, job.device)
+        return shortened(config, self.rounds), load_stream(config.source, config.stream, config.features)
+
+
 @dataclass(frozen=True)
 class Part:
     """A world's run in plain data: what ``play`` makes a process do.
@@ -60,9 +78,8 @@ class Part:
         until: number of the last event.
     """
 
-    job: Job
+    run: Run
     words: tuple[str, ...]
-    rounds: int
     threads: int | None
     root: Path
     world: str = AS_IT_IS
@@ -120,13 +137,11 @@ def play(pipe: Connection, part: Part) -> None:
 
 
 def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
-    job, world, work = part.job, WORLDS[part.world], part.folder / "work"
+    world, work = WORLDS[part.world], part.folder / "work"
     sys.argv, os.environ["TMPDIR"], tempfile.tempdir = list(part.words), str(work), None
     work.mkdir()
     torch.set_num_threads(part.threads or torch.get_num_threads())
-    config = shortened(make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
-                                   job.data_dir, job.device), part.rounds)
-    stream = load_stream(config.source, config.stream, config.features)
+    config, stream = part.run()
     if not world.applies(stream, config.stream.topology_in_effect == "central"):
         return ("skipped",)
     data = [each.path.resolve() for each in config.source.parts or [config.source]]
@@ -203,10 +218,10 @@ class Honesty:
         if part.folder not in self._done:
             part.folder.mkdir()
             label = " without ".join([part.world, *part.muted[1:]])
-            self._done[part.folder] = self._last_message(Process(play, part), label)
+            self._done[part.folder] = self._last_message(ForkedProcess(play, part), label)
         return self._done[part.folder]
 
-    def _last_message(self, process: Process, label: str) -> tuple[str, ...]:
+    def _last_message(self, process: ForkedProcess, label: str) -> tuple[str, ...]:
         try:
             while not self.stop():
                 if process.pipe.poll(0.2):
@@ -289,8 +304,14 @@ def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, 
     return f"{whose}differs" if float(beyond[row]) > 0.0 else None
 
 
-def examine(config: RunConfig, job: Job, words: tuple[str, ...], rounds: int, threads: int | None,
-            tell: Callable[[str], None], stop: Callable[[], bool]) -> Iterator[Verdict]:
-    """The verdicts on a run; what its worlds write is gone at the end."""
+def examine(config: RunConfig, run: Run, words: tuple[str, ...] = ("run_bench.py",), threads: int | None = None,
+            tell: Callable[[str], None] = lambda text: None, stop: Callable[[], bool] = lambda: False
+            ) -> Iterator[Verdict]:
+    """The verdicts on a run; what its worlds write is gone at the end.
+
+    Args:
+        words: of the command line that it is. threads: of PyTorch in each process; None: as many as it likes.
+        tell: shows what is being done; stop: whether to end.
+    """
     with tempfile.TemporaryDirectory(prefix="run-") as folder:
-        yield from Honesty(config, Part(job, words, rounds, threads, Path(folder)), tell, stop).verdicts()
+        yield from Honesty(config, Part(run, words, threads, Path(folder)), tell, stop).verdicts()

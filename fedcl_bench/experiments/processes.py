@@ -64,10 +64,16 @@ class Processes:
 
 
 class Process:
-    """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``."""
+    """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``.
+
+    Attributes:
+        method: how it starts. A fork of this one would inherit PyTorch's threads in an undefined state.
+    """
+
+    method = "spawn"
 
     def __init__(self, target: Callable[..., None], *arguments: Any):
-        context = multiprocessing.get_context("spawn")  # a fork would inherit PyTorch's threads in an undefined state
+        context = multiprocessing.get_context(self.method)
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         # Ctrl-C reaches the whole process group; what workers do about it is the parent's decision. The mask is
@@ -96,6 +102,17 @@ class Process:
             self.process.kill()
         self.process.join()
         return _ended(self.process.exitcode)
+
+
+class ForkedProcess(Process):
+    """Starts in milliseconds, where the system can fork: from a process that has imported what all of them need, and
+    neither computed anything nor imported a plugin."""
+
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+    def __init__(self, target: Callable[..., None], *arguments: Any):
+        multiprocessing.set_forkserver_preload([target.__module__])
+        super().__init__(target, *arguments)
 
 
 def _ended(code: int | None) -> str:

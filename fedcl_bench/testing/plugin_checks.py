@@ -10,7 +10,7 @@ from ..core.errors import UserError, unknown
 from ..federation.loop import run
 from ..plugin.method import does_something
 from ..runs.registry import Plugin, Registry
-from . import domain_checks, interference, metric_checks, properties
+from . import domain_checks, elsewhere, interference, metric_checks, properties
 from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
 
@@ -19,7 +19,7 @@ from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plug
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
 PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a partner",
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS)),
-              "a new process", "ML-100K",
+              "a new process", "worlds of their own", "ML-100K",
               "reads its settings")
 _OF_EVERY_RUN = ("threads", "random numbers", "resumes")
 Watch = Callable[[Verdict], None]
@@ -41,7 +41,7 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     Args:
         full: with every partner it goes with, and on a slice of ML-100K; otherwise with a few.
         partners: names of the partners to check with instead.
-        process: whether to go on with a run in a new process, which takes some seconds to start.
+        process: whether to try what needs processes of its own, which takes some seconds.
         only: names of properties, as reports have them, to try alone; "runs" and "declares its parameters" are always
             tried, as the others build on them.
         watch: called with every verdict as it comes.
@@ -69,7 +69,8 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         for name, test in _after_runs(pair):
             judge.holds(name, str(pair), lambda: test(pair))
         if number == 0 and process:
-            judge.holds("a new process", str(pair), lambda: properties.fresh_process(pair, plugin))
+            judge.holds("a new process", str(pair), lambda: elsewhere.a_new_process(pair))
+            judge.holds("worlds of their own", str(pair), lambda: elsewhere.worlds_of_their_own(pair))
         if full and pair.kind == "blocks":
             judge.holds("ML-100K", str(pair), lambda: on_real_data(pair))
     if pairs:

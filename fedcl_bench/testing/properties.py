@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import random
-import subprocess
 import sys
 import tempfile
 import typing
@@ -301,10 +299,10 @@ def threads(pair: Pair) -> str:
     mismatch = runs_differ(*ends)
     if mismatch:
         raise Violated(f"one thread and three: {mismatch}; do hooks of different clients write to the same place?")
-    return f"{_alike(*ends)} on 1 and 3 threads"
+    return f"{alike(*ends)} on 1 and 3 threads"
 
 
-def _alike(a: Progress, b: Progress) -> str:
+def alike(a: Progress, b: Progress) -> str:
     """How alike two runs are that do not differ: libraries may round otherwise where memory is aligned otherwise."""
     return "the same to rounding" if runs_differ(a, b, tolerance=0.0) else "bit-identical"
 
@@ -319,7 +317,7 @@ def random_numbers(pair: Pair) -> str:
     if mismatch:
         raise Violated(f"two states of the global generators (torch, numpy, random): {mismatch}; draw from "
                        f"fedcl_bench.rng with the keys that hooks get")
-    return f"{_alike(a, b)} under two states of torch's, numpy's and Python's generators"
+    return f"{alike(a, b)} under two states of torch's, numpy's and Python's generators"
 
 
 @contextlib.contextmanager
@@ -350,7 +348,7 @@ def resumes(pair: Pair) -> str:
             try:
                 end = finished(f, restored)
                 mismatch = runs_differ(last, end)
-                how.add(mismatch or _alike(last, end))
+                how.add(mismatch or alike(last, end))
             except (KeyError, AttributeError) as error:
                 mismatch = f"{type(error).__name__}: {error}"
             if mismatch:
@@ -381,31 +379,6 @@ def _hidden(plugin) -> str:
     fresh = set(vars(cls(plugin.settings)))
     kept = [name for name in vars(plugin) if name not in fresh]
     return f"self.{kept[0]} is no part of client_state or server_state" if kept else ""
-
-
-def fresh_process(pair: Pair, plugin: Plugin) -> str:
-    """Another process, started from the middle of the run, comes to the same numbers."""
-    made = plugin.name.startswith(RECBOLE)  # made wherever its name is asked for
-    if not made and getattr(module_of(plugin.cls), plugin.cls.__name__, None) is not plugin.cls:
-        raise Inapplicable("the class is defined inside a function: another process cannot import it")
-    middle = pair.points[len(pair.points) // 2]
-    with tempfile.TemporaryDirectory() as folder:
-        start, end = Path(folder) / "start.pt", Path(folder) / "end.pt"
-        save_progress(start, middle, 0.0)
-        both = pair.registry.get("method", pair.method), pair.registry.get("backbone", pair.backbone)
-        spec = {"files": [str(p.path) for p in both if not p.name.startswith(RECBOLE)], "method": pair.method,
-                "backbone": pair.backbone, "kind": pair.kind, "settings": dict(pair.settings), "start": str(start),
-                "end": str(end)}
-        done = subprocess.run([sys.executable, "-m", "fedcl_bench.testing.child"], input=json.dumps(spec), text=True,
-                              capture_output=True)
-        if done.returncode:
-            raise Violated(f"a new process failed: {done.stderr.strip().splitlines()[-1]}")
-        ended = load_progress(end, "cpu")[0]
-        mismatch = runs_differ(pair.points[-1], ended)
-    if mismatch:
-        raise Violated(f"a new process, from round {middle.round} of step {middle.step}: {mismatch}; does a class or "
-                       f"module keep something?")
-    return f"{_alike(pair.points[-1], ended)} from round {middle.round} of step {middle.step}"
 
 
 def every_parameter_trained(pair: Pair) -> str:

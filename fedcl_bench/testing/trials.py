@@ -74,13 +74,18 @@ class Pair:
         return f"{self.method} on {self.backbone}, {self.kind}"
 
     @property
+    def plugins(self) -> tuple[Plugin, Plugin]:
+        """The method and the backbone."""
+        backbone = self.registry.get("backbone", self.backbone)
+        return self.registry.get("method", self.method), backbone.of_domains() if self.kind == "domains" else backbone
+
+    @property
     def method_cls(self) -> type:
-        return self.registry.get("method", self.method).cls
+        return self.plugins[0].cls
 
     @property
     def backbone_cls(self) -> type:
-        plugin = self.registry.get("backbone", self.backbone)
-        return (plugin.of_domains() if self.kind == "domains" else plugin).cls
+        return self.plugins[1].cls
 
     @cached_property
     def stream(self) -> Stream:

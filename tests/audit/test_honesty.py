@@ -151,7 +151,7 @@ def honest(capsys, method, backbone="fedmf"):
     *(pytest.param(*pair, marks=[pytest.mark.long] * (pair not in (("ft", "ncf"), ("f3crec", "fedmf"))))
       for pair in SHIPPED)])
 def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, backbone):
-    monkeypatch.setattr(honesty, "Process", Here)
+    monkeypatch.setattr(honesty, "ForkedProcess", Here)
     status, worlds = honest(capsys, method, backbone)
     assert not [world for world in worlds.values() if world["honest"] is False]
     assert status == 0 and len(worlds) == len(honesty.WORLDS)
@@ -163,7 +163,7 @@ def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, 
     ("comes-back", "later blocks", "block 0, round 1: local 'loss' of client", "local_loss")])
 def test_a_leak_that_check_does_not_see_is_found_with_its_hook(workplace, monkeypatch, capsys, method, world, where,
                                                                hook):
-    monkeypatch.setattr(honesty, "Process", Here)
+    monkeypatch.setattr(honesty, "ForkedProcess", Here)
     status, worlds = honest(capsys, method)
     assert status == 1 and worlds["again"]["honest"]
     assert worlds[world]["honest"] is False and worlds[world]["evidence"].startswith(where)

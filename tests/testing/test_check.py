@@ -23,6 +23,9 @@ CHEATERS = [
     (cheaters.MeanOfNeighbours, "(a) other clients' data", "local_loss with other"),
     (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
     (cheaters.WeighsByNumber, "(a) clients' numbers", "numbered the other way round, loss in round"),
+    (cheaters.CountsOnce, "worlds of their own", "other clients, in which the items of half of the clients differ: ",
+     "block 0, round 1: public", "(aggregate (cheaters.py:"),
+    (cheaters.KnowsTheLongest, "worlds of their own", "other clients, in which ", "(aggregate (cheaters.py:"),
     (cheaters.UploadsPrivate, "runs", "which is the private parameter 'user_embedding.weight'"),
     (cheaters.UploadsUndeclared, "runs", "sends 'norm', which uploads() does not declare"),
     (cheaters.UploadsOtherShape, "runs", "expected (18,) = (C, ...)"),
@@ -171,7 +174,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 16
+    assert found["passed"] and len(found["outcomes"]) == 17
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == ["padding does not matter"]  # no sequences
 
 

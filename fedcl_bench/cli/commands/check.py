@@ -25,9 +25,11 @@ what is tried, on small streams in which users and items are new in later steps:
   correct     it runs; clients trained together, alone and in another order give the same; threads, processes and
               random states change nothing; killed anywhere and resumed it ends the same; every parameter and
               setting is used
-  federated   (a) what other clients have does not change what a client uploads; (b) uploads are public parameters and
-              declared statistics; (c) the server acts on those alone
+  federated   (a) what other clients have, and who has which number, does not change what a client uploads; (b) uploads
+              are public parameters and declared statistics that do not tell items or private parameters; (c) the
+              server acts on those alone
   continual   (d) past blocks can be deleted; (e) validation, test and future data never reach training
+  both        whole runs, a process each, in worlds that differ in such data (`run --honest` does it on real data)
   a metric    finite numbers, one per user, of that user's list alone; the same each time
 """
 

@@ -148,7 +148,7 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     from rich.console import Console
 
     from ...api.stopping import stop_between_rounds
-    from ...audit.honesty import examine
+    from ...audit.honesty import RealRun, examine
     from ...core.text import for_terminal
     from ...experiments.worker import Job
     from ..show import print_table
@@ -161,7 +161,7 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
               config.hash, config.device)
     console = Console(stderr=True, highlight=False, markup=False, quiet=args.quiet)
     with stop_between_rounds() as stop, console.status("as it is") as status:
-        found = list(examine(config, job, words, args.honest_rounds, args.threads, status.update, stop))
+        found = list(examine(config, RealRun(job, args.honest_rounds), words, args.threads, status.update, stop))
     honest = all(verdict.honest is not False for verdict in found) and bool(found[0].honest)
     if args.json:
         print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [vars(verdict) for verdict in found]})
