@@ -29,12 +29,12 @@ from ..plugin.backbone import ITEM
 from ..plugin.state import Snapshot, score_users
 from ..recbole.parameters import PADDING
 from ..runs.checkpoints import load_progress, save_progress
-from ..runs.registry import RECBOLE, Plugin
+from ..runs.registry import Plugin
 from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
 from ..core.settings import checked, inactive
 from ..core.tuning import SIZES
 from .report import Inapplicable, Violated
-from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
+from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, runs_differ,
                      tables_differ)
 
 # Of a plugin alone.

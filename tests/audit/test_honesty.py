@@ -134,7 +134,8 @@ SHIPPED = [*((name, PARTNERS.get(name, "fedmf")) for name in ALL.names("method")
 def honest(capsys, method, backbone="fedmf"):
     """The exit status of an honesty run, and its worlds by name."""
     kind = ALL.get("backbone", backbone).cls
-    data = "near+far" if issubclass(kind, ModuleBackbone) else "clicks" if issubclass(kind, SequentialBackbone) else "tiny"
+    data = "clicks" if issubclass(kind, SequentialBackbone) else "tiny"
+    data = "near+far" if issubclass(kind, ModuleBackbone) else data
     values = {"dim": 8, **DATA[data], **SETTINGS.get(backbone, {})}
     if data == "near+far" and "encoder" in kind.Settings.__dataclass_fields__:
         values |= {"encoder": "tfidf", "text_dim": 6}
