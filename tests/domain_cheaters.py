@@ -95,15 +95,85 @@ class LeavesAnItemOut(Mean):
     name, network = "leaves-an-item-out", _AllOfSome
 
 
-class UploadsUsers(FedAvg):
-    """(b) sends how long each user's history is."""
-    name, sent = "uploads-users", ("mix.weight", "lengths")
+class _SendsMore(FedAvg):
+    """Sends what ``more`` makes beside an honest matrix."""
+    sent = ("mix.weight", "more")
 
     def upload(self, module, draw):
-        return {"mix.weight": module.mix.weight, "lengths": module.data.histories[1].diff().float()}
+        return {"mix.weight": module.mix.weight, "more": self.more(module, module.data.histories[1].diff().double())}
 
     def aggregate(self, uploads, weights, draw):
         return super().aggregate([{"mix.weight": upload["mix.weight"]} for upload in uploads], weights, draw)
+
+
+class UploadsUsers(_SendsMore):
+    """(b) sends how long each user's history is."""
+    name = "uploads-users"
+
+    def more(self, module, lengths):
+        return lengths
+
+
+class UploadsUsersPlus(_SendsMore):
+    """(b) sends something of each user and three numbers more, in a column."""
+    name = "uploads-users-plus"
+
+    def more(self, module, lengths):
+        return torch.cat([lengths.sqrt(), lengths.new_ones(3)])[:, None]
+
+
+class UploadsPadded(_SendsMore):
+    """(b) sends something of each user in a vector of the same size everywhere."""
+    name = "uploads-padded"
+
+    def more(self, module, lengths):
+        return nn.functional.pad(lengths.sqrt(), (0, 99 - len(lengths)))
+
+
+class HidesLengths(FedAvg):
+    """(b) writes lengths of histories over numbers of an honest matrix, in its columns."""
+    name, sent = "hides-lengths", ("mix.weight",)
+
+    def upload(self, module, draw):
+        lengths, flat = module.data.histories[1].diff().double(), module.mix.weight.T.flatten().clone()
+        flat[5:5 + len(lengths)] = 0.01 * lengths - 0.03
+        return {"mix.weight": flat.view(8, 8).T}
+
+
+class RenamesItems(_SendsMore):
+    """(b) sends the numbers of its table of items in another order, times and plus something, under another name."""
+    name = "renames-items"
+
+    def more(self, module, lengths):
+        return 3.0 * module.items.weight.flatten()[torch.randperm(module.items.weight.numel())] + 1.0
+
+
+class RenamesAmongOthers(_SendsMore):
+    """(b) sends its table of items between other numbers."""
+    name = "renames-among-others"
+
+    def more(self, module, lengths):
+        return torch.cat([lengths.new_ones(1), module.items.weight.flatten(), lengths.new_zeros(1)])
+
+
+class MixesItems(_SendsMore):
+    """(b) sends its table of items in another order, mixed by a matrix."""
+    name = "mixes-items"
+
+    def more(self, module, lengths):
+        weight = module.items.weight
+        mix = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=weight.dtype)
+        return weight.flip(0) @ mix + 2.0
+
+
+class UploadsSteps(_SendsMore):
+    """(b) sends how its table of items has changed since its last upload."""
+    name = "uploads-steps"
+
+    def more(self, module, lengths):
+        now, before = module.items.weight.clone(), getattr(module, "before", module.items.weight)
+        module.before = now
+        return 2.0 * (now - before)
 
 
 class UploadsUndeclared(FedAvg):
@@ -123,6 +193,29 @@ class RemembersUploads(FedAvg):
         self.before = getattr(self, "before", made[0])
         self.before = {name: (value + self.before[name]) / 2 for name, value in made[0].items()}
         return [self.before] * len(uploads)
+
+
+class ChangesAfterFourCalls(FedAvg):
+    """(c) the server answers otherwise from its fourth call on."""
+    name, calls = "changes-after-four-calls", 0
+
+    def aggregate(self, uploads, weights, draw):
+        self.calls += 1
+        return super().aggregate(uploads, weights if self.calls < 4 else 0.9 * weights, draw)
+
+
+class TellsTheServer(FedAvg):
+    """(c) a domain leaves the mean of its items to the server, which forgets it after it has used it."""
+    name, told = "tells-the-server", 0.0
+
+    def upload(self, module, draw):
+        self.told = self.told + module.items.weight.mean()
+        return super().upload(module, draw)
+
+    def aggregate(self, uploads, weights, draw):
+        told, self.told = self.told, 0.0
+        return [{name: value + told for name, value in made.items()}
+                for made in super().aggregate(uploads, weights, draw)]
 
 
 class AnswersNothingThereIs(FedAvg):

@@ -6,14 +6,16 @@ a second world, in which the others hold other interactions and features.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from ..training.silo_modules import carried, histories
-from ..training.silo_parts import Silo
+from ..training.silo_modules import histories
+from ..training.silo_parts import Domain, Silo
 from ..data.stream import Stream
 from ..plugin.silo import DomainData, DomainMethod, DomainModule
 from ..rng import DrawKey, Tables
@@ -21,11 +23,12 @@ from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.cross_silo import CrossSilo, stages_of
 from .report import Inapplicable, Violated
-from .trials import DOMAINS, Pair, all_tables, tables_differ
+from .trials import DOMAINS, Pair, all_tables, finished, tables_differ
 from .worlds import domain_stream
 
 _OTHER = 9  # a seed that is none of the domains'
 _MINE = 0  # the domain that must not notice
+_CALLS = 12  # of a server after a run
 
 
 def of_domain(f: Federation, progress: Progress, number: int) -> Tables:
@@ -131,50 +134,144 @@ def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables
     return seen
 
 
-def uploads(pair: Pair) -> str:
-    """(b) A domain uploads no row per user, and no table of its items as it keeps it unless the method names it."""
-    sent = _sent(pair)
-    silos = CrossSilo(pair.federation())
-    for upload, domain in zip(sent, silos.domains):
-        kept = {name: value for name, value in carried(domain.module).items() if name in domain.module.rows}
-        for name, value in upload.items():
-            if value.dim() and domain.step.n_users in value.shape:
-                raise Violated(f"upload: '{name}' has the shape {tuple(value.shape)}, a row for each of the domain's "
-                               f"{domain.step.n_users} users; what users did stays at the domain")
-            if name in kept and name not in pair.method_cls.sent:
-                raise Violated(f"upload: '{name}' is the domain's own table of its items; name it in `sent`, or keep "
-                               f"it")
-    few = f"{len(sent[0])} tables" if len(sent[0]) > 5 else ", ".join(sent[0])
-    return f"{few} of {len(sent)} domains; nothing has a row per user"
+@dataclass(frozen=True)
+class Exchange:
+    """A round's ``uploads`` and ``answers``, the domains in their order, and their trained tables of items as it ends,
+    ``kept``; ``more``: the server's other arguments."""
+
+    uploads: list[Tables]
+    answers: list[Tables]
+    kept: list[Tables]
+    more: tuple[Tensor, DrawKey]
 
 
-def _sent(pair: Pair) -> list[Tables]:
-    """What each domain uploads in the first round."""
-    f = pair.federation()
+def _exchanges(f: Federation) -> list[Exchange]:
+    """Every exchange of a run, of a method that makes the uploads."""
     if not isinstance(f.method, DomainMethod) or f.topology != "federated":
         raise Inapplicable("no uploads of the method's own")
-    sent: list[list[Tables]] = []
-    aggregate = f.method.aggregate
-    f.method.aggregate = lambda uploads, *args: sent.append(list(uploads)) or aggregate(uploads, *args)
-    for progress in run(f):
-        if sent:
-            return sent[0]
-    raise Inapplicable("no stage of it exchanges anything")
+    result: list[Exchange] = []
+    kept: list[Tables] = []
+    upload, aggregate = f.method.upload, f.method.aggregate
+
+    def watched(module: DomainModule, draw: DrawKey) -> Tables:
+        kept.append({name: value.detach().clone() for name, value in module.named_parameters() if name in module.rows})
+        return upload(module, draw)
+
+    def answered(uploads: list[Tables], *more) -> list[Tables]:
+        copied, answers = deepcopy(uploads), list(aggregate(uploads, *more))
+        result.append(Exchange(copied, deepcopy(answers), kept[-len(copied):], more))
+        return answers
+    f.method.upload, f.method.aggregate = watched, answered
+    finished(f)
+    del f.method.upload, f.method.aggregate
+    if not result:
+        raise Inapplicable("no stage of it exchanges anything")
+    return result
+
+
+def uploads(pair: Pair) -> str:
+    """(b) Uploads are as large whatever number of users a domain has, hold no number of each, and no table of its items
+    as it keeps it unless the method names it."""
+    rounds, more = _exchanges(pair.federation()), _exchanges(pair.federation(domain_stream(DOMAINS, more_users=3)))
+    domains = CrossSilo(pair.federation()).domains
+    for number, (one, other) in enumerate(zip(rounds, more)):
+        _as_large(one.uploads, other.uploads)
+        before = rounds[number - 1].kept if number else one.kept
+        for domain, upload, now, then in zip(domains, one.uploads, one.kept, before):
+            for name, value in upload.items():
+                _of_no_user(domain, name, value)
+                if item := _table_in(value, {own: [table, table - then[own]] for own, table in now.items()
+                                             if name != own or own not in pair.method_cls.sent}):
+                    raise Violated(f"upload: '{name}' is the domain's own table of its items, '{item}'; name it in "
+                                   f"`sent`, or keep it")
+    sent = rounds[0].uploads
+    few = f"{len(sent[0])} tables" if len(sent[0]) > 5 else ", ".join(sent[0])
+    return f"{few} of {len(sent)} domains; nothing has a number per user"
+
+
+def _as_large(sent: list[Tables], theirs: list[Tables]) -> None:
+    """Raise Violated if uploads, or what they hold before they go on with one number, follow the users' number."""
+    more = [3 * (number + 1) for number in range(len(sent))]
+    for name in sent[0]:
+        values, others = ([upload.get(name, torch.empty(0)) for upload in world] for world in (sent, theirs))
+        one, other = values[0], others[0]
+        grown = [_filled(b) - _filled(a) for a, b in zip(values, others)]
+        if one.shape != other.shape or grown[0] and all(size * more[0] == grown[0] * count
+                                                        for size, count in zip(grown, more)):
+            raise Violated(f"upload: '{name}' of shape {tuple(one.shape)} holds {grown[0]:+d} numbers, in the shape "
+                           f"{tuple(other.shape)}, when the domain has {more[0]} users more; what users did stays at "
+                           f"the domain")
+
+
+def _filled(value: Tensor) -> int:
+    """How many numbers of a table stand before those at its end that are all the same."""
+    flat = value.flatten()
+    return int((flat != flat[-1:]).nonzero().max()) + 1 if bool((flat != flat[-1:]).any()) else 0
+
+
+def _of_no_user(domain: Domain, name: str, value: Tensor) -> None:
+    """Raise Violated if a number of each user, or that times and plus any number, stands somewhere in an upload."""
+    train = domain.step.train
+    for words, numbers in (("length of each user's history", train.lengths),
+                           ("last item of each user", train.values[train.indptr[1:] - 1])):
+        for flat in (value.flatten(), value.movedim(0, -1).flatten() if value.dim() else value.flatten()):
+            if len(flat) >= len(numbers) and bool((_standard(flat.unfold(0, len(numbers), 1)) @ _standard(
+                    numbers)).abs().gt(1 - 1e-9).any()):
+                raise Violated(f"upload: '{name}' holds the {words}; what users did stays at the domain")
+
+
+def _standard(rows: Tensor) -> Tensor:
+    """Rows of mean 0 and length 1, in float64."""
+    rows = rows.double() - rows.double().mean(-1, keepdim=True)
+    return torch.nn.functional.normalize(rows, dim=-1)
+
+
+def _table_in(value: Tensor, tables: Mapping[str, list[Tensor]]) -> str | None:
+    """The name of the table that an upload holds: as it is, its numbers times and plus any in whatever order, or its
+    rows in any order, mixed by a matrix."""
+    for name, forms in tables.items():
+        for table in forms:
+            flat, mine = value.double().flatten(), table.double().flatten()
+            if not _spread(mine) or not _spread(flat):
+                continue
+            if bool(torch.isin(mine, flat).all()) or len(flat) == len(mine) and bool(
+                    (_standard(flat.sort().values) @ _standard(mine.sort().values)).abs() > 1 - 1e-9) or len(
+                    flat) % len(table) == 0 and any(torch.allclose(_leverages(rows), _leverages(
+                        mine.view(len(table), -1)), atol=1e-6) for rows in (
+                            flat.view(len(table), -1), flat.view(-1, len(table)).T)):
+                return name
+    return None
+
+
+def _spread(flat: Tensor) -> bool:
+    """Whether the numbers are not all the same."""
+    return bool((flat != flat[:1]).any())
+
+
+def _leverages(rows: Tensor) -> Tensor:
+    """How far each row is from the rows' mean, by their own covariance, sorted: the same after any invertible map."""
+    basis, sizes, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    basis = basis[:, sizes > 1e-9 * sizes[0]]
+    full = basis.shape[1] >= len(rows) - 1  # says nothing
+    return basis.new_full((len(rows),), torch.nan) if full else basis.square().sum(1).sort().values
 
 
 def server_knows(pair: Pair) -> str:
-    """(c) The server makes its answers of the uploads alone: an object that has seen no domain answers the same."""
-    sent, f = _sent(pair), pair.federation()
-    weights, draw = torch.full((len(sent),), 1.0 / len(sent), dtype=torch.float64), DrawKey(f.seed, 0, 0)
-    trained = pair.federation()
-    for progress in run(trained):
-        pass
-    left, right = (list(method.aggregate(sent, weights, draw)) for method in (f.method, trained.method))
-    for number, (fresh, after) in enumerate(zip(left, right)):
-        if mismatch := tables_differ(dict(fresh), dict(after), 0.0):
-            raise Violated(f"aggregate: {mismatch} for domain {number} after a run; the method keeps something between "
-                           f"calls, and so the server knows more than it was sent")
-    return f"the same answers to {len(sent)} domains before and after a run"
+    """(c) The server makes its answers of the uploads alone: an object that has seen no domain answers the same, as
+    often as it is asked."""
+    f = pair.federation()
+    rounds = _exchanges(f)
+    for number in range(len(rounds) + _CALLS):
+        call, first = rounds[number % len(rounds)], number < len(rounds)
+        more = call.more if first else (call.more[0], DrawKey(f.seed, 0, number))
+        fresh, again = (partial(method.aggregate, deepcopy(call.uploads), *more)
+                        for method in (pair.federation().method, f.method))
+        after = call.answers if first else again()
+        for domain, answers in enumerate(zip(fresh(), after)):
+            if mismatch := tables_differ(*map(dict, answers), 0.0):
+                raise Violated(f"aggregate: {mismatch} for domain {domain} in a run or after it; the method keeps "
+                               f"something between calls, and so the server knows more than it was sent")
+    return f"the same answers to {len(rounds[0].uploads)} domains in a run and in {_CALLS} calls after it"
 
 
 def evaluation_data(pair: Pair) -> str:

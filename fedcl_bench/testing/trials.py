@@ -132,8 +132,8 @@ class Pair:
 
     @cached_property
     def points(self) -> list[Progress]:
-        """Every state of an uninterrupted run."""
-        return list(run(self.federation()))
+        """Every state of an uninterrupted run, but for those within a round, which are read before it goes on."""
+        return [point for point in run(self.federation()) if not point.within]
 
     def after_step(self, step: int) -> Progress:
         """The state between a step and the next one; before the first with -1."""

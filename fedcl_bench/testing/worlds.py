@@ -95,15 +95,17 @@ def session_stream(log: list, n_items: int) -> Stream:
     return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))
 
 
-def domain_stream(seeds: Sequence[int], other_ends: int = 0) -> Stream:
+def domain_stream(seeds: Sequence[int], other_ends: int = 0, more_users: int = 0) -> Stream:
     """Domains of 13, 17 and 19 users and as many items and more, each of its own seed, with features of items.
 
     Args:
         other_ends: so many of each user's last items are others: 1, those to find in the test; 2, in validation too.
+        more_users: the first domain has so many more, the second twice and the third three times as many.
     """
     parts, features = [], []
     for number, seed in enumerate(seeds):
-        rng, users, items = np.random.default_rng([seed, number]), (13, 17, 19)[number], (23, 20, 29)[number]
+        rng, items = np.random.default_rng([seed, number]), (23, 20, 29)[number]
+        users = (13, 17, 19)[number] + more_users * (number + 1)
         lists = [rng.integers(0, items, rng.integers(3, 9)) for _ in range(users)]
         lists[0] = np.concatenate([rng.permutation(items), lists[0][:2]])  # all items are there
         if other_ends:

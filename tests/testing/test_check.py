@@ -12,6 +12,7 @@ import pytest
 from fedcl_bench import testing
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
@@ -87,7 +88,16 @@ CHEATERS = [
     (domain_cheaters.NeverTrains, "trains every parameter", "no training changes idle"),
     (domain_cheaters.MisnamesRows, "runs", "rows names 'mix.bias', of shape (8,)"),
     (domain_cheaters.LeavesAnItemOut, "runs", "(B, items): of all of the domain"),
-    (domain_cheaters.UploadsUsers, "(b) uploads", "a row for each of the domain's 13 users"),
+    (domain_cheaters.UploadsUsers, "(b) uploads", "'more' of shape (13,) holds +3 numbers, in the shape (16,), when"),
+    (domain_cheaters.UploadsUsersPlus, "(b) uploads", "'more' of shape (16, 1) holds"),
+    (domain_cheaters.UploadsPadded, "(b) uploads", "'more' of shape (99,) holds +3 numbers, in the shape (99,), when"),
+    (domain_cheaters.HidesLengths, "(b) uploads", "'mix.weight' holds the length of each user's history"),
+    (domain_cheaters.RenamesItems, "(b) uploads", "'more' is the domain's own table of its items, 'items.weight'"),
+    (domain_cheaters.RenamesAmongOthers, "(b) uploads", "'more' is the domain's own table of its items"),
+    (domain_cheaters.MixesItems, "(b) uploads", "'more' is the domain's own table of its items"),
+    (domain_cheaters.UploadsSteps, "(b) uploads", "'more' is the domain's own table of its items"),
+    (domain_cheaters.ChangesAfterFourCalls, "(c) the server's knowledge", "the method keeps something between calls"),
+    (domain_cheaters.TellsTheServer, "(c) the server's knowledge", "the method keeps something between calls"),
     (domain_cheaters.UploadsUndeclared, "runs", "sends 'mix.bias', which is not declared"),
     (domain_cheaters.RemembersUploads, "(c) the server's knowledge", "the method keeps something between calls"),
     (domain_cheaters.AnswersNothingThereIs, "runs", "answers 'nothing'"),
@@ -123,6 +133,12 @@ def test_every_cheater_is_caught(cls, name, evidence):
 def test_honest_plugins_of_domains_pass():
     for cls in (domain_cheaters.Mean, domain_cheaters.FedAvg):
         assert_passed(of_domains(cls, process=False))
+
+
+def test_slow_epochs_change_no_verdict(monkeypatch):
+    """An epoch is told of after every batch."""
+    monkeypatch.setattr(SIZES, "report_every", -1.0)
+    assert_passed(of_domains(domain_cheaters.Mean))
 
 
 def test_some_properties_alone():
