@@ -16,24 +16,26 @@ from ..plugin.metric import Catalogue, Metric, RankedLists
 from ..runs.registry import Plugin, Registry
 from .properties import random_state
 from .report import Inapplicable, Violated
-from .trials import TOLERANCE, Pair, finished
+from .trials import Pair, finished
 
-_ITEMS, _USERS, _LONGEST = 40, 23, 7
+_USERS, _LONGEST = 23, 7
+_MANY, _LONG = 2100, 120
+_ROUNDING = 1e-5  # of metrics in float32, by the order in which they add
 
 
 def _lists(kind: str, length: int = _LONGEST, users: int = _USERS) -> RankedLists:
     """Lists with all that metrics may see. Kinds: ``random``; ``no hit``; ``all hits``; ``short``, some empty."""
-    rng = np.random.default_rng(length)
-    items = rng.random((users, _ITEMS)).argsort(1)[:, :length]
+    rng, count = np.random.default_rng(length), max(40, 2 * length)
+    items = rng.random((users, count)).argsort(1)[:, :length]
     hits = {"no hit": np.zeros((users, length)), "all hits": np.ones((users, length))}.get(
         kind, rng.random((users, length)) < 0.3).astype(bool)
     if kind == "short":
         beyond = np.arange(length) >= rng.integers(0, length, users)[:, None]
         items, hits = np.where(beyond, -1, items), hits & ~beyond
     relevant = np.maximum(hits.sum(1) + rng.integers(0, 4, users), 1)
-    owners = rng.integers(0, users + 1, _ITEMS).astype(float)
-    catalogue = Catalogue(torch.from_numpy(owners * rng.integers(1, 3, _ITEMS)), torch.from_numpy(owners), float(users),
-                          torch.from_numpy(rng.normal(size=(_ITEMS, 4)).astype(np.float32)))
+    owners = rng.integers(0, users + 1, count).astype(float)
+    catalogue = Catalogue(torch.from_numpy(owners * rng.integers(1, 3, count)), torch.from_numpy(owners), float(users),
+                          torch.from_numpy(rng.normal(size=(count, 4)).astype(np.float32)))
     return RankedLists(torch.from_numpy(hits), torch.from_numpy(relevant), torch.from_numpy(items), catalogue)
 
 
@@ -79,6 +81,7 @@ def _worlds() -> Iterator[tuple[str, RankedLists]]:
     for kind in ("random", "no hit", "all hits", "short"):
         for length in (1, _LONGEST):
             yield kind, _lists(kind, length)
+    yield "many users and ranks", _lists("short", _LONG, _MANY)
     yield "nobody", _lists("random", users=0)
 
 
@@ -91,22 +94,35 @@ def _works_with_items(metric: Metric, lists: RankedLists) -> bool:
 
 
 def own_list_alone(plugin: Plugin) -> str:
-    """A user's value is the same alone, among others and in another order: how many are ranked at once is chance."""
+    """A user's value is the same alone, among others, in another order and with other numbers of items: how many are
+    ranked at once is chance."""
     metric = plugin.cls()
-    for kind in ("random", "short"):
-        lists = _lists(kind)
-        together = _values(metric, lists)
-        everybody = torch.arange(_USERS)
-        for words, pieces in (("alone", everybody.split(1)), ("in pieces of 7", everybody.split(7)),
-                              ("in another order", [everybody.flip(0)])):
-            apart = torch.cat([_values(metric, _rows(lists, users)) for users in pieces])
-            apart = apart.flip(0) if words == "in another order" else apart
+    for kind, length, users in (("random", _LONGEST, _USERS), ("short", _LONGEST, _USERS), ("short", _LONG, _MANY)):
+        lists, all_users = _lists(kind, length, users), torch.arange(users)
+        values = _values(metric, lists)
+        for words, shown, pieces in (("alone", lists, all_users[-_USERS:].split(1)),
+                                     ("in pieces", lists, all_users.split(users // 3)),
+                                     ("in another order", lists, [all_users.roll(1).flip(0)]),
+                                     ("when items are numbered otherwise", _renumbered(lists), [all_users])):
+            apart = torch.cat([_values(metric, _rows(shown, piece)) for piece in pieces])
+            chosen = torch.cat(list(pieces))
+            together = values[chosen]
             difference = (together - apart).abs()
-            if bool((difference > TOLERANCE * together.abs().clamp(min=1.0)).any()):
-                user = int(difference.argmax())
-                raise Violated(f"user {user} has {float(together[user]):.6g} among {_USERS} users and "
-                               f"{float(apart[user]):.6g} {words}; a value may depend on the user's own list alone")
-    return f"{_USERS} users together, alone, in pieces and in another order"
+            if bool((difference > _ROUNDING * together.abs().clamp(min=1.0)).any()):
+                row = int(difference.argmax())
+                raise Violated(f"user {int(chosen[row])} has {float(together[row]):.6g} among {users} users and "
+                               f"{float(apart[row]):.6g} {words}; a value may depend on the user's own list alone")
+    return f"{_USERS} and {_MANY} users together, alone, in pieces, in another order, and with items renumbered"
+
+
+def _renumbered(lists: RankedLists) -> RankedLists:
+    """The lists when items have other numbers."""
+    of = lists.catalogue
+    new = torch.randperm(len(of.counts), generator=torch.Generator().manual_seed(1))
+    old = new.argsort()
+    items = torch.where(lists.items >= 0, new[lists.items.clamp(min=0)], -1)
+    return RankedLists(lists.hits, lists.relevant, items,
+                       Catalogue(of.counts[old], of.owners[old], of.users, of.vectors[old]))
 
 
 def same_each_time(plugin: Plugin) -> str:
@@ -135,19 +151,19 @@ def a_hit_counts(plugin: Plugin) -> str:
     if plugin.cls.of_items:
         raise Inapplicable("it looks at items, of which none is better in itself")
     metric, raised = plugin.cls(), 0
-    for kind in ("random", "no hit"):
-        lists = _lists(kind)
+    for kind, length in (("random", _LONGEST), ("no hit", _LONGEST), ("random", _LONG), ("no hit", _LONG)):
+        lists = _lists(kind, length)
         lists = RankedLists(lists.hits, lists.hits.sum(1) + 1, lists.items, lists.catalogue)  # one more can be a hit
         before = _values(metric, lists)
         for rank in range(lists.k):
             hits = lists.hits.clone()
             hits[:, rank] = True
             gain = _values(metric, RankedLists(hits, lists.relevant, lists.items, lists.catalogue)) - before
-            if float(gain.min()) < -TOLERANCE:
+            if float(gain.min()) < -_ROUNDING:
                 user = int(gain.argmin())
                 raise Violated(f"user {user} has {float(before[user]):.6g}, and {float(gain[user]):+.6g} with a hit "
                                f"more, at rank {rank + 1}; the best round is the one with the highest value")
-            raised += int((gain > TOLERANCE).sum())
+            raised += int((gain > _ROUNDING).sum())
     if not raised:
         raise Violated("no hit at any rank changes a value; it does not say how well a list ranks")
     return f"one hit more, at any rank, raises {raised} values and lowers none"

@@ -232,6 +232,12 @@ def clears(lists):
      "expected finite numbers, also of lists without a hit"),
     (metric(lambda lists: lists.hits.double().sum(1) - lists.hits.double().sum(1).mean() if len(lists.hits)
             else torch.zeros(0)), "own list alone", "a value may depend on the user's own list alone"),
+    (metric(lambda lists: lists.hits.double().sum(1) * (1 + (len(lists.hits) > 1000))), "own list alone",
+     "alone; a value may"),
+    (metric(lambda lists: (lists.items % 7).double().mean(1), of_items=True), "own list alone", "numbered otherwise"),
+    (metric(lambda lists: lists.hits.double().sum(1) * (-1.0 if lists.k > 50 else 1.0)), "a hit counts",
+     "with a hit more, at rank"),
+    (metric(lambda lists: lists.hits.float().sum(1) * torch.tensor(10.0) ** lists.k), "a number per user", "finite"),
     (metric(lambda lists: torch.rand(len(lists.hits))), "the same each time", "it draws random numbers"),
     (metric(clears), "the same each time", "differ from call"),
     (metric(lambda lists: lists.items[:, 0].double()), "a number per user", "only with of_items = True"),
@@ -239,8 +245,8 @@ def clears(lists):
      "a number per user", "expected finite numbers"),
     (metric(lambda lists: torch.ones(len(lists.hits))), "a hit counts", "no hit at any rank changes a value"),
     (metric(lambda lists: 1.0 / (1.0 + lists.hits.sum(1))), "a hit counts", "with a hit more, at rank")],
-    ids=("undescribed", "one number", "no number", "relative", "random", "writes", "peeks", "unranked", "constant",
-         "upside down"))
+    ids=("undescribed", "one number", "no number", "relative", "of many", "of numbers", "long", "overflows", "random",
+         "writes", "peeks", "unranked", "constant", "upside down"))
 def test_check_catches(cls, name, evidence):
     report = check_metric(cls, only=[name])
     assert not report.passed and evidence in report.failures[0].evidence
