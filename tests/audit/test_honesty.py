@@ -124,7 +124,9 @@ def workplace(tmp_path, monkeypatch):
 DATA = {"tiny": {"k_core": 0, "blocks": 2, "topk": 5, "valid_metric": "ndcg@5"},
         "clicks": {"k_core": 0, "stream": "sessions", "min_sessions": 3, "max_length": 5},
         "near+far": {"max_length": 5, "topk": 5, "valid_metric": "ndcg@5"}}
-SETTINGS = {"ccdr": {"topology": "central", "categories": 2}, "recguru": {"topology": "central"}}
+TEXTS = {"encoder": "tfidf", "text_dim": 32}
+SETTINGS = {"ccdr": {**TEXTS, "topology": "central", "categories": 2}, "ffmsr": TEXTS, "unisrec": TEXTS, "vqrec": TEXTS,
+            "recguru": {"topology": "central", "inner_size": 8}, "mergerec": {"learning_steps": 5}}
 PARTNERS = {"fcucr": "sasrec", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec", "mergerec": "unisrec"}
 ALL = discover()
 SHIPPED = [*((name, PARTNERS.get(name, "fedmf")) for name in ALL.names("method")),
@@ -136,9 +138,7 @@ def honest(capsys, method, backbone="fedmf"):
     kind = ALL.get("backbone", backbone).cls
     data = "clicks" if issubclass(kind, SequentialBackbone) else "tiny"
     data = "near+far" if issubclass(kind, ModuleBackbone) else data
-    values = {"dim": 8, **DATA[data], **SETTINGS.get(backbone, {})}
-    if data == "near+far" and "encoder" in kind.Settings.__dataclass_fields__:
-        values |= {"encoder": "tfidf", "text_dim": 6}
+    values = {"dim": 8, **DATA[data], **SETTINGS.get(backbone, {}), **SETTINGS.get(method, {})}
     settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
     status = main(["--method", method, "--backbone", backbone, "--dataset", data, "--plugins", "mine", "--quiet",
                    "--json", "--honest", "--honest-rounds", "3", *settings])
