@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import tempfile
 from collections import deque
@@ -13,6 +14,7 @@ import pytest
 from helpers import lay_log, lay_shop
 
 from fedcl_bench.audit import honesty
+from fedcl_bench.audit.outside import Outside
 from fedcl_bench.cli.main import main
 from fedcl_bench.plugin.sequential import SequentialBackbone
 from fedcl_bench.plugin.silo import ModuleBackbone
@@ -184,3 +186,18 @@ def test_worlds_are_processes_that_look_like_a_run(workplace, monkeypatch, capsy
     status, worlds = honest(capsys, "counts-on-disk")
     assert status == 1 and worlds["again"]["honest"]
     assert f"writes {workplace.resolve() / 'mine' / 'left'} (counts_on_disk.py:" in worlds["outside"]["evidence"]
+
+
+def test_an_import_compiles_modules_and_is_no_look_outside(tmp_path, monkeypatch):
+    for folder in ("mine", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "elsewhere" / "imported_late.py").write_text("")
+    (tmp_path / "mine" / "late.py").write_text("from pathlib import Path\ndef hook():\n    import imported_late\n"
+                                               "    Path(imported_late.__cached__).write_text('')\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    hook = runpy.run_path(str(tmp_path / "mine" / "late.py"))["hook"]
+    with Outside([tmp_path / "mine"], tmp_path / "own", []) as outside:
+        hook()
+    (seen,) = outside.seen
+    assert seen.startswith("writes ") and seen.endswith(".pyc (late.py:4)")
