@@ -137,7 +137,7 @@ def _numbers_say(values: Tensor, own: Tables, decimals: bool) -> str:
 
 
 def _standard(columns: Tensor) -> Tensor:
-    """Columns of mean 0 and length 1; those with fewer than four values are 0."""
-    centred = columns - columns.mean(0)
-    several = (columns.sort(0).values.diff(dim=0).abs() > 1e-12 * columns.abs().amax(0)).sum(0) >= 3
+    """Columns of mean 0 and length 1; those with fewer than four values, as steps of Adam's first batch, are 0."""
+    centred, ordered = columns - columns.mean(0), columns.sort(0).values
+    several = (ordered.diff(dim=0) > 1e-3 * (ordered[-1] - ordered[0])).sum(0) >= 3
     return torch.where(several, centred / centred.norm(dim=0).clamp(min=1e-300), 0.0)

@@ -113,7 +113,7 @@ class TrainerView(views.Local):
 
     def __init__(self, trainer: "ChunkTrainer", draw: DrawKey):
         self._trainer = trainer
-        self.kept: dict[str, Tensor] = {}
+        self.kept = trainer.kept_by_hooks
         self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
 
     def known(self, n_users: int) -> Tensor:
@@ -169,6 +169,7 @@ class ChunkTrainer:
         self.moved: Tables = {}
         self.replaced: Tables = {}
         self.uploads: Tables = {}
+        self.kept_by_hooks: Tables = {}
         self.known: dict[int, Tensor] = {}
         self.protection = training.protection
         self.declared = method.uploads(backbone, draw.round)

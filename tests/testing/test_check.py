@@ -14,6 +14,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.plugin.backbone import Backbone
+from fedcl_bench.plugin.method import Method
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
 from fedcl_bench.testing.trials import is_of_domains, with_plugin
@@ -128,6 +129,40 @@ def test_every_cheater_is_caught(cls, name, evidence):
     assert name in found and all(part in found[name] for part in evidence), found
     with pytest.raises(AssertionError, match=f"'{report.name}' violates"):
         assert_passed(report)
+
+
+class FedProx(Method):
+    name, title, first_step = "fedprox", "a proximal term to what the server sent, whose size clients tell", 0
+
+    def uploads(self, backbone, round_):
+        return {"moved": ()}
+
+    def begin_local(self, local):
+        local.kept.update({name: value.detach().clone() for name, value in local.dense.items()})
+
+    def distance(self, local):
+        return sum((value - local.kept[name]).square().flatten(1).sum(1) for name, value in local.dense.items())
+
+    def local_loss(self, batch):
+        return 0.1 * self.distance(batch)
+
+    def end_local(self, local):
+        local.upload("moved", self.distance(local).sqrt())
+
+    def row_penalty(self, name):
+        sent = self.server_state.get(name)
+        return None if sent is None else lambda rows, items: (rows - sent[items]).square().flatten(2).sum(2)
+
+    def begin_step(self, step, model, backbone):
+        self.server_state = dict(model.public)
+
+    def aggregate(self, public):
+        self.server_state = dict(public)
+        return public
+
+
+def test_an_honest_method_that_keeps_what_the_server_sent_passes():
+    assert_passed(check_method(FedProx, partners=["ncf"]))
 
 
 def test_honest_plugins_of_domains_pass():
