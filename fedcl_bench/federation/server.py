@@ -313,7 +313,7 @@ def answer(method: Method, round_: int, users: Tensor, uploads: Tables, n_users:
     """What the server answers the participants, each (N, ...); they keep it in ``client_state``."""
     answers = checks.checked_answers(method, method.end_round(round_, users, uploads), len(users))
     for name, rows in answers.items():
-        kept = method.client_state.get(name)
-        kept = rows.new_zeros(n_users, *rows.shape[1:]) if kept is None else kept
+        kept = method.client_state.get(name, rows[:0])
+        kept = torch.cat([kept, rows.new_zeros(n_users - len(kept), *rows.shape[1:])])  # of new users
         method.client_state[name] = kept.index_copy(0, users, rows)
     return answers

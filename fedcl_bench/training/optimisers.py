@@ -30,7 +30,7 @@ class SGD:
 class Adam:
     """Adam (Kingma & Ba, 2015) with PyTorch's defaults and formula."""
 
-    def __init__(self, beta1: float = BETA1, beta2: float = 0.999, eps: float = EPS):
+    def __init__(self, beta1: float = BETA1, beta2: float = 0.999, eps: float = 1e-8):
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.steps = 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
@@ -57,7 +57,7 @@ class Adam:
 
 def make_optimiser(settings: LocalSettings) -> SGD | Adam:
     """A fresh local optimiser."""
-    return Adam(beta2=settings.adam_beta2) if settings.optimiser == "adam" else SGD()
+    return Adam(beta2=settings.adam_beta2, eps=EPS) if settings.optimiser == "adam" else SGD()
 
 
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
