@@ -321,11 +321,14 @@ def random_numbers(pair: Pair) -> str:
     return f"{alike(a, b)} under two states of torch's, numpy's and Python's generators"
 
 
+STEADY = 1e-3
+
+
 @contextlib.contextmanager
 def steady_adam() -> Iterator[None]:
     """With an eps above what is only rounding in a gradient: a penalty that is 0 at the start, as FedProx's, blows it
     up from step to step by the learning rate over eps."""
-    before, optimisers.EPS = optimisers.EPS, 1e-3
+    before, optimisers.EPS = optimisers.EPS, STEADY
     try:
         yield
     finally:
