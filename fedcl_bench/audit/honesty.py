@@ -99,11 +99,13 @@ class Part:
 
 def shortened(config: RunConfig, rounds: int) -> RunConfig:
     """A run with few rounds in which what a client does follows from its own training items and what it is sent: the
-    same take part in every round, and negatives, candidates and new users' lists ask for nobody else's data. In double
-    precision, as Adam makes whole steps of single precision's rounding where a gradient is next to nothing."""
+    same take part in every round, and negatives, candidates, new users' lists and new items' rows ask for nobody else's
+    data. In double precision, as Adam makes whole steps of single precision's rounding where a gradient is next to
+    nothing."""
     server = replace(config.server, rounds=rounds, patience=0, precision="float64", client_ratio=1.0,
                      availability="always", client_dropout=0.0,
-                     cold_start=config.server.cold_start.replace("popularity", "fold_in"))
+                     cold_start=config.server.cold_start.replace("popularity", "fold_in"),
+                     cold_items=cold if (cold := config.server.cold_items) in ("none", "similar") else "untrained")
     return replace(config, server=server, local=replace(config.local, negative_pool="untrained"),
                    evaluation=replace(config.evaluation, candidates="all"))
 

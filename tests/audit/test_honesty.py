@@ -18,6 +18,7 @@ from fedcl_bench.audit.outside import Outside
 from fedcl_bench.cli.main import main
 from fedcl_bench.plugin.sequential import SequentialBackbone
 from fedcl_bench.plugin.silo import ModuleBackbone
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import check_plugin
 
@@ -158,6 +159,12 @@ def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, 
     status, worlds = honest(capsys, method, backbone)
     assert not [world for world in worlds.values() if world["honest"] is False]
     assert status == 0 and len(worlds) == len(honesty.WORLDS)
+
+
+@pytest.mark.parametrize("rows", ["popularity", "fold_in"])
+def test_rows_of_new_items_do_not_ask_for_others_data(rows):
+    config = make_config(ALL, "ft", "fedmf", "ml-100k", overrides=[("a test", {"cold_items": rows})])
+    assert honesty.shortened(config, 1).server.cold_items == "untrained"
 
 
 @pytest.mark.parametrize("method, world, where, hook", [
