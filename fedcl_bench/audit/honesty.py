@@ -33,6 +33,7 @@ from .other_worlds import NEVER, WORLDS
 from .outside import Outside
 from .recording import Tape, recorded
 
+STEADY_EPS = 1e-3  # of Adam
 AS_IT_IS, AGAIN = list(WORLDS)[:2]
 ROUNDING = 1e-8  # relative and absolute, where other clients train beside a client
 _NO_HOOKS = ("__init__", "check", "uploads", "notes", "privacy", "downloads_previous_model", "score", "module",
@@ -100,13 +101,13 @@ class Part:
 def shortened(config: RunConfig, rounds: int) -> RunConfig:
     """A run with few rounds in which what a client does follows from its own training items and what it is sent: the
     same take part in every round, and negatives, candidates, new users' lists and new items' rows ask for nobody else's
-    data. In double precision, as Adam makes whole steps of single precision's rounding where a gradient is next to
-    nothing."""
+    data. In double precision and with another eps, as Adam makes whole steps of what is only rounding in a gradient:
+    a penalty that is 0 at the start, as FedProx's, multiplies it from step to step."""
     server = replace(config.server, rounds=rounds, patience=0, precision="float64", client_ratio=1.0,
                      availability="always", client_dropout=0.0,
                      cold_start=config.server.cold_start.replace("popularity", "fold_in"),
                      cold_items=cold if (cold := config.server.cold_items) in ("none", "similar") else "untrained")
-    return replace(config, server=server, local=replace(config.local, negative_pool="untrained"),
+    return replace(config, server=server, local=replace(config.local, negative_pool="untrained", adam_eps=STEADY_EPS),
                    evaluation=replace(config.evaluation, candidates="all"))
 
 

@@ -20,6 +20,8 @@ class LocalSettings:
     optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=OPTIMISERS)
     adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, below=1.0,
                                 only_if="optimiser=adam")
+    adam_eps: float = setting(1e-8, "what Adam adds to the root that it divides by", above=0.0,
+                              only_if=("optimiser=adam", "adam_eps!=1e-08"))
     lr_later: float = setting(0.0, "lr from block 1 on, as F3CRec's released command line has it; 0: that of block 0",
                               low=0.0, only_if="stream=blocks")
     batch_size: int = setting(512, "samples per local batch", low=1)

@@ -16,8 +16,7 @@ from ..experiments.processes import ForkedProcess
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.config import RunConfig
 from ..runs.registry import RECBOLE, Registry
-from ..training import optimisers
-from .properties import STEADY, alike, random_state
+from .properties import alike, random_state
 from .report import Inapplicable, Violated
 from .trials import ROUNDS, Pair, finished, module_of, runs_differ
 
@@ -40,7 +39,6 @@ class SmallRun:
         return cls(tuple(plugin.path for plugin in plugins), pair.method, pair.backbone, pair.kind, dict(pair.settings))
 
     def pair(self) -> Pair:
-        optimisers.EPS = STEADY  # in a process that does nothing else
         registry = Registry(waiting={path: path.read_bytes() for path in self.files})
         return Pair(registry, self.method, self.backbone, self.kind, self.settings)
 

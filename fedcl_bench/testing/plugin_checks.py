@@ -34,7 +34,6 @@ def check_class(cls: type, **options) -> Report:
 check_method = check_backbone = check_metric = check_class
 
 
-@properties.steady_adam()
 def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),
                  process: bool = True, only: Collection[str] = (), watch: Watch = lambda verdict: None) -> Report:
     """Check a plugin of a registry.

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ..plugin import checks
-from ..training import optimisers
 from ..training.session_trainer import input_rows, window
 from ..plugin.silo import ModuleSettings, TextSettings
 from ..core.errors import RunFailed, UserError
@@ -319,20 +318,6 @@ def random_numbers(pair: Pair) -> str:
         raise Violated(f"two states of the global generators (torch, numpy, random): {mismatch}; draw from "
                        f"fedcl_bench.rng with the keys that hooks get")
     return f"{alike(a, b)} under two states of torch's, numpy's and Python's generators"
-
-
-STEADY = 1e-3
-
-
-@contextlib.contextmanager
-def steady_adam() -> Iterator[None]:
-    """With an eps above what is only rounding in a gradient: a penalty that is 0 at the start, as FedProx's, blows it
-    up from step to step by the learning rate over eps."""
-    before, optimisers.EPS = optimisers.EPS, STEADY
-    try:
-        yield
-    finally:
-        optimisers.EPS = before
 
 
 @contextlib.contextmanager

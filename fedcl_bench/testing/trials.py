@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from ..audit.honesty import STEADY_EPS
 from ..data.stream import Stream
 from ..plugin.silo import TOPOLOGIES, DomainMethod, ModuleBackbone
 from ..rng import Tables
@@ -33,7 +34,7 @@ from .worlds import domain_stream, growing_stream, session_log, session_stream
 SESSION_ITEMS = 40
 DOMAINS = (1, 2, 3)  # the seeds of each one's interactions and features
 ROUNDS = 2
-# float64, so that different orders of summation differ by rounding that is far below any real difference.
+# Different orders of summation differ by rounding, far below any real difference (see ``audit.honesty.shortened``).
 _COMMON = {"rounds": ROUNDS, "patience": 0, "precision": "float64", "topk": "3,5", "valid_metric": "ndcg@5"}
 _STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10},
             "domains": {"stream": "domains", "batch_size": 16}}
@@ -100,8 +101,9 @@ class Pair:
         known = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
         sizes = {**_SMALL, **_WIDTH.get(self.kind, {})}
         small = {name: value for name, value in sizes.items() if name in known - set(self.backbone_cls.ignored)}
-        return resolve(self.registry, self.method, self.backbone, "ml-100k", [
+        parts = resolve(self.registry, self.method, self.backbone, "ml-100k", [
             ("check", {**_COMMON, **_STREAMS[self.kind], **self._topology(), **small, **self.settings, **settings})])
+        return parts._replace(local=replace(parts.local, adam_eps=STEADY_EPS))
 
     def _topology(self) -> dict[str, str]:
         """Of domains: one that both can be trained under."""

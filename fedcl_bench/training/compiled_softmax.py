@@ -15,7 +15,7 @@ from ..plugin.method import Method
 from ..kernels import ops
 from ..plugin.local_settings import LocalSettings
 from ..plugin.sequential import Dropout, SequentialBackbone, SessionBackbone
-from .optimisers import BETA1, EPS
+from .optimisers import BETA1
 
 
 def serve(backbone: SequentialBackbone, method: Method, settings: LocalSettings, public: Tables) -> bool:
@@ -39,7 +39,7 @@ class CompiledSoftmax:
     """
 
     def __init__(self, table: Tensor, rate: float, settings: LocalSettings):
-        self.rate, self.beta2, self.steps = rate, settings.adam_beta2, 0
+        self.rate, self.beta2, self.eps, self.steps = rate, settings.adam_beta2, settings.adam_eps, 0
         self._tables = ops.CosineTables(table if table.is_contiguous() else table[:1])  # all may look at one
         self._clients = len(table)
 
@@ -63,7 +63,7 @@ class CompiledSoftmax:
         """
         self.of_scores, self.steps = of_scores, self.steps + 1
         root = (1.0 - self.beta2 ** self.steps) ** -0.5
-        rule = (1.0 - BETA1, self.beta2, 1.0 - self.beta2, self.rate / (1.0 - BETA1 ** self.steps), root, EPS)
+        rule = (1.0 - BETA1, self.beta2, 1.0 - self.beta2, self.rate / (1.0 - BETA1 ** self.steps), root, self.eps)
         return self._tables.step(of_scores, held, rule)
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from ..plugin.backbone import Backbone
 from ..plugin.local_settings import LocalSettings
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
-from .optimisers import BETA1, EPS
+from .optimisers import BETA1
 from .silo_modules import histories, seeded
 from .silo_parts import Domain
 from .silo_samples import SequentialModule
@@ -119,8 +119,8 @@ class Epoch:
             lr_factor = s.lr_decay ** (self.draw.round // s.lr_step)
         groups = [{"params": [value], "lr": rates[name] * lr_factor} for name, value in self.parameters.items()]
         if s.optimiser == "adam":
-            return torch.optim.Adam(groups, betas=(BETA1, s.adam_beta2), eps=EPS, weight_decay=s.weight_decay,
-                                    fused=True)
+            return torch.optim.Adam(groups, betas=(BETA1, s.adam_beta2), eps=s.adam_eps,
+                                    weight_decay=s.weight_decay, fused=True)
         return torch.optim.SGD(groups, lr=1.0, weight_decay=s.weight_decay, fused=True)
 
     def state(self) -> Tables:

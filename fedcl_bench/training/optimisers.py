@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..plugin.local_settings import LocalSettings
 
 
-BETA1, EPS = 0.9, 1e-8  # of Adam, PyTorch's defaults
+BETA1 = 0.9  # of Adam, PyTorch's default
 
 
 class SGD:
@@ -57,7 +57,7 @@ class Adam:
 
 def make_optimiser(settings: LocalSettings) -> SGD | Adam:
     """A fresh local optimiser."""
-    return Adam(beta2=settings.adam_beta2, eps=EPS) if settings.optimiser == "adam" else SGD()
+    return Adam(beta2=settings.adam_beta2, eps=settings.adam_eps) if settings.optimiser == "adam" else SGD()
 
 
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
@@ -76,7 +76,8 @@ def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
     for name, end in zip(parameters, ends):
         by_rate.setdefault(lr[name], []).extend(end.parts)
     groups = [{"params": parts, "lr": rate} for rate, parts in by_rate.items()]
-    optimiser = (torch.optim.Adam(groups, betas=(BETA1, settings.adam_beta2), eps=EPS, fused=True)
+    optimiser = (torch.optim.Adam(groups, betas=(BETA1, settings.adam_beta2), eps=settings.adam_eps,
+                                  fused=True)
                  if settings.optimiser == "adam" else torch.optim.SGD(groups, fused=True))
 
     def step(gradients: Sequence[Tensor | None]) -> None:
