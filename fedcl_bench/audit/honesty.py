@@ -245,10 +245,9 @@ class Honesty:
         for number in range(len(list(part.folder.glob("*.pt")))):
             a, b = (torch.load(each.folder / f"{number}.pt", weights_only=True) for each in (part.as_it_is, part))
             for name, theirs in b["tables"].items():
-                if name in a["tables"] and (WORLDS[part.world].lists or not name[0].startswith("list")):
-                    how = _differs(*a["tables"][name], *theirs, b["same"], tolerance, name[0].startswith("list"))
-                    if how is not None:
-                        return number, f"{a['where']}: {name[0]} {how}"
+                kept = WORLDS[part.world].kept if name[0].startswith("list") else None
+                if name in a["tables"] and (how := _differs(*a["tables"][name], *theirs, b["same"], tolerance, kept)):
+                    return number, f"{a['where']}: {name[0]} {how}"
         return None
 
     def _culprits(self, part: Part) -> Iterator[str]:
@@ -282,14 +281,14 @@ def place(code: Any) -> str:
     return f"{Path(inspect.getsourcefile(code) or '?').name}:{inspect.getsourcelines(code)[1]}"
 
 
-def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, tolerance: float, lists: bool
-             ) -> str | None:
+def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, tolerance: float,
+             kept: float | None) -> str | None:
     """How a table differs, and whose row most; None if it does not.
 
     Args:
         users, others: whose rows these are in two worlds; empty: nobody's.
         same: bool, (all users,): who has the same data in both.
-        lists: rows are ranked items. Close scores may change places, so a tenth of them may be others.
+        kept: of rankings, the share of their items that must be there in both worlds.
     """
     if len(users) or len(others):
         mine, theirs = (same[a] & torch.isin(a, b) for a, b in ((users, others), (others, users)))
@@ -298,8 +297,8 @@ def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, 
         return "has another size"
     if not len(x):
         return None
-    if lists:
-        beyond = 0.9 * x.shape[1] - 1e-9 - (x[:, :, None] == y[:, None, :]).any(2).sum(1)
+    if kept is not None:
+        beyond = kept * x.shape[1] - 1e-9 - (x[:, :, None] == y[:, None, :]).any(2).sum(1)
     else:
         beyond = ((x - y).abs() - tolerance * (1.0 + x.abs().amax(0))).clamp(min=0.0).sum(1)
     row = int(beyond.argmax())
