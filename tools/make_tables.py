@@ -287,10 +287,11 @@ def ffmsr_retail() -> str:
     from fedcl_bench.experiments import papers
 
     printed, rows = papers.get("ffmsr").printed()[3], []
-    for name, method, ties in (("SASRec", "ft", "random"), ("SASRec, ties as in the file", "ft", "file"),
-                               ("FFMSR", "ffmsr", "random")):
-        results = fb.load(ROOT / "results/published/ffmsr-retail", method, dataset=RETAIL, tie_order=ties)
-        key = ("recbole:SASRec" if method == "ft" else method, method, "recall@10")
+    for name, method, backbone, ties in (("SASRec", "ft", "sasrec", "random"),
+                                         ("SASRec, ties as in the file", "ft", "sasrec", "file"),
+                                         ("UniSRec", "ft", "unisrec", "random"), ("FFMSR", "ffmsr", "ffmsr", "random")):
+        results = fb.load(ROOT / "results/published/ffmsr-retail", method, backbone, dataset=RETAIL, tie_order=ties)
+        key = ("recbole:SASRec" if backbone == "sasrec" else backbone, method, "recall@10")
         rows.append([name, str(len(results.seeds)), *(
             f"{results.table()[domain]['recall@10'].replace('0.', '.')} "
             f"[{short(printed[papers.Key(RETAIL, *key, column)].value)}]"
