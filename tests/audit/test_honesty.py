@@ -128,7 +128,8 @@ DATA = {"tiny": {"k_core": 0, "blocks": 2, "topk": 5, "valid_metric": "ndcg@5"},
         "clicks": {"k_core": 0, "stream": "sessions", "min_sessions": 3, "max_length": 5},
         "near+far": {"max_length": 5, "topk": 5, "valid_metric": "ndcg@5"}}
 TEXTS = {"encoder": "tfidf", "text_dim": 32}
-SETTINGS = {"ccdr": {**TEXTS, "topology": "central", "categories": 2}, "ffmsr": TEXTS, "unisrec": TEXTS, "vqrec": {**TEXTS, "topk": 10, "valid_metric": "ndcg@10"},
+SETTINGS = {"ccdr": {**TEXTS, "topology": "central", "categories": 2}, "ffmsr": TEXTS, "unisrec": TEXTS,
+            "vqrec": {**TEXTS, "topk": 10, "valid_metric": "ndcg@10"},  # items of the same codes may change places
             "recguru": {"topology": "central", "inner_size": 8}, "mergerec": {"learning_steps": 5}}
 PARTNERS = {"fcucr": "sasrec", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec", "mergerec": "unisrec"}
 ALL = discover()
