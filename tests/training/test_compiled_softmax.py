@@ -28,7 +28,7 @@ class Theirs:
 
     def __init__(self, table: torch.Tensor, rate: float):
         self.table = table.clone().requires_grad_()
-        self.adam = torch.optim.Adam([self.table], lr=rate, betas=(0.9, 0.98))
+        self.adam = torch.optim.Adam([self.table], lr=rate, betas=(0.9, 0.98), eps=1e-4)
 
     def step(self, pooling: Pooling, dropout: Dropout, share: float, held: torch.Tensor, of_rows: torch.Tensor):
         """(scores, gradients of the vectors); the loss is the cross-entropy of the first held item, and ``of_rows``."""
@@ -52,7 +52,7 @@ def test_steps(dtype, own, count, d, share, best):
 
     table = randn(C, ITEMS, d) if own else randn(ITEMS, d).expand(C, -1, -1)
     before, rate = table.clone(), 0.05
-    ours, theirs = CompiledSoftmax(table, rate, LocalSettings(adam_beta2=0.98)), Theirs(table, rate)
+    ours, theirs = CompiledSoftmax(table, rate, LocalSettings(adam_beta2=0.98, adam_eps=1e-4)), Theirs(table, rate)
     for number in range(3):
         mask = torch.rand(C, count, generator=generator) < 0.7
         mask[:, 0] = True

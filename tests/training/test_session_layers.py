@@ -104,7 +104,7 @@ def test_dropout_drawn_ahead_is_the_same(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_local_optimisers(optimiser, dtype):
     """On parameters of several rates, one of which has no gradient at times."""
-    settings, steps = LocalSettings(optimiser, adam_beta2=0.98), 4
+    settings, steps = LocalSettings(optimiser, adam_beta2=0.98, adam_eps=1e-4), 4
     rates = {"a": 0.1, "b": 0.2, "c": 0.1}
     start = {name: randn(C, 7 + k, D).to(dtype) for k, name in enumerate(rates)}
     gradients = [{name: 10.0 ** (3 * k - 6) * randn(k + 1, *value.shape)[k]
@@ -115,7 +115,7 @@ def test_local_optimisers(optimiser, dtype):
         step([None if name == "c" and k % 2 == 0 else of_all[name].to(dtype) for name in found])
     for name, value in start.items():
         expected = value.to(torch.float64, copy=True).requires_grad_()
-        kind = torch.optim.Adam([expected], rates[name], (0.9, 0.98)) if optimiser == "adam" else torch.optim.SGD(
+        kind = torch.optim.Adam([expected], rates[name], (0.9, 0.98), 1e-4) if optimiser == "adam" else torch.optim.SGD(
             [expected], rates[name])
         for k, of_all in enumerate(gradients):
             expected.grad = of_all[name] if name != "c" or k % 2 else torch.zeros_like(expected)
