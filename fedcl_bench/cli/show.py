@@ -16,7 +16,7 @@ from ..core.text import for_terminal
 from ..data.source import DatasetSource
 from ..data.settings import StreamSettings
 from ..evaluation.metrics import is_share
-from ..records.store import block_names, domains_of
+from ..records.store import block_names, domains_of, leak_notes
 from ..runs.config import RunConfig
 from ..stats.significance import FEW_USERS, interval_of_mean
 
@@ -81,6 +81,8 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     if config.stream.pilot_users and config.stream.of_domains:
         print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
               f"comparable with all users")
+    for note in leak_notes([("", config.settings)]):
+        print(note)
     metrics = result_table(result)
     rows = [*metrics.itertuples(name=None), ("rounds", *(f"{n:g}" for n in result["rounds"]))]
     rows += [(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, Mapping
 
 from ..core.errors import PluginError
-from ..runs.config import resolve, without_effect
-from ..runs.readings import READING, READINGS, ambiguities, values_of
+from ..runs.config import declared, resolve, without_effect
+from ..runs.readings import READING, READINGS, values_of
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned
 from ..core.settings import as_text, flat
@@ -53,8 +53,9 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
     usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
     result, notes = [Case(proposed, against)], []
-    declared = ambiguities(*(registry.get(kind, getattr(proposed, kind)).cls for kind in ("method", "backbone")))
-    for name, values in declared.items():
+    differs = declared(parts.stream, *(registry.get(kind, getattr(proposed, kind)).cls
+                                       for kind in ("method", "backbone")))
+    for name, values in differs.items():
         if name not in usual:
             raise PluginError(f"ambiguities of {proposed.method} or {proposed.backbone} name '{name}', expected a "
                               f"setting of their runs.")
@@ -68,19 +69,19 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
         default = shown_value(usual[name])
         result += [Case(*of_both, name, told.get(default, default), told[shown_value(taken[value])])
                    for value, of_both in specs.items() if taken[value] != usual[name]]
-    return [*result, *_joint(registry, proposed, against, declared, tuned)], notes
+    return [*result, *_joint(registry, proposed, against, differs, tuned)], notes
 
 
 def _joint(registry: Registry, proposed: RunSpec, against: RunSpec | None,
-           declared: Mapping[str, Mapping[Any, str]], tuned: Tuned | None) -> Iterator[Case]:
+           differs: Mapping[str, Mapping[Any, str]], tuned: Tuned | None) -> Iterator[Case]:
     """A case for each reading in which more than one setting differs from the default case: all of them together."""
     usual = settings_of(registry, proposed, tuned)
     for reading in READINGS:
-        if not values_of(reading, declared):
+        if not values_of(reading, differs):
             continue
         joint = replace(proposed, settings=(*proposed.settings, (READING, reading)))
         there = settings_of(registry, joint, tuned)
-        changed = [name for name in declared if there.get(name) != usual.get(name)]
+        changed = [name for name in differs if there.get(name) != usual.get(name)]
         if len(changed) > 1:
             other = against and replace(against, settings=tuple({**dict(against.settings), **{
                 name: there[name] for name in changed if name in settings_of(registry, against, tuned)}}.items()))

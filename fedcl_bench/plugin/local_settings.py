@@ -33,7 +33,8 @@ class LocalSettings:
                                       only_if="stream=blocks|static")
     negatives: int = setting(4, "negatives per positive, drawn once per round", low=1, only_if=NOT_IN_EPOCHS)
     negative_pool: str = setting("untrained", "negatives are items that the client does not train on in this block, or "
-                                 "never has in any split of it", choices=("untrained", "untouched"),
+                                 "has in no split of it (released code of PFedRec, GPFedRec and FedRAP): untouched "
+                                 "leaks test items", choices=("untrained", "untouched"),
                                  only_if=NOT_IN_EPOCHS)
     negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
                                  choices=("repeated", "distinct"), only_if=NOT_IN_EPOCHS)

@@ -22,6 +22,7 @@ from .schema import head_of, read_run
 GIVEN = "given:"  # before a folder of items' vectors, in the setting ``encoder``
 LeftOut = Callable[[Corrupt], None]
 
+LEAKS = "leaks test items"
 # Settings that say how numbers are taken.
 PROTOCOL = ("stream", "candidates", "sampled_candidates", "candidate_lists", "mask_history", "pilot_users",
             "domain_blocks")
@@ -49,6 +50,20 @@ def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:
 def describe(meta: Mapping[str, Any]) -> str:
     """A run in words."""
     return f"{meta['method']} on {meta['backbone']}, {meta['dataset']}, seed {meta['seed']}"
+
+
+def leaks(settings: Mapping[str, Any]) -> bool:
+    """Whether a run's negatives tell training which items are to be found, by its settings that have an effect."""
+    return settings.get("negative_pool") == "untouched"
+
+
+def leak_notes(settings_of: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """A sentence on those of some runs, each with what it is called and its settings, that leak; none if none does."""
+    each = list(settings_of)
+    leaking = {name: None for name, settings in each if leaks(settings)}
+    names = "; ".join(leaking) if len(leaking) < len(dict(each)) else ""
+    return [f"{LEAKS.capitalize()}{f' ({names})' * bool(names)}: negatives are drawn from items that a client has in "
+            f"no split (negative_pool=untouched), so an item to find is never one; see docs/leaks.md."] * bool(leaking)
 
 
 def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..records.run import Run
-from ..records.store import comparable, incremental, protocol
+from ..records.store import comparable, incremental, LEAKS, leaks, protocol
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import holm
@@ -121,7 +121,8 @@ def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
         defaults = _defaults(registry, alike[0][0]) if len(alike) > 1 else {}
         for group, (_, each) in zip(alike, frame.loc[:, frame.nunique() > 1].iterrows()):
             differs = [f"{name}={value}" for name, value in each.dropna().items() if defaults.get(str(name)) != value]
-            titled.append((method, len(differs), f"{method} ({', '.join(differs)})" if differs else method, group))
+            said = ", ".join([*differs, *([LEAKS] if leaks(group[0].meta["settings"]) else [])])
+            titled.append((method, len(differs), f"{method} ({said})" if said else method, group))
     repeated = Counter(title for _, _, title, _ in titled)
     return tuple(Variant(title + (f" [{group[0].hash[:8]}]" if repeated[title] > 1 else ""), tuple(group))
                  for _, _, title, group in sorted(titled, key=lambda item: item[:3]))

@@ -8,6 +8,7 @@ from typing import Callable, Iterable, Iterator, Sequence
 
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable
+from ..records.store import leak_notes
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, FEW_USERS, interval_of_mean
 from .cells import Cell, Filling
@@ -43,6 +44,9 @@ def notes(filling: Filling) -> Iterator[str]:
     """What the numbers mean, which seeds they are of, and how they were tested."""
     table = filling.table
     yield from table.notes
+    yield from leak_notes((f"{filling.label(row)} on {filling.label(backbone)}, {filling.label(dataset)}",
+                           run.head["settings"])
+                          for (dataset, backbone, row), runs in filling.runs.items() for run in runs)
     yield from _seeds(filling)
     if table.added:
         yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."

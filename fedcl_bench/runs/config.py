@@ -22,7 +22,7 @@ from ..federation.settings import FederationSettings
 from ..plugin.metric import Metric
 from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
-from ..records.store import short_name
+from ..records.store import leak_notes, short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS
 from .readings import READING, ambiguities, asked_for, expanded, in_effect, note, without_reading
@@ -79,7 +79,7 @@ class RunConfig:
     @property
     def ambiguities(self) -> dict[str, Mapping[Any, str]]:
         """What papers and their code read differently (see ``runs/readings.py``)."""
-        return ambiguities(self.method.cls, self.backbone.cls)
+        return declared(self.stream, self.method.cls, self.backbone.cls)
 
     @property
     def readings(self) -> list[str]:
@@ -178,19 +178,27 @@ def resolve_device(name: str) -> str:
 
 
 STREAM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    # What its papers (PFedRec, FedRAP, GPFedRec) have in common; `rounds` are 100 and none ends early.
+    # What its papers (PFedRec, FedRAP, GPFedRec) have in common, but for negatives; 100 rounds, none ends early.
     "static": {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_metric": "hit@10", "valid_decimals": 17,
-               "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 0,
-               "best_round": "latest"},
+               "negative_draw": "distinct", "rounds": 100, "patience": 0, "best_round": "latest"},
     # FCUCR. Its released code trains 40 rounds and never ends early; the paper stops after 5 rounds without gain.
     "sessions": {"k_core": 0, "candidates": "sampled", "sampled_candidates": 100, "topk": (10,),
                  "valid_metric": "hit@10", "valid_decimals": 17, "negatives": 1, "rounds": 40, "patience": 5},
     # FFMSR. Rounds are not printed; RecBole's default is as many epochs.
     "domains": {"topk": (10, 50), "valid_metric": "recall@10", "valid_decimals": 17, "batch_size": 1024, "rounds": 300,
                 "patience": 10}}
+# What papers of a stream and their code read differently, whatever the method and the backbone.
+STREAM_AMBIGUITIES: Mapping[str, Mapping[str, Mapping[Any, str]]] = {
+    "static": {"negative_pool": {"untrained": "no test item is spared",
+                                 "untouched": "released code of PFedRec, GPFedRec and FedRAP: leaks test items"}}}
 # Of one client that holds all sessions (DMI-GNN, HearInt and their kin): samples of a mini-batch, epochs.
 CENTRAL_DEFAULTS = {"candidates": "all", "topk": (20,), "valid_metric": "mrr@20", "batch_size": 100, "rounds": 20,
                     "patience": 3}
+
+
+def declared(stream: StreamSettings, *plugins: type) -> dict[str, Mapping[Any, str]]:
+    """What the papers of a stream, a method and a backbone and their code read differently."""
+    return {**STREAM_AMBIGUITIES.get(stream.stream, {}), **ambiguities(*plugins)}
 
 
 def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
@@ -237,13 +245,14 @@ def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping
 
 
 def setting_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Sentences on what the reading that the user asked for comes to, and on settings that the user gave and that the
-    plugins' other settings leave without effect."""
+    """Sentences on what the reading that the user asked for comes to, on settings that the user gave and that the
+    plugins' other settings leave without effect, and on test items that leak."""
     overrides = list(overrides)
     reading, _ = asked_for(overrides)
     return [*([note(reading, config.ambiguities, config.settings)] if reading else []),
             *(f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
-              for origin, layer in overrides for name in layer if name in config.inactive)]
+              for origin, layer in overrides for name in layer if name in config.inactive),
+            *leak_notes([("", config.settings)])]
 
 
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
@@ -355,7 +364,7 @@ def _with_reading(registry: Registry, method: str, backbone: str, dataset: str, 
     """The overrides with the settings that their ``reading`` stands for."""
     parts = resolve(registry, method, backbone, dataset, without_reading(overrides))
     trained = backbone_of(registry, backbone, parts).cls
-    return expanded(overrides, ambiguities(registry.get("method", method).cls, trained), flat(parts),
+    return expanded(overrides, declared(parts.stream, registry.get("method", method).cls, trained), flat(parts),
                     without_effect(parts, trained))
 
 

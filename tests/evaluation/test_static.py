@@ -209,6 +209,20 @@ def test_distinct_negatives_are_uniform():
     assert stats.chisquare([pairs[a, b] for a in pool for b in pool]).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec", "fedrap", "gpfedrec"])
+def test_a_default_static_run_draws_test_items_as_negatives(registry, backbone):
+    """As often as any other item that a client does not train on: negatives do not tell them."""
+    local = make_config(registry, "ft", backbone, "ml-100k", overrides=[("test", {"stream": "static"})]).local
+    step = one_step(ragged(*[range(5)] * 300), 12, ragged(*[[5]] * 300), ragged(*[[6]] * 300))
+    counts = Counter(item for r in range(4) for rows in drawn(step, local, r).values() for row in rows for item in row)
+    assert set(counts) == set(range(5, 12)) and stats.chisquare(list(counts.values())).pvalue > 1e-3
+    released = make_config(registry, "ft", backbone, "ml-100k",
+                           overrides=[("test", {"stream": "static", "reading": "code"})])
+    assert released.local.negative_pool == "untouched" and "code" in released.readings
+    of_blocks = make_config(registry, "ft", backbone, "ml-100k", overrides=[("test", {"reading": "code"})])
+    assert of_blocks.local.negative_pool == "untrained"
+
+
 def test_too_few_items_to_draw_from(registry):
     """A user who has all but 3 items: 4 different untouched ones cannot be drawn, repeated ones can."""
     data = small_interactions(items=20, each=(17, 18))
@@ -268,11 +282,12 @@ def test_static_defaults(registry):
     """stream=static brings the protocol of its papers, over the dataset's settings, and each backbone's own values."""
     pfedrec, fedrap, gpfedrec = (configured(registry, name, {"stream": "static"})
                                  for name in ("pfedrec", "fedrap", "gpfedrec"))
-    protocol = {**STREAM_DEFAULTS["static"], "topk": [10], "stream": "static", "sampled_candidates": 99}
+    protocol = {**STREAM_DEFAULTS["static"], "topk": [10], "stream": "static", "sampled_candidates": 99,
+                "negative_pool": "untrained"}
     for found in (pfedrec, fedrap, gpfedrec):
         assert {name: found[name] for name in protocol} == protocol
     names = ("k_core", "candidates", "negative_pool", "negative_draw", "best_round", "valid_metric", "rounds")
-    assert [protocol[name] for name in names] == [0, "sampled", "untouched", "distinct", "latest", "hit@10", 100]
+    assert [protocol[name] for name in names] == [0, "sampled", "untrained", "distinct", "latest", "hit@10", 100]
     own = {"lr": 0.1, "lr_eta": 80.0, "batch_size": 256, "eval_item_table": "local", "candidate_lists": "separate",
            "min_interactions": 0, "local_epochs": 1}
     assert {name: pfedrec[name] for name in own} == own
@@ -378,10 +393,35 @@ def test_records_say_which_protocol(capsys, toy):
     assert not {"min_interactions", "sampled_candidates", "candidate_lists"} & set(blocks)
 
 
+def test_a_leak_is_said_wherever_a_run_is_met(capsys, toy):
+    """Before and under its result, in tables, tests and on the page; of runs that do not leak nowhere."""
+    said = "Leaks test items"
+    run = ["--method", "ft", "--backbone", "fedmf", "--dataset", "toy", "--data-dir", str(toy), "--results",
+           str(toy / "results"), "--set", "stream=static", "--set", "rounds=1"]
+    records, of = ["--records", str(toy / "results")], ["--set", "stream=static", "--set", "rounds=1"]
+    leaky, both = [*run, "--set", "negative_pool=untouched"], "ft:negative_pool=untouched"
+    for arguments, expected in ((run, 0), (leaky, 1)):
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert (out.count(said), err.count(said)) == (expected, expected)
+        assert len(json.loads(command(capsys, *arguments, "--json"))["notes"]) - expected == 1  # of few users
+    compared = ["compare", "ft", both, "--backbone", "fedmf", "--dataset", "toy", *records, *of]
+    for arguments in (compared, ["tables", "--methods", f"ft,{both}", "--backbones", "fedmf", *records, *of]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out.count(f"{said} (ft") == 1
+    assert main(["tables", "--methods", "ft", "--backbones", "fedmf", *records, *of]) == 0
+    assert said not in capsys.readouterr().out
+    assert main(["report", str(toy / "results"), "--out", str(toy / "page.html")]) == 0
+    assert ">ft (negative_pool=untouched, leaks test items)<" in (toy / "page.html").read_text()
+    assert main(["list", "fedrap"]) == 0
+    assert "untouched leaks test items" in capsys.readouterr().out.replace("\n", " ")
+
+
 @pytest.mark.long
 def test_pfedrec_on_ml100k_whole(capsys, tmp_path):
-    """All 100 rounds. Measured HR@10 / NDCG@10 of seeds 0-2: .7169 / .4344, .7264 / .4463, .7200 / .4348."""
-    result = json.loads(command(capsys, "--method", "pfedrec", "--set", "stream=static", "--json",
+    """All 100 rounds of the released reading, which leaks. Measured HR@10 / NDCG@10 of seeds 0-2: .7169 / .4344,
+    .7264 / .4463, .7200 / .4348."""
+    result = json.loads(command(capsys, "--method", "pfedrec", "--set", "stream=static", "--reading", "code", "--json",
                                 "--results", tmp_path))
     assert result["rounds"] == [100]
     assert 0.69 < result["metrics"]["hit@10"]["per_block"][0] < 0.75

@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...records.store import incremental, load_all
+    from ...records.store import incremental, leak_notes, load_all
     from ...reports.comparison import against_each, over_grid
     from ...reports.frame import parse_blocks
     from ...reports.selection import DAGGER, Source, checked_spec, find_all, parse_method
@@ -79,21 +79,24 @@ def run(args: argparse.Namespace) -> int:
     about = {"metric": metric, "blocks": blocks if blocks or args.friedman else
              incremental(next(iter(runs.values()))[proposed][0])}
     labels = {text: text + DAGGER * registry.reimplemented(method) for text, (method, _) in methods.items()}
+    notes = leak_notes((labels[text], run.head["settings"]) for of_cell in runs.values()
+                       for text, several in of_cell.items() for run in several)
     if args.friedman:
         rows, test = over_grid(runs, metric, blocks)
         if args.json:
-            print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
+            print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test),
+                        "notes": notes})
         else:
-            _show_friedman(about, list(labels.values()), rows, test)
+            _show_friedman(about, list(labels.values()), rows, test, notes)
         return 0
     (backbone, dataset), of_cell = next(iter(runs.items()))
     comparisons = against_each(of_cell, proposed, metric, blocks)
     about |= {"proposed": proposed, "backbone": backbone, "dataset": dataset}
+    notes += _few_users(comparisons, proposed, metric)
     if args.json:
-        print_json({**about, "comparisons": [_as_json(comparison) for comparison in comparisons],
-                    "notes": _few_users(comparisons, proposed, metric)})
+        print_json({**about, "comparisons": [_as_json(comparison) for comparison in comparisons], "notes": notes})
     else:
-        _show(about, labels, comparisons)
+        _show(about, labels, comparisons, notes)
     return 0
 
 
@@ -122,7 +125,7 @@ def _blocks(about: dict[str, Any]) -> str:
     return f"block{'s' if len(about['blocks']) > 1 else ''} {seed_text(about['blocks'])}"
 
 
-def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
+def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison], more: list[str]) -> None:
     from ...runs.specs import seed_text
     from ..show import print_table
 
@@ -136,7 +139,7 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
           f"({seed_text(seeds)}); by seed: a seed's average.")
     print("p: two-sided paired t-test. p Holm: adjusted for the "
           f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}.")
-    _print_notes(notes + _few_users(comparisons, about["proposed"], about["metric"]), labels)
+    _print_notes(notes + more, labels)
 
 
 def _row(c: Comparison, label: str) -> tuple[str, ...]:
@@ -182,7 +185,8 @@ def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
         print(note)
 
 
-def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
+def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison,
+                   notes: list[str]) -> None:
     from ...runs.specs import seed_text
     from ...stats.significance import LEVEL
     from ..show import print_table
@@ -202,4 +206,4 @@ def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow
     else:
         print("Not significantly different from each other: "
               + "; ".join(", ".join(methods[i] for i in group) for group in test.groups) + ".")
-    _print_notes([], dict(zip(methods, methods)))
+    _print_notes(notes, dict(zip(methods, methods)))

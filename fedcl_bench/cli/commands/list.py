@@ -101,7 +101,8 @@ def _in_full(name: str, folders: list[Path]) -> int:
 def _plugin(plugin: Plugin) -> None:
     """A plugin's reference and settings, then the settings every run has."""
     from ...core.settings import as_text, describe
-    from ...runs.config import CORE_SETTINGS
+    from ...plugin.local_settings import LocalSettings
+    from ...runs.config import CORE_SETTINGS, STREAM_AMBIGUITIES
 
     cls = plugin.cls
     say(f"{plugin.kind} {plugin.name}: {cls.title}", style="bold")
@@ -113,9 +114,13 @@ def _plugin(plugin: Plugin) -> None:
         for name, default, space, text in rows:
             say(f"  {name} = {default}")
             say(f"      {text}\n      {space}", style="dim")
-        if settings is cls.Settings and cls.ambiguities:
-            say("\nread differently by paper and code (`sensitivity` varies them)", style="bold")
-            for name, values in cls.ambiguities.items():
+        differs = [("", cls.ambiguities)] if settings is cls.Settings else \
+            [(f" with stream={stream}", of_stream) for stream, of_stream in STREAM_AMBIGUITIES.items()
+             if settings is LocalSettings]
+        for where, declared in differs:
+            if declared:
+                say(f"\nread differently by paper and code{where} (`sensitivity` varies them)", style="bold")
+            for name, values in declared.items():
                 say(f"  {name}: " + ", ".join(f"{as_text(value)} ({whose})" for value, whose in values.items()))
     say("\nChange one with --set NAME=VALUE.")
 

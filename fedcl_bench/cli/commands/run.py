@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
     with importing():
         from ...api.seeds import combined
         from ...evaluation.beyond_accuracy import GROUPS
+        from ...records.store import leak_notes
         from ...runs.runner import Interrupted
         from ..show import few_users, show_groups, show_result
 
@@ -135,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = combined(results) if args.seeds else results[0]
     if args.json:
-        print_json({**result, "notes": few_users(result)})
+        print_json({**result, "notes": [*leak_notes([("", result["settings"])]), *few_users(result)]})
     else:
         show_result(configs[0], result)
         if args.by:
