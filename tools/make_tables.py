@@ -69,18 +69,15 @@ def standing(**values: str) -> list[dict[str, str]]:
 # Plugins
 
 def ambiguities(*plugins: str) -> str:
-    """Settings in which a paper and its code differ or leave something open, of METHOD/BACKBONE[@DATASET].
-
-    With ``brief`` as the first argument what a setting decides is left out.
-    """
+    """Settings in which a paper and its code differ or leave something open, of METHOD/BACKBONE[@DATASET]."""
     from fedcl_bench.core.settings import as_text, describe
     from fedcl_bench.experiments.sensitivity import settings_of, shown_value
     from fedcl_bench.runs.config import CORE_SETTINGS
     from fedcl_bench.runs.registry import discover
     from fedcl_bench.runs.specs import RunSpec
 
-    registry, rows, seen, brief = discover(), [], set(), plugins[0] == "brief"
-    for plugin in plugins[brief:]:
+    registry, rows, seen = discover(), [], set()
+    for plugin in plugins:
         names, _, dataset = plugin.partition("@")
         method, backbone = names.split("/")
         usual = settings_of(registry, RunSpec(method, backbone, dataset or "ml-100k"), None)
@@ -97,9 +94,17 @@ def ambiguities(*plugins: str) -> str:
                 rows.append([name, f"`{setting}`", helps[setting].replace("|", "\\|"),
                              told.get(default, shown_value(usual[setting])),
                              "; ".join(text for value, text in told.items() if value is not default)])
-    shown = [0, 1, *([] if brief else [2]), 3, 4]
-    header = ("plugin", "setting", "what it decides", "default", "other")
-    return markdown([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    return markdown(("plugin", "setting", "what it decides", "default", "other"), rows)
+
+
+def leaks() -> str:
+    """The protocols of papers, with what predictors reach that use one channel alone."""
+    from fedcl_bench.audit.leaks import shipped_papers
+
+    rows = [{"protocol": f"{row['protocol']}, {row['metric']}",
+             **{name: value.replace("0.", ".") for name, value in row.items()
+                if name not in ("protocol", "dataset", "metric")}} for row in shipped_papers()]
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
 # Records
@@ -464,7 +469,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "fcucr-noise": fcucr_noise, "weighted-noise": weighted_noise, "fcucr-baselines": fcucr_baselines,
     "ffmsr-retail": ffmsr_retail, "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
     "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
-    "audit": audit, "cost-model": cost_model}
+    "audit": audit, "cost-model": cost_model, "leaks": leaks}
 
 
 def pages() -> list[Path]:

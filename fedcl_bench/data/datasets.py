@@ -6,13 +6,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Collection, Mapping
 
+import numpy as np
+
 from . import domain_streams, prepared, session_streams, stream as blocks
 from .features import FeatureSource, Callbacks, load_features, text_vectors
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns
 from .settings import StreamSettings
-from .stream import Stream, build_blocks, build_static, read_split_file
+from .stream import Stream, build_blocks, build_static, read_split_file, rows_of_blocks, rows_of_static
 
 
 def load_stream(source: DatasetSource, settings: StreamSettings, features: FeatureSource | None = None,
@@ -48,6 +50,12 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
         return session_streams.build_sessions(data, settings, str(source.path))
     build = build_static if settings.stream == "static" else build_blocks
     return build(_interactions(source, settings), settings, source.name)
+
+
+def split_rows(source: DatasetSource, settings: StreamSettings) -> tuple[Interactions, np.ndarray]:
+    """The rows of blocks or a static stream with their splits, and each one's block; ids are those of the stream."""
+    data, static = _interactions(source, settings), settings.stream == "static"
+    return rows_of_static(data, settings, source.name) if static else rows_of_blocks(data, settings)
 
 
 def _interactions(source: DatasetSource, settings: StreamSettings, columns: Mapping[str, str] = MappingProxyType({}),

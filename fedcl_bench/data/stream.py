@@ -431,26 +431,27 @@ def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> 
     return Stream(tuple(steps), rows.user_tokens, rows.item_tokens)
 
 
-def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Stream:
-    """Cut interactions into blocks by count in time order and split each block per user (F3CRec, section 5.1).
-
-    Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
-    """
+def rows_of_blocks(data: Interactions, settings: StreamSettings) -> tuple[Interactions, np.ndarray]:
+    """The rows in time order with their splits, and each one's block (see ``build_blocks``)."""
     data = data.of_rows(time_order(data.time, settings.tie_order))
     block = block_of_rows(len(data.user), settings.blocks, settings.base_share)
     split = np.empty(len(block), dtype=np.int8)
     for t in range(settings.blocks):
         how = settings.base_split if t == 0 else settings.inc_split
         split[block == t] = split_of_rows(data.user[block == t], how, settings.split_seed, t)
-    return _assemble(replace(data, split=split), block, settings.blocks, name)
+    return replace(data, split=split), block
 
 
-def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:
-    """One step with a leave-one-out split per user: the latest interaction is test, the one before it valid.
+def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Stream:
+    """Cut interactions into blocks by count in time order and split each block per user (F3CRec, section 5.1).
 
-    Rows of equal time stand as ``tie_order`` says. Users with fewer than 3 interactions only train. Raises UserError if
-    nobody is left.
+    Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
     """
+    return _assemble(*rows_of_blocks(data, settings), settings.blocks, name)
+
+
+def rows_of_static(data: Interactions, settings: StreamSettings, name: str) -> tuple[Interactions, np.ndarray]:
+    """The rows in time order with their splits, all of block 0 (see ``build_static``)."""
     rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
     if len(rows) == 0:
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
@@ -459,7 +460,16 @@ def build_static(data: Interactions, settings: StreamSettings, name: str) -> Str
     count = np.bincount(data.user)[data.user]
     later = count - 1 - places(data.user)
     split = np.where((count < 3) | (later > 1), 0, 2 - later)
-    return _assemble(replace(data, split=split), np.zeros(len(split), np.int64), 1, name)
+    return replace(data, split=split), np.zeros(len(split), np.int64)
+
+
+def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:
+    """One step with a leave-one-out split per user: the latest interaction is test, the one before it valid.
+
+    Rows of equal time stand as ``tie_order`` says. Users with fewer than 3 interactions only train. Raises UserError if
+    nobody is left.
+    """
+    return _assemble(*rows_of_static(data, settings, name), 1, name)
 
 
 def read_split_file(path: Path) -> Stream:

@@ -11,6 +11,7 @@ COMMANDS = {
     "sensitivity": "vary every setting that a paper and its code read differently, and draw what it moves",
     "report": "records as one HTML page to look at",
     "audit": "attack clients' uploads: what do they tell the server?",
+    "leaks": "measure what of validation and test reaches training or ranking",
     "pack": "write compact records for publication",
     "list": "show methods, backbones, metrics and datasets, or one in full",
     "check": "test whether a plugin is correct, federated and continual",

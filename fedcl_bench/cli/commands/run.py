@@ -25,7 +25,7 @@ examples:
   run_bench.py --method f3crec --backbone fedmf --set without=cc          an ablation of the paper
   run_bench.py --method f3crec --backbone fedmf --reading paper           where paper and code differ, as the paper
   run_bench.py --method pfedrec                              a federated recommender alone: FT on that backbone
-  run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
+  run_bench.py --method pfedrec --set stream=static          leave-one-out and sampled ranking, as in its paper
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
   run_bench.py --method ft --backbone fedmf --ray local --shards 2        the clients spread over two workers
   run_bench.py --method mymethod --backbone fedmf --plugins DIR --honest      does it use what it must not know?
