@@ -24,8 +24,10 @@ from ..data.datasets import load_stream, split_rows
 from ..data.features import SIMILAR_DIM, text_vectors, texts_of
 from ..data.item_texts import item_file
 from ..data.recbole_files import Interactions, bundled
+from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, locate, spelled
 from ..data.stream import Ragged, Step, Stream
+from ..evaluation.metrics import EvaluationSettings
 from ..evaluation.ranking import draw_candidates, rank_all
 from ..evaluation.session_ranking import SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.backbone import ITEM, Backbone
@@ -57,7 +59,7 @@ class Channel:
     """A way for information of validation or test.
 
     Attributes:
-        on: whether it is open in these settings; None: with some backbones.
+        on: whether it is open in these settings; None: that depends on the backbone or on times that are not known.
         alone: the metric of a predictor that uses it and nothing else; None where there is nothing to measure.
         how: the way, in words.
     """
@@ -144,11 +146,12 @@ class Unit:
         return sum(torch.bincount(step.split(split).values, minlength=self.step.n_items)
                    for step in self.past for split in splits)
 
-    def missing(self, k_core: int) -> Tensor:
-        """How many interactions an item must have beside those that were trained on so far, to be known at all."""
-        return (max(1, k_core) - self.counts("train")).clamp(min=0)
+    def missing(self, least: int) -> Tensor:
+        """How many interactions an item must have beside those that were trained on so far, if it is known because it
+        has so many at ``least``."""
+        return (least - self.counts("train")).clamp(min=0)
 
-    def predictors(self, k_core: int) -> dict[str, Predictor | None]:
+    def predictors(self, least: int) -> dict[str, Predictor | None]:
         """By channel, and of training interactions; None where there is nothing to look at."""
         lists = [drawn[drawn >= 0] for drawn in self.candidates.values() if drawn is not None]
         step, times, texts = self.step, self.times, self.texts
@@ -157,7 +160,7 @@ class Unit:
             "negatives": partial(self._marked, step.valid, step.test),
             "candidates": self._same(-torch.bincount(torch.cat(lists), minlength=step.n_items)) if lists else None,
             "popularity": self._same(self.counts("train", "valid", "test")),
-            "catalogue": self._same(self.missing(k_core)),
+            "catalogue": self._same(self.missing(least)),
             "ids": self._same(-torch.arange(step.n_items)),
             "ties": times and partial(self._marked, times.tied),
             "later": times and self._later,
@@ -201,7 +204,7 @@ def audit(dataset: str, changes: Mapping[str, Any], data_dir: Path | None = None
     stream = load_stream(source, of_stream)
     units = _units(source, stream, of_stream, evaluation)
     units = units[stream.per_step:] or units  # whose mean a run tells
-    every = [unit.predictors(of_stream.k_core) for unit in units]
+    every = [unit.predictors(_least(of_stream)) for unit in units]
 
     def alone(name: str) -> float | None:
         values = [unit.value(each[name], metric, int(k), draw) for unit, each in zip(units, every)
@@ -214,11 +217,16 @@ def audit(dataset: str, changes: Mapping[str, Any], data_dir: Path | None = None
     return Audit(source.name, dict(changes), evaluation.valid_metric, float(luck.mean()), alone("training"), channels)
 
 
+def _least(settings: StreamSettings) -> int:
+    """How many interactions an item has that is known."""
+    return 1 if settings.split_file else max(1, settings.k_core)
+
+
 def _channels(settings: Sequence[Any], stream: Stream, units: Sequence[Unit]) -> list[tuple[str, bool | None, str]]:
     """Name, whether it is open, and how it leaks, with what the stream has of it."""
     of_stream, local, server, evaluation = settings
-    lists, known = not stream.steps[0].sessions, max(1, of_stream.k_core)
-    rare = int((units[-1].missing(known) > 0).sum())
+    lists, least = not stream.steps[0].sessions, _least(of_stream)
+    rare, timed = int((units[-1].missing(least) > 0).sum()), bool(units[0].times) or None
     tested, tied = (sum(len(each.values) for each in lists) for lists in (
         [unit.step.test for unit in units], [unit.times.tied for unit in units if unit.times]))
     return [
@@ -230,21 +238,23 @@ def _channels(settings: Sequence[Any], stream: Stream, units: Sequence[Unit]) ->
          "is popular, in the test too"),
         ("popularity", False, "counts over all splits; cold_start and cold_items=popularity count training "
                               "interactions alone"),
-        ("catalogue", lists or bool(stream.domains) or known > 1,
-         f"items are known that all splits of all blocks have, {known} times or more (k_core); {rare:,} have fewer "
+        ("catalogue", lists or bool(stream.domains) or least > 1,
+         f"items are known that all splits of all blocks have, at least {least} times (k_core); {rare:,} have fewer "
          f"training interactions, so the others are held out or come later"),
         ("ids", lists, "items are numbered by first appearance in any split, and of equal scores the smaller number "
                        "wins; in sessions and domains the item to find loses"),
-        ("ties", True, f"{tied:,} of {tested:,} items to find have the time of something known of the user; the order "
-                       f"of the file says which comes last (the predictor is told)"),
-        ("later", True, "clients train on what happens after another's item to find: popularity from then on"),
+        ("ties", timed and of_stream.tie_order != "random",
+         f"{tied:,} of {tested:,} items to find have the time of something known of the user; unless tie_order=random, "
+         f"the order of the file says which comes last (the predictor is told)" if timed else "times are not known"),
+        ("later", timed, "clients train on what happens after another's item to find: popularity from then on"),
         ("texts", None if stream.domains else server.cold_items == "similar",
          "vectors of texts are fitted on all items, also on those that nobody trains on: similarity to their mean"),
         ("choice", False, f"a round or setting is chosen on the test, not on validation: the best of {RANKINGS} random "
                           f"rankings")]
 
 
-def _units(source: DatasetSource, stream: Stream, of_stream: Any, evaluation: Any) -> list[Unit]:
+def _units(source: DatasetSource, stream: Stream, of_stream: StreamSettings, evaluation: EvaluationSettings
+           ) -> list[Unit]:
     """The units of a stream."""
     rows = None if of_stream.split_file or stream.steps[0].sessions else split_rows(source, of_stream)
     units, result, texts = stream.units(), [], []
@@ -285,7 +295,7 @@ def _session_times(step: Step) -> Times:
 
 def papers(data_dir: Path | None) -> list[dict[str, str]]:
     """The protocols of papers as rows, with a number for each channel; in parentheses where it is closed, in brackets
-    where some backbones open it."""
+    where that depends."""
     rows = []
     for protocol, (dataset, changes, released) in PAPERS.items():
         found = audit(dataset, changes, None if bundled(dataset) else data_dir, released)

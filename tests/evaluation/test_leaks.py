@@ -50,7 +50,7 @@ def test_predictors_are_those_by_hand():
     assert found.keys() == SCORES.keys()
     for name, scores in SCORES.items():
         assert torch.allclose(found[name].double(), torch.tensor(scores, dtype=torch.float64)), name
-    assert unit.missing(0).tolist() == [0, 0, 0, 1, 1, 1]
+    assert unit.missing(1).tolist() == [0, 0, 0, 1, 1, 1]
     later = Unit(STEP, [STEP, STEP], CANDIDATES, None, None)  # counts go on from step to step
     assert later.counts("train").tolist() == [2, 4, 2, 0, 0, 0]
     assert [name for name, predictor in later.predictors(2).items() if predictor is None] == ["ties", "later", "texts"]
@@ -62,10 +62,10 @@ def test_values_are_those_by_hand(candidates, values):
     """HR@1: ids rank item 3 first, which is the first user's; candidates rank item 4 first, which is the second's."""
     unit = Unit(STEP, [STEP], {**CANDIDATES, "test": candidates}, TIMES, TEXTS)
     for name, value in values.items():
-        assert unit.value(unit.predictors(0)[name], Hit(), 1, 0) == value
+        assert unit.value(unit.predictors(1)[name], Hit(), 1, 0) == value
     many = one_step(ragged(*[[0]] * 900), 6, ragged(*[[1]] * 900), ragged(*[[3]] * 900))
     alike = Unit(many, [many], {"test": None}, None, None)
-    for predictor in (None, lambda users: torch.zeros(len(users), 6), alike.predictors(0)["training"]):
+    for predictor in (None, lambda users: torch.zeros(len(users), 6), alike.predictors(1)["training"]):
         assert alike.value(predictor, Hit(), 1, 0) == pytest.approx(1 / 4, abs=0.06)  # in random order
 
 
@@ -114,12 +114,24 @@ def test_the_command(capsys):
     assert here["negatives"]["alone"] == 1.0 and ours["chance"] == pytest.approx(0.1, abs=0.01)
     assert ours["metric"] == "hit@10" and here["ids"]["alone"] > 2 * ours["chance"]
     assert "415 of 943" in here["ties"]["how"]
-    assert main(["leaks", "--set", "stream=static", "--set", "k_core=70"]) == 0
+    assert main(["leaks", "--set", "stream=static", "--set", "k_core=70", "--set", "tie_order=random"]) == 0
     out = capsys.readouterr().out
-    assert "negatives               closed         1.0000" in out and "70 times or more" in out
+    assert "negatives               closed         1.0000" in out and "at least 70 times" in out
+    assert "ties                    closed" in out
     assert main(["leaks"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in leaks.PAPERS)
+
+
+def test_a_split_file_has_no_times_and_no_core(tmp_path):
+    """Item d is known for a test interaction alone."""
+    lines = [f"0\t{user}\t{item}\t{split}" for user, items in (("u", "abcd"), ("v", "bacb")) for item, split in
+             zip(items, ("train", "train", "valid", "test"))]
+    (tmp_path / "split.tsv").write_text("\n".join(["block\tuser\titem\tsplit", *lines]))
+    found = leaks.audit("ml-100k", {"split_file": str(tmp_path / "split.tsv"), "topk": "1", "valid_metric": "hit@1"})
+    channels = {each.name: each for each in found.channels}
+    assert [name for name, each in channels.items() if each.on is None] == ["ties", "later"]
+    assert channels["ties"].alone is None and "at least 1 times (k_core); 2 have fewer" in channels["catalogue"].how
 
 
 @pytest.mark.parametrize("words, message", [

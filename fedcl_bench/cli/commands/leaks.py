@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         print("From negatives on: a predictor that uses this channel alone, on test items. In parentheses: closed;\n"
-              "in brackets: open with some backbones. training: items by their training interactions.\n"
+              "in brackets: that depends on the backbone. training: items by their training interactions.\n"
               "`leaks --dataset NAME --set NAME=VALUE` tells the channels of one stream.")
         return 0
     if args.papers:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(asdict(found))
         return 0
-    here = {True: "open", False: "closed", None: "with some backbones"}
+    here = {True: "open", False: "closed", None: "depends"}
     print(", ".join([found.dataset, *(f"{name}={value}" for name, value in found.settings.items())]))
     print_table(("channel", "here", f"{found.metric} alone"), [
         *((each.name, here[each.on], "–" if each.alone is None else f"{each.alone:.4f}") for each in found.channels),
