@@ -15,6 +15,7 @@ from ..core.errors import UserError, unknown
 from ..data.datasets import load_stream
 from ..reports import draw, frame
 from ..records.run import Run
+from ..records.store import LEAKS, leaks
 from ..runs.specs import seed_text
 from . import versus
 from .model import Model, saved_model
@@ -243,7 +244,7 @@ class Results:
 
     def _title(self) -> str:
         return f"{self.method} on {self.backbone}, {self.dataset}; seed{'s' * (len(self.runs) > 1)} " \
-               f"{seed_text(self.seeds)}"
+               f"{seed_text(self.seeds)}{f'; {LEAKS}' * leaks(self.settings)}"
 
     @cached_property
     def _user_ids(self) -> np.ndarray:

@@ -16,6 +16,7 @@ from helpers import build, federation, finish, one_step
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
+import fedcl_bench as fb
 from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.recbole_files import Interactions
@@ -413,6 +414,8 @@ def test_a_leak_is_said_wherever_a_run_is_met(capsys, toy):
     assert said not in capsys.readouterr().out
     assert main(["report", str(toy / "results"), "--out", str(toy / "page.html")]) == 0
     assert ">ft (negative_pool=untouched, leaks test items)<" in (toy / "page.html").read_text()
+    found = [str(fb.load(toy / "results", negative_pool=pool)) for pool in ("untrained", "untouched")]
+    assert ["; leaks test items\n" in text for text in found] == [False, True]
     assert main(["list", "fedrap"]) == 0
     assert "untouched leaks test items" in capsys.readouterr().out.replace("\n", " ")
 
