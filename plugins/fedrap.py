@@ -54,7 +54,7 @@ class FedRAP(Backbone):
     # With lambda .1 the unbounded term diverges there in round 23.
     session_defaults = {"l2": 0.0, "dim": 16, "lambda_apart": 1e-3}
     rest_follows = True
-    # The released code's defaults and those of its public log; with the README's, the unbounded term diverges there too.
+    # Defaults of the released code and its public log; with the README's, the unbounded term diverges there too
     static_defaults = {"min_interactions": 10, "candidate_lists": "shared", "lr": 0.5, "l2": 1e-4, "mu": 0.1}
 
     def __init__(self, settings):
