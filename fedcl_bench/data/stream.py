@@ -85,6 +85,14 @@ class Ragged:
         number = torch.arange(len(self.values), device=counts.device) - self.indptr[:-1].repeat_interleave(self.lengths)
         return self._of(lengths, number < lengths.repeat_interleave(self.lengths))
 
+    def before(self, later: "Ragged") -> "Ragged":
+        """Each user's items and then those that it has ``later``, where there may be more users."""
+        lists, lengths = (self, later), (*map(lambda lists: lists.lengths, (self, later)),)
+        user = torch.cat([torch.arange(len(each), device=each.device).repeat_interleave(each) for each in lengths])
+        joined = replace(later, values=torch.cat([each.values for each in lists]),
+                         ratings=None if later.ratings is None else torch.cat([each.ratings for each in lists]))
+        return joined._of(torch.bincount(user, minlength=len(later.lengths)), user.argsort(stable=True))
+
     def distinct(self) -> "Ragged":
         """Of items that a user has several times the first, in the order of the lists."""
         user = torch.arange(len(self.lengths), device=self.values.device).repeat_interleave(self.lengths)

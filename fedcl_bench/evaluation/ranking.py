@@ -177,6 +177,7 @@ def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, us
         scores = method.rescore(users, scores, model, backbone)
         checks.check_tensor(method, "rescore", scores, (len(users), model.n_items), "(n, items): a score per item")
         checks.require_finite_scores(method, "rescore", scores, users)
+        return scores.clone(memory_format=torch.contiguous_format)  # masks are written to it, and it may be state
     return scores
 
 

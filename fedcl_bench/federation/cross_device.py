@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..plugin import checks
-from ..training.strategies import Training, choose_strategy
+from ..training.strategies import Strategy, Training, choose_strategy
 from ..training.trained import Trained
 from ..data.stream import Step
 from ..evaluation.drift import analyse
@@ -84,8 +84,10 @@ class CrossDevice:
 
     def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
         """Of the step, after its rounds so far."""
-        rows = (row for row in progress.curve if row["step"] == self.step.index)
-        return {self.step.index: EarlyStopping.replay(self.federation, rows)}
+        f, rows = self.federation, (row for row in progress.curve if row["step"] == self.step.index)
+        if self.method.trains == "nobody":
+            f = replace(f, server=replace(f.server, rounds=1))
+        return {self.step.index: EarlyStopping.replay(f, rows)}
 
     def enter(self, stage: int, progress: Progress) -> Progress:
         return progress
@@ -94,6 +96,8 @@ class CrossDevice:
         """Local training of a round's participants."""
         yield from ()  # a round is short
         began, key = time.perf_counter(), self.key(self.step.index, progress.round)
+        if self.method.trains != "clients":
+            return self._without_clients(progress.model, key, began)
         if self.group is None or not self.same_group:
             self._choose_participants(progress)
         weights = self.weights(key.round)
@@ -106,8 +110,19 @@ class CrossDevice:
         sums = train_clients(self.work, progress.model, key, weights, observe)
         return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
 
+    def _without_clients(self, model: Snapshot, key: DrawKey, began: float) -> Update:
+        """A round in which the server trains, or nobody."""
+        step, backbone, loss = self.step.training, self.federation.backbone, 0.0
+        self.group = Participants(self.step.train.values[:0], 0, 0)
+        self.method.begin_round(step, key.round, backbone)
+        if self.method.trains == "server":
+            model, loss = self.method.central_round(step, model, backbone, key)
+        return Update({step.index: loss}, {step.index: time.perf_counter() - began}, model)
+
     def aggregate(self, progress: Progress, update: Update) -> Update:
         """The server averages what they upload, with its noise, lets the method aggregate, and answers."""
+        if update.sums is None:
+            return update
         f, method, sums = self.federation, self.method, update.sums
         key, users = self.key(self.step.index, progress.round), self.group.users
         model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.all_reduce)
@@ -232,16 +247,20 @@ class CrossDevice:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method, step = f.acting_in(step), as_known(step, f.server)
+    method, step = f.acting_in(step), as_known(f, step)
     start = progress.best.model if f.server.init_from == "best" else progress.model
-    model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
+    if method.restarts:
+        start, of_start = Snapshot({}, {}), replace(step, old_users=0, old_items=0)
+    else:
+        of_start = step
+    model = grow(start, f.backbone, f.seed, of_start, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
         method.begin_step(step.training, model, f.backbone)
         if f.server.reset_private:
             model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
-    recorded = training_of(f, step, model).strategy.recorded
+    strategy = Strategy.CENTRAL if method.trains == "server" else training_of(f, step, model).strategy
     return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
-                   ways=(*progress.ways, recorded))
+                   ways=(*progress.ways, strategy.recorded))
 
 
 def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
@@ -255,7 +274,7 @@ def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice
     """A step with rows for all its users and items in ``model``; ``kind`` of its clients."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training, known = training_of(f, step, model), as_known(step, f.server)
+    training, known = training_of(f, step, model), as_known(f, step)
     protocol = protocol_of(f, step, known, training, ranks_by(f, step, training.method))
     attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)

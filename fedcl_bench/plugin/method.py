@@ -68,6 +68,14 @@ class Method:
         needs_sequential: the method works on what a sequential backbone makes of a session.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
+        trains: who trains in a step: ``clients``; ``server``, which holds all data and trains in ``central_round``;
+            or ``nobody``, and a step has one round.
+        history: the step's training data are those of all steps up to it, each user's in time order. ``begin_step`` and
+            ``begin_round`` see them in ``step.train``; what is ranked and masked stays the block's.
+        restarts: every step starts from untrained parameters.
+        needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
+        bound: what of federation or continuality it does without, in words; empty for all methods proper. Such a method
+            says how much there is to gain, and ``check`` leaves out the properties that it gives up.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
     """
@@ -85,6 +93,11 @@ class Method:
     needs_sequential: ClassVar[bool] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False
+    trains: ClassVar[str] = "clients"
+    history: ClassVar[bool] = False
+    restarts: ClassVar[bool] = False
+    needs_backbone: ClassVar[bool] = True
+    bound: ClassVar[str] = ""
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings
@@ -125,6 +138,20 @@ class Method:
         Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
         tensor that is written in place must be cloned here first, as checkpoints hold the old one.
         """
+
+    def central_round(self, step: TrainingStep, model: Snapshot, backbone: Backbone, draw: DrawKey
+                      ) -> tuple[Snapshot, float]:
+        """With ``trains = "server"``: a round in which one party that holds all data trains instead of the clients,
+        as an epoch. What it remembers besides the model belongs into ``server_state``, as new tensors.
+
+        Args:
+            model: after the round before; not to be written to.
+            draw: key of the round's random numbers.
+
+        Returns:
+            (the model after the round; the mean loss).
+        """
+        raise NotImplementedError(f"method '{self.name}' trains at the server and has no central_round")
 
     def before_training(self, local: LocalSessions) -> None:
         """With ``uploads_first``: what clients upload before the training of a round, with the parameters that the

@@ -338,6 +338,7 @@ def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> E
 def resolve(registry: Registry, method: str, backbone: str, dataset: str,
             overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> AllSettings:
     """The settings of a combination, without looking at its data. Arguments and errors as for ``make_config``."""
+    backbone = registry.backbone_for(method, backbone)
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     overrides = list(overrides)
     if method_plugin.cls.for_domains or backbone_plugin.cls.for_domains:
@@ -403,7 +404,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     Raises:
         UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
-    dataset = spelled(dataset, data_dir)
+    dataset, backbone = spelled(dataset, data_dir), registry.backbone_for(method, backbone)
     parts = resolve(registry, method, backbone, dataset, overrides)
     backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
     source = _with_ratings(backbone_plugin.cls, parts, locate(dataset, data_dir, parts.stream))

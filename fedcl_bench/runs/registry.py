@@ -29,6 +29,7 @@ from ..core.settings import describe
 from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, missing, plugin_files, unknown_plugin
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
+NO_BACKBONE = "none"
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
 
 
@@ -183,10 +184,16 @@ class Registry:
                 raise UserError(f"method '{method}' is a backbone and stands for method ft on it; found backbone "
                                 f"'{backbone}' beside it, leave one of the two out.")
             return "ft", method
+        if method and not backbone and self.knows("method", method):
+            backbone = self.backbone_for(method, "")
         for kind, name in (("method", method), ("backbone", backbone)):
             if not name:
                 raise missing(kind, self.names(kind))
-        return self.spelled("method", method), self.spelled("backbone", backbone)
+        return self.spelled("method", method), self.backbone_for(method, backbone)
+
+    def backbone_for(self, method: str, backbone: str) -> str:
+        """What a method's run is on, in its spelling, if this backbone was asked for: ``none`` if it needs none."""
+        return self.spelled("backbone", backbone) if self.get("method", method).cls.needs_backbone else NO_BACKBONE
 
     def naming(self, error: Incompatible) -> UserError:
         """The error with the names of the plugins that would do instead."""

@@ -29,7 +29,7 @@ class Strategy(Enum):
     FUSED = "fused", "the whole round of a chunk is one compiled call"
     SESSIONS = "sessions", "the item rows of a session, or all of them, and the encoder"
     COMPILED_SOFTMAX = "sessions", "the encoder, and all item rows by compiled kernels"
-    CENTRAL = "central", "one client holds all sessions and trains on mini-batches of their prefixes"
+    CENTRAL = "central", "one party holds all data and trains on mini-batches"
     DOMAINS = "domains", "mini-batches of a domain's histories, or of all domains' with topology=central"
 
     def __init__(self, recorded: str, meaning: str):

@@ -1,0 +1,13 @@
+"""Frozen: block 0's model for ever."""
+
+from fedcl_bench import Method
+
+
+class Frozen(Method):
+    """After block 0 nobody trains. New users and items have their initial rows; with ``fold_in`` new users fit their
+    private parameters, with ``cold_items`` new items get theirs."""
+
+    name = "frozen"
+    numbers = 1
+    title = "bound: block 0's model for ever, what learning nothing gives"
+    trains = "nobody"

@@ -1,0 +1,33 @@
+"""Popularity and recency: everybody gets the items with most training interactions, so far or in the last block."""
+
+import torch
+
+from fedcl_bench import Method
+
+
+class Popularity(Method):
+    """s(u, i) = the number of training interactions with i in the blocks 0..t."""
+
+    name = "popularity"
+    numbers = 1
+    title = "bound: items by their training interactions so far, the same for everybody"
+    first_step = 0
+    trains = "nobody"
+    needs_backbone = False
+    history = True
+    bound = "F4, C1: the server counts everybody's interactions, of all blocks"
+
+    def begin_round(self, step, round_, backbone):
+        self.server_state = {"counts": torch.bincount(step.train.values, minlength=step.n_items)}
+
+    def rescore(self, users, scores, model, backbone):
+        return self.server_state["counts"].to(scores).expand_as(scores)
+
+
+class Recency(Popularity):
+    """s(u, i) = the number of training interactions with i in block t."""
+
+    name = "recency"
+    title = "bound: items by their training interactions in the last block, the same for everybody"
+    history = False
+    bound = "F4: the server counts everybody's interactions"
