@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .api.model import Model
     from .api.results import Results
     from .api.running import run
-    from .core.errors import RunFailed, UserError
+    from .core.errors import Incompatible, RunFailed, UserError
     from .core.parallel import in_order
     from .core.settings import inherited, setting
     from .core.tuning import SIZES
@@ -45,7 +45,7 @@ _BY_MODULE = {
     "api.model": ("Model",),
     "api.results": ("Results",),
     "api.running": ("run",),
-    "core.errors": ("RunFailed", "UserError"),
+    "core.errors": ("Incompatible", "RunFailed", "UserError"),
     "core.parallel": ("in_order",),
     "core.settings": ("inherited", "setting"),
     "core.tuning": ("SIZES",),
@@ -63,12 +63,12 @@ _BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "DomainMethod", "DomainModule",
-           "Dropout", "Histories", "ITEM", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone",
-           "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone",
-           "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start",
-           "TEXT_MODEL", "TextSettings", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",
-           "inherited", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys",
-           "run", "score_users", "setting", "xavier", "zeros"]
+           "Dropout", "Histories", "ITEM", "Incompatible", "LocalSettings", "Method", "Metric", "Model",
+           "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence",
+           "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors",
+           "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "USER", "UserError", "all_keys",
+           "draw_negatives", "in_order", "in_pieces", "inherited", "linear_start", "load", "make_chunks", "norm_start",
+           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

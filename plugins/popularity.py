@@ -15,7 +15,7 @@ class Popularity(Method):
     trains = "nobody"
     needs_backbone = False
     history = True
-    bound = "F4, C1: the server counts everybody's interactions, of all blocks"
+    bound = {"F4": "the server counts everybody's interactions", "C1": "of all blocks"}
 
     def begin_round(self, step, round_, backbone):
         self.server_state = {"counts": torch.bincount(step.train.values, minlength=step.n_items)}
@@ -30,4 +30,4 @@ class Recency(Popularity):
     name = "recency"
     title = "bound: items by their training interactions in the last block, the same for everybody"
     history = False
-    bound = "F4: the server counts everybody's interactions"
+    bound = {"F4": "the server counts everybody's interactions"}

@@ -145,7 +145,8 @@ def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
     work.mkdir()
     torch.set_num_threads(part.threads or torch.get_num_threads())
     config, stream = part.run()
-    if not world.applies(stream, config.stream.topology_in_effect == "central"):
+    if (config.method.cls.bound.keys() & set(world.shows)
+            or not world.applies(stream, config.stream.topology_in_effect == "central")):
         return ("skipped",)
     data = [each.path.resolve() for each in config.source.parts or [config.source]]
     os.chdir(work)
@@ -206,7 +207,7 @@ class Honesty:
         """``honest``, ``evidence`` and ``hooks`` of a world's verdict."""
         state, *text = self._play(part)
         if state == "skipped":
-            return None, "the stream has nothing of it"
+            return None, "the stream has nothing of it, or the method is a bound"
         if state == "failed":
             return False, f"fails: {text[0]}"
         if (found := self._difference(part)) is None:

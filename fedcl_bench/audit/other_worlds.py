@@ -24,6 +24,7 @@ class World:
         hears: what its server is told in place of what happens there, by the beginnings of names of ``Tape.exchanged``.
         kept: the share of a ranking's items that must be the same, below 1 where close scores may change places.
         applies: whether a stream has any of it; ``central``: one client holds all.
+        shows: the statements of docs/constraints.md that it is about; a method that gives one up is not tried in it.
     """
 
     differs: str
@@ -31,6 +32,7 @@ class World:
     hears: tuple[str, ...] = ()
     kept: float = 0.9
     applies: Callable[[Stream, bool], bool] = lambda stream, central: True
+    shows: tuple[str, ...] = ()
 
 
 def _nothing(stream: Stream, random: torch.Generator) -> Altered:
@@ -101,6 +103,7 @@ WORLDS = {
                         applies=lambda stream, central: stream.steps[-1].n_users > 1),
     "validation items": World("the items to find in validation", _to_find("valid"), ("validation",), kept=0.0),
     "other clients": World("the items of half of the clients", _other_clients, ("",),
-                           applies=lambda stream, central: not central),
+                           applies=lambda stream, central: not central, shows=("F1", "F4")),
     "later blocks": World("everybody's items from some block on", _later_blocks, ("",),
-                          applies=lambda stream, central: len(stream.steps) > 1 and not central and not stream.domains)}
+                          applies=lambda stream, central: len(stream.steps) > 1 and not central and not stream.domains,
+                          shows=("F1", "F4"))}

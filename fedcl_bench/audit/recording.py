@@ -165,6 +165,8 @@ class _RecordedDevice(_Recorded):
         return self.tape.exchanged("weights", super().weights(round_))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
+        if update.sums is None:  # no client has trained
+            return super().aggregate(progress, update)
         own = {"model", "private", *(() if self.federation.backbone.serves_tables else ("local",))}  # clients keep them
         vars(update.sums).update(self.tape.exchanged("sums", {name: value for name, value in vars(update.sums).items()
                                                               if name not in own}))

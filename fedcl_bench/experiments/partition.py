@@ -36,6 +36,9 @@ def check_divisible(federation: Federation) -> None:
     if backbone.overrides("serve") or backbone.serves_tables:
         raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")
+    if method.trains == "server" or method.overrides("trained_backbone"):
+        raise UserError(f"{spread} method '{method.name}' has no server that adds these up.\nLeave --shards out "
+                        f"(`grid --ray` spreads whole runs).")
     if method.uploads(backbone, 0) or method.uploads(backbone, 1):
         raise UserError(f"{spread} the server of method '{method.name}' needs what each client uploads.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another method.")

@@ -21,7 +21,7 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..training.sampling import padded
 from .parameter_growth import initial_private
-from .parts import Federation, FederationSettings
+from .parts import Federation
 from .protocols import list_chunks
 from .round import Work, train_clients
 

@@ -74,7 +74,7 @@ def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
                 if domains else f"setting 'topology': found central, accepted: federated with backbone "
                                 f"'{backbone.name}', which is not sequential")
         raise Incompatible(f"{said}.", "backbone", _is_sequential)
-    if does_something(method):
+    if does_something(method) and not method.topology:
         said = ("clients of one user each, and here each is a domain of many" if domains else
                 "many clients, and with topology=central one holds all sessions")
         raise Incompatible(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
@@ -98,7 +98,7 @@ def check_classes(backbone: type, method: type) -> None:
             what = f"exchanges {needs}" if needs else "is about modules of domains"
             raise Incompatible(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
                                lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
-    elif issubclass(backbone, ModuleBackbone) and does_something(method):
+    elif issubclass(backbone, ModuleBackbone) and does_something(method) and not method.topology:
         raise Incompatible(f"method '{method.name}' is about clients of one user each, and '{backbone.name}' is for "
                            f"domains of many.", "method",
                            lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))

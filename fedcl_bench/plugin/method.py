@@ -73,9 +73,10 @@ class Method:
         history: the step's training data are those of all steps up to it, each user's in time order. ``begin_step`` and
             ``begin_round`` see them in ``step.train``; what is ranked and masked stays the block's.
         restarts: every step starts from untrained parameters.
+        topology: of a stream of domains, and of sessions with a sequential backbone, what the method stands for.
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
-        bound: what of federation or continuality it does without, in words; empty for all methods proper. Such a method
-            says how much there is to gain, and ``check`` leaves out the properties that it gives up.
+        bound: for a method that says how much there is to gain: the statements of docs/constraints.md that it gives up
+            for that, as ``C1``, each with how. ``check`` and ``--honest`` leave them out.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
     """
@@ -96,8 +97,9 @@ class Method:
     trains: ClassVar[str] = "clients"
     history: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
+    topology: ClassVar[str] = ""
     needs_backbone: ClassVar[bool] = True
-    bound: ClassVar[str] = ""
+    bound: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings
@@ -107,6 +109,10 @@ class Method:
     def overrides(self, hook: str) -> bool:
         """Whether the method has a hook of its own of this name."""
         return getattr(type(self), hook) is not getattr(Method, hook)
+
+    def trained_backbone(self, backbone: Backbone, clients: int) -> Backbone:
+        """The backbone as the method's clients train it, of all clients so many. Raises Incompatible."""
+        return backbone
 
     def check(self, step: TrainingStep) -> None:
         """Before the run: raise UserError if a setting does not fit the data; ``step`` is the first."""
@@ -256,6 +262,7 @@ HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_l
 
 
 def does_something(method: Method | type[Method]) -> bool:
-    """Whether a method, or a class of methods, has a hook of its own; fine-tuning has none."""
+    """Whether a method, or a class of methods, differs from fine-tuning: by a hook of its own, or by what trains."""
     cls = method if isinstance(method, type) else type(method)
-    return any(getattr(cls, hook) is not getattr(Method, hook) for hook in HOOKS)
+    return cls.trains != "clients" or cls.history or any(
+        getattr(cls, hook) is not getattr(Method, hook) for hook in HOOKS)

@@ -151,6 +151,13 @@ class Filling:
         return frozenset(name[0] for name in rows
                          if self.source.registry.reimplemented(self.table.row_spec(*name).method))
 
+    @cached_property
+    def bounds(self) -> list[str]:
+        """The rows that are bounds, with what they give up."""
+        rows = self.table.run_names() if self.table.row_spec else ()
+        given_up = {name[0]: self.source.registry.gives_up(self.table.row_spec(*name).method) for name in rows}
+        return [f"{self.label(name)} ({', '.join(which)})" for name, which in given_up.items() if which]
+
     def label(self, name: str) -> str:
         """What a row, backbone, dataset, metric or column is called, with a dagger at re-implementations."""
         return self.names(name) + DAGGER * (name in self.daggers)

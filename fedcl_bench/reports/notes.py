@@ -50,6 +50,8 @@ def notes(filling: Filling) -> Iterator[str]:
     yield from _seeds(filling)
     if table.added:
         yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."
+    if bounds := filling.bounds:
+        yield f"Bounds, which give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}."
     if users := filling.source.pilot_users:
         yield f"{pilot_note([users])} So the paper's are not shown."
     if any(cell.is_reference for cell in filling.cells.values()):

@@ -148,9 +148,10 @@ class RunConfig:
         """The run's parts over a loaded stream."""
         from ..federation.parts import Federation
 
-        return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
-                          self.local, self.server, self.evaluation, self.seed, torch.device(self.device),
-                          metrics=metrics_of(self.registry, self.evaluation),
+        method = self.method.cls(self.method_settings)
+        backbone = method.trained_backbone(self.backbone.cls(self.backbone_settings), stream.steps[-1].n_users)
+        return Federation(stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
+                          torch.device(self.device), metrics=metrics_of(self.registry, self.evaluation),
                           topology=self.stream.topology_in_effect)
 
     def check(self, federation: Federation) -> None:
@@ -373,7 +374,14 @@ def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:
     """The layer of a method's own defaults for those of the backbone's settings that the backbone has."""
     known = {each.name for each in fields(backbone.Settings)}
     defaults = getattr(method, "backbone_defaults", {})
-    return f"method {method.name}", {name: value for name, value in defaults.items() if name in known}
+    layer = {name: value for name, value in defaults.items() if name in known}
+    if method.topology:
+        from ..plugin.sequential import SequentialBackbone
+        from ..plugin.silo import ModuleBackbone
+
+        if issubclass(backbone, (SequentialBackbone, ModuleBackbone)):
+            layer["topology"] = method.topology
+    return f"method {method.name}", layer
 
 
 def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:

@@ -172,6 +172,11 @@ class Registry:
         plugin = self._find("method", method)
         return plugin is not None and plugin.cls.reimplementation
 
+    def gives_up(self, method: str) -> tuple[str, ...]:
+        """The statements of docs/constraints.md that a bound gives up; none of a method that is not installed."""
+        plugin = self._find("method", method)
+        return tuple(plugin.cls.bound) if plugin else ()
+
     def pair(self, method: str | None, backbone: str | None) -> tuple[str, str]:
         """A run's method and backbone in their spelling; a federated recommender as the method is FT on it.
 
@@ -242,12 +247,25 @@ def _unfit(kind: str, cls: type) -> str:
             return "its ambiguities hold a text that cannot be printed"
     except (AttributeError, TypeError):
         return "its ambiguities are no mapping of settings to {value: whose reading it is}"
+    if kind == "method" and (lacking := _undeclared(cls)):
+        return lacking
     try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
         from .plugin_errors import words
 
         return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"
+    return ""
+
+
+def _undeclared(cls: type[Method]) -> str:
+    """What a method that trains on more than a client's data of the block leaves unsaid; empty if nothing."""
+    if cls.trains not in ("clients", "server", "nobody"):
+        return f"its trains is {quoted(cls.trains)}, accepted: clients, server or nobody"
+    for gives_up, name, what in ((cls.trains == "server", "F4", "its server trains on everybody's data"),
+                                 (cls.history, "C1", "it trains on the data of earlier blocks")):
+        if gives_up and name not in cls.bound:
+            return f"{what}, so its bound must say how it gives up {name} (docs/constraints.md)"
     return ""
 
 

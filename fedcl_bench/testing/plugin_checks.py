@@ -9,7 +9,7 @@ from ..data.stream import Stream
 from ..core.errors import UserError, unknown
 from ..federation.loop import run
 from ..plugin.method import does_something
-from ..runs.registry import Plugin, Registry
+from ..runs.registry import NO_BACKBONE, Plugin, Registry
 from . import domain_checks, elsewhere, interference, metric_checks, properties
 from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
@@ -21,6 +21,8 @@ PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a par
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS)),
               "a new process", "worlds of their own", "ML-100K",
               "reads its settings")
+# Properties by the statement of docs/constraints.md that they show, which bounds give up.
+_SHOW = {"F1": "(a) other clients' data", "F4": "(c) the server's knowledge", "C1": "(d) past data"}
 _OF_EVERY_RUN = ("threads", "random numbers", "resumes")
 Watch = Callable[[Verdict], None]
 
@@ -58,6 +60,7 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     judge.holds("settings", "", lambda: properties.valid_settings(plugin))
     if plugin.kind == "backbone" and not is_of_domains(plugin.cls) and not _declares(judge):
         return judge.report
+    partners = partners if getattr(plugin.cls, "needs_backbone", True) else (NO_BACKBONE,)
     chosen = partners or (() if full or is_of_domains(plugin.cls) else FEW[plugin.kind])
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
@@ -80,9 +83,13 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
 
 def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
     """What is asked of a pair that runs."""
-    if pair.kind != "domains":
-        return [*properties.OF_PAIRS[1:], *interference.OF_PAIRS]
-    return [*(each for each in properties.OF_PAIRS if each[0] in _OF_EVERY_RUN), *domain_checks.OF_PAIRS[1:]]
+    of_every_run = [each for each in properties.OF_PAIRS if each[0] in _OF_EVERY_RUN]
+    if pair.kind == "domains":
+        return [*of_every_run, *domain_checks.OF_PAIRS[1:]]
+    if pair.method_cls.trains != "clients":
+        return of_every_run
+    given_up = [_SHOW[name] for name in pair.method_cls.bound if name in _SHOW]
+    return [each for each in (*properties.OF_PAIRS[1:], *interference.OF_PAIRS) if each[0] not in given_up]
 
 
 def _of_metric(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Report:

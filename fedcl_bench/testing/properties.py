@@ -386,7 +386,7 @@ def every_parameter_trained(pair: Pair) -> str:
     changed: dict[str, bool] = {}
     for start in _starts(pair):
         for name, change in client_round(pair.federation(), start).items():
-            if name.startswith(("upload ", "private ")):
+            if name.startswith(("upload ", "private ")) and change.numel():
                 if change.is_floating_point() and not torch.isfinite(change).all():
                     raise Violated(f"{name} is not finite in step {start.step}")
                 changed[name] = changed.get(name, False) or bool((change != 0).any())

@@ -116,9 +116,10 @@ class Pair:
     def federation(self, stream: Stream | None = None, seed: int = 0, parts: AllSettings | None = None) -> Federation:
         """The pair with new objects, checked against its stream."""
         s = parts or self.parts()
-        f = Federation(stream or self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local,
-                       s.server, s.evaluation, seed, metrics=metrics_of(self.registry, s.evaluation),
-                       topology=s.stream.topology)
+        stream, method = stream or self.stream, self.method_cls(s.method)
+        backbone = method.trained_backbone(self.backbone_cls(s.backbone), stream.steps[-1].n_users)
+        f = Federation(stream, backbone, method, s.local, s.server, s.evaluation, seed,
+                       metrics=metrics_of(self.registry, s.evaluation), topology=s.stream.topology)
         f.check()
         return f
 

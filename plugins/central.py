@@ -1,0 +1,109 @@
+"""Central: the backbone without a federation, trained on everybody's data in mini-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedcl_bench import LocalSettings, Method, UserError, draw_negatives, make_chunks, rng, setting
+
+
+@dataclass(frozen=True)
+class CentralSettings:
+    central_lr: float = setting(1e-2, "Adam's learning rate of all parameters", above=0.0,
+                                search=(1e-3, 3e-3, 1e-2, 3e-2))
+    central_batch: int = setting(2048, "interactions in a mini-batch", low=1)
+    central_negatives: int = setting(4, "sampled negatives of each interaction", low=1)
+
+
+class Central(Method):
+    """One party holds all clients' data of the block. A round is an epoch: all interactions in a random order, each
+    with the negatives that its client would draw, and Adam on the backbone's loss, averaged over the mini-batch. All
+    parameters take their steps together.
+    """
+
+    name = "central"
+    numbers = 1
+    title = "bound: no federation, one party trains on everybody's data of the block"
+    Settings = CentralSettings
+    first_step = 0
+    trains, topology = "server", "central"
+    bound = {"F1": "one party holds all data", "F4": "and trains on them"}
+
+    def central_round(self, step, model, backbone, draw):
+        if backbone.whole_tables or backbone.scores_local_tables or backbone.serves_tables:
+            raise UserError(f"method '{self.name}': found backbone '{backbone.name}', whose clients train all rows or "
+                            f"keep their own; accepted: one whose samples are scored by their items' rows.")
+        tables = {**model.public, **model.private, **model.dense}
+        parameters = {name: table.clone().requires_grad_() for name, table in tables.items()}
+        adam = torch.optim.Adam(parameters.values(), lr=self.settings.central_lr)
+        self._restore(adam, parameters, draw.round)
+        users, items = self.samples(step, draw)
+        total = 0.0
+        for user, item in zip(users.split(self.settings.central_batch), items.split(self.settings.central_batch)):
+            loss = self._loss(backbone, model, parameters, user, item, draw.round)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            total += float(loss.detach()) * len(user)
+        self._save(adam, parameters)
+        kinds = {kind: {name: parameters[name].detach() for name in getattr(model, kind)}
+                 for kind in ("public", "private", "dense")}
+        return replace(model, **kinds), total / len(users)
+
+    def samples(self, step, draw):
+        """All interactions in the order of the epoch: users, (n,), and each one's item and negatives, (n, 1 + k)."""
+        k, parts = self.settings.central_negatives, []
+        local = LocalSettings(negatives=k)
+        for chunk in make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), local, row_width=1):
+            chunk = chunk.now()
+            own = torch.arange(chunk.positives.shape[1], device=chunk.users.device) < chunk.count[:, None]
+            negatives = draw_negatives(chunk, local, draw.seed, draw.step, draw.round).view(*own.shape, k)
+            items = torch.cat([chunk.positives[:, :, None], negatives], 2)
+            parts.append((chunk.users[:, None].expand_as(own)[own], items[own]))
+        user, item = map(torch.cat, zip(*parts))
+        number = torch.arange(len(user), device=user.device)
+        key = rng.key(draw.seed, "central order", draw.step, draw.round)
+        order = rng.sort_keys(rng.row_keys(key, number)).argsort()
+        return user[order], item[order]
+
+    def _loss(self, backbone, model, parameters, user, item, round_):
+        """The mean loss of a mini-batch: every interaction is a client's local batch."""
+        personal = backbone.new_personal(0, range(0))
+        clients = {name: parameters[name][user[:, None], item] if name in personal else parameters[name][user]
+                   for name in model.private}
+        clients |= {name: parameters[name].expand(len(user), *value.shape) for name, value in model.dense.items()}
+        clients |= {name: table[user] for name, table in model.client_context.items()}
+        rows = {name: parameters[name][item] for name in model.public}
+        scores = backbone.score(clients, rows)
+        if backbone.pairwise:
+            weights = torch.full_like(scores[:, 1:], 1.0 / (scores.shape[1] - 1))
+            loss = backbone.pair_loss(scores[:, :1].expand_as(weights), scores[:, 1:], weights)
+            weights = torch.full_like(scores, 1.0 / scores.shape[1])
+        else:
+            weights = torch.full_like(scores, 1.0 / scores.shape[1])
+            labels = torch.zeros_like(scores)
+            labels[:, 0] = 1.0
+            loss = backbone.loss(scores, labels, weights)
+        own = backbone.regulariser(clients, rows, weights, {}, round_)
+        return (loss if own is None else loss + own).mean()
+
+    def _restore(self, adam, parameters, round_):
+        """Adam's moments after the last epoch; a block begins with none."""
+        for name, value in parameters.items() if round_ else ():
+            adam.state[value] = {part: self.server_state[f"{part} of {name}"].clone()
+                                 for part in ("step", "exp_avg", "exp_avg_sq")}
+
+    def _save(self, adam, parameters):
+        self.server_state = {f"{part} of {name}": moment for name, value in parameters.items()
+                             for part, moment in adam.state[value].items()}
+
+
+class CentralJoint(Central):
+    """The same on all data up to the block, in each block from untrained parameters: without any constraint."""
+
+    name = "central-joint"
+    title = "bound: no federation and no forgetting, one party trains on everybody's data up to the block"
+    history = restarts = True
+    bound = {**Central.bound, "C1": "data of all earlier blocks are kept"}

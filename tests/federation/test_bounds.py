@@ -1,0 +1,201 @@
+"""Bounds: retraining on all data, a model that stays as it is, no federation, one party with all data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import oracle
+import pytest
+import torch
+from helpers import finish, recbole_config
+from recbole.config import Config
+from recbole.data.interaction import Interaction
+from recbole.trainer import Trainer
+
+from fedcl_bench.cli import main
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.stream import Ragged
+from fedcl_bench.experiments.partition import check_divisible
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.federation.parts import Best, Progress
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.testing.worlds import ragged
+
+ITEM = "item_embedding.weight"
+SETTINGS = {"k_core": 60, "blocks": 3, "rounds": 3, "patience": 0, "precision": "float64"}
+
+
+@pytest.fixture(scope="module")
+def started(registry):
+    """A run's federation on a dense slice of ML-100K, by method and backbone."""
+    def start(method, backbone="fedmf", **settings):
+        config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", {**SETTINGS, **settings})])
+        return config.federation(start.streams.setdefault("blocks", load_stream(config.source, config.stream)))
+    start.streams = {}
+    return start
+
+
+def all_so_far(stream):
+    """Every block with the training data of the blocks before it, user by user."""
+    steps = []
+    for step in stream.steps:
+        lists = [sum((earlier.train.of(u).tolist() for earlier in stream.steps[:step.index + 1]
+                      if u < earlier.n_users), []) for u in range(step.n_users)]
+        steps.append(replace(step, train=ragged(*lists)))
+    return replace(stream, steps=tuple(steps))
+
+
+def same_tables(a: Snapshot, b: Snapshot):
+    for ours, theirs in zip(a.tables(), b.tables(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_earlier_items_come_first():
+    first = Ragged(torch.tensor([0, 2, 2]), torch.tensor([5, 3]))
+    later = Ragged(torch.tensor([0, 1, 3, 4]), torch.tensor([7, 8, 5, 9]))
+    joined = first.before(later)
+    assert [joined.of(user).tolist() for user in range(3)] == [[5, 3, 7], [8, 5], [9]]
+    first = replace(first, ratings=torch.tensor([1.0, 2.0]))
+    rated = first.before(replace(later, ratings=torch.tensor([3.0, 4.0, 5.0, 6.0])))
+    assert rated.rated.of(0).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_joint_warm_is_ft_on_all_data_up_to_the_block(started):
+    f = started("joint-warm")
+    expected = finish(replace(started("ft"), stream=all_so_far(f.stream)))
+    found = finish(f)
+    same_tables(found.model, expected.model)
+    assert not torch.equal(found.model.public[ITEM], finish(started("ft")).model.public[ITEM])
+
+
+def test_joint_is_ft_on_the_concatenated_block_from_the_beginning(started):
+    f, ft = started("joint"), started("ft")
+    ft = replace(ft, stream=all_so_far(f.stream))
+    untrained = grow(Snapshot({}, {}), ft.backbone, ft.seed, ft.stream.steps[0], torch.float64, ft.device)
+    expected = next(p for p in run(ft, Progress(step=1, model=untrained, best=Best(untrained))) if p.trained)
+    found = next(p for p in run(f) if p.step == 1 and p.trained)
+    same_tables(found.model, expected.model)
+    masked, ranked = (next(scores.mean("ndcg@20") for t, s, scores in p.tests if t == s == 1)
+                      for p in (expected, found))
+    assert masked != ranked  # joint's tests mask the block's own items alone, as all methods' do
+
+
+def test_frozen_keeps_the_model_of_block_0(started):
+    f = started("frozen")
+    points = list(run(f))
+    block0 = next(p for p in points if p.step == 0 and p.trained).best.model
+    last = points[-1]
+    assert [row["participants"] for row in last.curve if row["step"]] == [0, 0]
+    for name, table in block0.public.items():
+        assert torch.equal(last.model.public[name][:len(table)], table)
+        assert len(last.model.public[name]) == f.stream.steps[-1].n_items
+
+
+def test_counts_rank(started):
+    for name, steps in (("popularity", slice(0, 3)), ("recency", slice(2, 3))):
+        f = started(name)
+        assert f.backbone.name == "none"
+        last = finish(f)
+        counts = torch.bincount(torch.cat([step.train.values for step in f.stream.steps[steps]]),
+                                minlength=f.stream.steps[-1].n_items)
+        scores = f.method.rescore(torch.arange(4), torch.zeros(4, len(counts)), last.model, f.backbone)
+        assert torch.equal(scores, counts.float().expand(4, -1))
+
+
+def test_scores_that_are_a_method_s_state_are_not_written_to(started):
+    """Masks are; a view of state would keep them, and one row for all users would have everybody's."""
+    f = started("popularity")
+    values = [scores.mean("ndcg@20") for t, s, scores in finish(f).tests if t == s]
+
+    class Copied(type(f.method)):
+        def rescore(self, users, scores, model, backbone):
+            return super().rescore(users, scores, model, backbone).clone()
+
+    copied = finish(replace(f, method=Copied(f.method.settings)))
+    assert values == [scores.mean("ndcg@20") for t, s, scores in copied.tests if t == s]
+
+
+@pytest.mark.parametrize("name, settings", [("fedmf", {"lr": 0.5}), ("ncf", {"lr": 0.01, "hidden": (8,)}),
+                                            ("pfedrec", {"lr": 0.02})])
+def test_alone_is_a_client_s_own_loop(started, name, settings, monkeypatch):
+    rate = 3.0
+    f = started("alone", name, own_rate=rate, optimiser="adam" if name == "ncf" else "sgd", **settings)
+    step, inner = f.stream.steps[0], f.backbone.inner
+    after = [p for p in run(f) if p.step == 0 and p.round][2]
+    tables = inner.new_rows(f.seed, range(0), range(step.n_items))[0]
+    dense, private = inner.new_dense(f.seed), inner.new_rows(f.seed, range(step.n_users), range(0))[1]
+    plain_rate, factor = oracle.MODELS[name].rate, rate / f.stream.steps[-1].n_users
+    monkeypatch.setattr(oracle.MODELS[name], "rate", lambda self, key, *when: plain_rate(self, key, *when) * (
+        1.0 if key in private else factor))
+    for user in (0, 7, step.n_users - 1):
+        model = Snapshot(tables, private, dense)
+        for round_ in range(3):
+            plain = oracle.Round(seed=f.seed, step=0, round=round_, backbone=name, settings=inner.settings,
+                                 negatives=f.local.negatives, optimiser=f.local.optimiser,
+                                 epochs=f.local.local_epochs, batch_size=f.local.batch_size)
+            trained = plain.client(user, step.train.of(user).tolist(), model, oracle.nothing)
+            values = {key: value.detach() for key, value in trained.named_parameters()}
+            own = {key: table.index_copy(0, torch.tensor([user]), values[key].reshape(1, *table.shape[1:]))
+                   for key, table in private.items()}
+            model = Snapshot({key: values[key] for key in tables}, own, {key: values[key] for key in dense})
+            private = own
+        for key, expected in values.items():
+            ours = after.model.private[key][user]
+            torch.testing.assert_close(ours, expected.reshape(ours.shape), atol=1e-9, rtol=1e-9)
+    assert after.curve[0]["bytes_up"] == after.curve[0]["bytes_down"] == 0
+
+
+def test_central_is_the_first_epoch_of_recbole_s_trainer(registry, started):
+    """Of RecBole's BPR on the same mini-batches, which FedMF is with pairs for samples."""
+    class Pairwise(registry.get("backbone", "fedmf").cls):
+        pairwise = True
+
+    f = started("central", central_negatives=1, central_batch=256, central_lr=0.003, precision="float32")
+    f = replace(f, backbone=Pairwise(f.backbone.settings))
+    step = f.stream.steps[0]
+    users, items = f.method.samples(step.training, DrawKey(f.seed, 0, 0))
+    start = grow(Snapshot({}, {}), f.backbone, f.seed, step, torch.float32, f.device)
+    model = oracle.recbole_bpr(step.n_users, step.n_items, f.backbone.settings.dim)
+    model.load_state_dict({**start.public, **start.private})
+    batches = [Interaction({"user_id": user, "item_id": item[:, 0], "neg_item_id": item[:, 1]})
+               for user, item in zip(users.split(256), items.split(256))]
+    with recbole_config():
+        config = Config("BPR", "ml-100k", config_dict={"learning_rate": 0.003, "use_gpu": False})
+        loss = Trainer(config, model)._train_epoch(batches, 0)
+    found = next(run(f))
+    for name, table in (found.model.public | found.model.private).items():
+        torch.testing.assert_close(table, model.state_dict()[name], atol=1e-5, rtol=1e-5)
+        assert not torch.equal(table, (start.public | start.private)[name])
+    assert found.curve[0]["loss"] == pytest.approx(loss / len(batches), rel=0.01)  # RecBole weighs all batches alike
+
+
+def test_central_needs_rows(started):
+    with pytest.raises(UserError, match="'fedrap', whose clients train all rows"):
+        finish(started("central", "fedrap"))
+
+
+@pytest.mark.parametrize("line, lacks", [("history = True", "must say how it gives up C1"),
+                                         ("trains = 'server'", "must say how it gives up F4"),
+                                         ("trains = 'clouds'", "its trains is 'clouds', accepted: clients, server or")])
+def test_a_bound_says_what_it_gives_up(tmp_path, line, lacks):
+    (tmp_path / "silent.py").write_text("from fedcl_bench import Method\n\n\nclass Silent(Method):\n"
+                                        f"    name = title = 'silent'\n    {line}\n")
+    with pytest.raises(UserError, match=lacks):
+        discover([tmp_path]).get("method", "silent")
+
+
+def test_bounds_are_said_to_be_bounds(tmp_path, capsys):
+    words = "run --method joint --backbone fedmf --set k_core=70 --set rounds=1 --quiet --results".split()
+    assert main.main([*words, str(tmp_path)]) == 0
+    assert "a bound: clients keep the data of all earlier blocks (C1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["central", "alone"])
+def test_no_shards_without_a_server_that_adds_up(started, method):
+    with pytest.raises(UserError, match=f"--shards: .* method '{method}' has no server"):
+        check_divisible(started(method))
