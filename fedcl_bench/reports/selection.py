@@ -14,6 +14,7 @@ from ..data.source import DatasetSource, configured, dataset_name, load_config
 from ..records.run import Run
 from ..records.store import comparable, describe, one_data, why_failed
 from ..runs.config import RunConfig, backbone_of, resolve
+from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text, spelled_spec
 
@@ -65,7 +66,8 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
         if not registry.knows(kind, name):
             broken = registry.broken.get(name)
             return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
-    if tuned and not (path := tuned.file(spec.method, spec.backbone, spec.dataset)).is_file():
+    spec = replace(spec, backbone=registry.backbone_for(spec.method, spec.backbone))
+    if tuned and spec.backbone != NO_BACKBONE and not (path := tuned.file(spec.method, spec.backbone, spec.dataset)).is_file():
         return [], f"not tuned (no {path})"
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
     if runs := matching(source.runs, registry, spec, tuned):

@@ -23,6 +23,7 @@ from ..core.files import shipped, write_atomically
 
 ENTRY_POINTS = "fedcl_bench.plugins"
 RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py
+NO_BACKBONE = "none"  # that methods are on which rank without one
 OWN_METRICS = Path(__file__).resolve().parents[1] / "evaluation" / "metrics.py"
 
 

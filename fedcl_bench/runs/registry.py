@@ -26,10 +26,10 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, missing, plugin_files, unknown_plugin
+from .metadata import (ENTRY_POINTS, NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, keep, missing, plugin_files,
+                       unknown_plugin)
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
-NO_BACKBONE = "none"
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
 
 

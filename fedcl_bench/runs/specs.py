@@ -17,6 +17,7 @@ from ..data.source import dataset_name, spelled as spelled_dataset
 from ..core.errors import UserError
 from ..core.files import read_json, shipped
 from .config import Layers as Layers, effective, resolve
+from .metadata import NO_BACKBONE
 from .registry import Registry, spelled
 
 MY_TUNED = "my-tuned"  # in a results folder: what a user's `tune` chose
@@ -62,7 +63,7 @@ def spelled_spec(registry: Registry, spec: RunSpec, data_dir: Path | None = None
         UserError: if a path leads to no atomic file.
     """
     return replace(spec, method=registry.spelled("method", spec.method),
-                   backbone=registry.spelled("backbone", spec.backbone),
+                   backbone=registry.backbone_for(spec.method, spec.backbone),
                    dataset=spelled_dataset(spec.dataset, data_dir))
 
 
@@ -184,12 +185,14 @@ class Tuned:
         """The settings that ``tune`` chose for a combination.
 
         Raises:
-            UserError: if it was never tuned or the file is not one of ``tune``.
+            UserError: if it was never tuned, and has a backbone, or the file is not one of ``tune``.
         """
         path = self.file(method, backbone, dataset)
         try:
             return read_tuned(path)["settings"]
         except FileNotFoundError:
+            if backbone == NO_BACKBONE:  # most of these methods have nothing to tune
+                return {}
             named = self.words[1:] and self.words[1] != str(SHIPPED_TUNED)  # by the user
             words = ["run_bench.py", "tune", "--methods", method, "--backbones", backbone, "--datasets", dataset,
                      *(self.words if named else ()), *self.where.words()]

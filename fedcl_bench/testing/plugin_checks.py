@@ -9,7 +9,8 @@ from ..data.stream import Stream
 from ..core.errors import UserError, unknown
 from ..federation.loop import run
 from ..plugin.method import does_something
-from ..runs.registry import NO_BACKBONE, Plugin, Registry
+from ..runs.metadata import NO_BACKBONE
+from ..runs.registry import Plugin, Registry
 from . import domain_checks, elsewhere, interference, metric_checks, properties
 from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
