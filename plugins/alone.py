@@ -24,6 +24,7 @@ class Alone(Method):
     name = "alone"
     numbers = 1
     title = "bound: no federation, every client trains by itself on its own data"
+    reference = "local training, the usual lower reference of federated learning (McMahan et al., AISTATS 2017)"
     Settings = AloneSettings
     first_step = 0
     topology = "local"
@@ -46,7 +47,8 @@ def _own_copies(cls: type[Backbone], rate: float) -> type[Backbone]:
         def __init__(self, settings):
             super().__init__(settings)
             self.inner = cls(settings)
-            self.shared = list(self.inner.new_rows(0, range(0), range(0))[0])
+            shared = self.inner.new_rows(0, range(0), range(0))[0]
+            self.shared, self.empty = list(shared), {**self.inner.new_personal(0, range(0)), **shared}
 
         def new_rows(self, seed, users, items):
             dense = {name: value.expand(len(users), *value.shape).clone()
@@ -55,6 +57,8 @@ def _own_copies(cls: type[Backbone], rate: float) -> type[Backbone]:
                     {**self.inner.new_rows(seed, users, range(0))[1], **dense})
 
         def new_personal(self, seed, items):
+            if not items:  # the names, which are asked for often
+                return self.empty
             return {**self.inner.new_personal(seed, items), **self.inner.new_rows(seed, range(0), items)[0]}
 
         def _split(self, clients):

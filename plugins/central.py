@@ -26,6 +26,7 @@ class Central(Method):
     name = "central"
     numbers = 1
     title = "bound: no federation, one party trains on everybody's data of the block"
+    reference = "centralised training, the usual upper reference of federated learning (McMahan et al., AISTATS 2017)"
     Settings = CentralSettings
     first_step = 0
     trains, topology = "server", "central"
@@ -104,6 +105,7 @@ class CentralJoint(Central):
     """The same on all data up to the block, in each block from untrained parameters: without any constraint."""
 
     name = "central-joint"
+    numbers = 1
     title = "bound: no federation and no forgetting, one party trains on everybody's data up to the block"
     history = restarts = True
     bound = {**Central.bound, "C1": "data of all earlier blocks are kept"}

@@ -10,4 +10,5 @@ class Frozen(Method):
     name = "frozen"
     numbers = 1
     title = "bound: block 0's model for ever, what learning nothing gives"
+    reference = "the model without updates of incremental learning (De Lange et al., TPAMI 2022)"
     trains = "nobody"

@@ -19,5 +19,6 @@ class JointWarm(Joint):
     """The same from the last block's model, as FT starts."""
 
     name = "joint-warm"
+    numbers = 1
     title = "bound: federated training on all data up to the block, from the last model"
     restarts = False

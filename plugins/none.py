@@ -11,6 +11,7 @@ class NoBackbone(Backbone):
     name = "none"
     numbers = 1
     title = "no recommender: what methods run on that rank by themselves"
+    reference = "of this suite"
 
     def new_rows(self, seed, users, items):
         return ({ITEM: torch.zeros(len(items), 1, dtype=torch.float64)},

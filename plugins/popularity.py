@@ -11,6 +11,7 @@ class Popularity(Method):
     name = "popularity"
     numbers = 1
     title = "bound: items by their training interactions so far, the same for everybody"
+    reference = "Ji et al., A Re-visit of the Popularity Baseline in Recommender Systems, SIGIR 2020"
     first_step = 0
     trains = "nobody"
     needs_backbone = False
@@ -28,6 +29,7 @@ class Recency(Popularity):
     """s(u, i) = the number of training interactions with i in block t."""
 
     name = "recency"
+    numbers = 1
     title = "bound: items by their training interactions in the last block, the same for everybody"
     history = False
     bound = {"F4": "the server counts everybody's interactions"}

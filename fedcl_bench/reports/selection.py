@@ -67,7 +67,8 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
             broken = registry.broken.get(name)
             return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
     spec = replace(spec, backbone=registry.backbone_for(spec.method, spec.backbone))
-    if tuned and spec.backbone != NO_BACKBONE and not (path := tuned.file(spec.method, spec.backbone, spec.dataset)).is_file():
+    path = tuned and tuned.file(spec.method, spec.backbone, spec.dataset)
+    if path and not path.is_file() and spec.backbone != NO_BACKBONE:
         return [], f"not tuned (no {path})"
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
     if runs := matching(source.runs, registry, spec, tuned):

@@ -144,9 +144,8 @@ def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Pat
     if backbone is not None and backbone.lower() not in spelled["backbone"] \
             and not backbone.lower().startswith(RECBOLE):
         raise unknown_plugin("backbone", backbone, names["backbone"])
-    for kind, name in (("method", method), ("backbone", backbone)):
-        if name is None:
-            raise missing(kind, names[kind])
+    if method is None:  # which may need no backbone
+        raise missing("method", names["method"])
 
 
 def missing(kind: str, known: Iterable[str]) -> UserError:

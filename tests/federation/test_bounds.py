@@ -120,8 +120,8 @@ def test_scores_that_are_a_method_s_state_are_not_written_to(started):
     assert values == [scores.mean("ndcg@20") for t, s, scores in copied.tests if t == s]
 
 
-@pytest.mark.parametrize("name, settings", [("fedmf", {"lr": 0.5}), ("ncf", {"lr": 0.01, "hidden": (8,), "dim": 6, "local_epochs": 1}),
-                                            ("pfedrec", {"lr": 0.02})])
+@pytest.mark.parametrize("name, settings", [("fedmf", {"lr": 0.5}), ("pfedrec", {"lr": 0.02}), (
+    "ncf", {"lr": 0.01, "hidden": (8,), "dim": 6, "local_epochs": 1})])
 def test_alone_is_a_client_s_own_loop(started, name, settings, monkeypatch):
     rate = 3.0
     f = started("alone", name, own_rate=rate, optimiser="adam" if name == "ncf" else "sgd", **settings)

@@ -232,7 +232,7 @@ def test_it_runs_from_the_command_line(log, capsys):
                  "results", "--json", "-v"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["settings"]["diversity"] == 1.0  # of the backbone's own paper
-    assert "one client holds all sessions" in printed.err
+    assert "one party holds all data" in printed.err
 
 
 def test_shards_are_refused(registry, log):

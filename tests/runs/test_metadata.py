@@ -75,8 +75,8 @@ def test_typos_are_answered_and_all_else_goes_on(folder, tmp_path):
     for method, backbone in (("mine", "fedmf"), ("ft", "recbole:BPR"), ("pfedrec", None), ("FT", "FedMF")):
         refuse_typos(method, backbone, [folder])
     refuse_typos("mine", "fedmf", [tmp_path / "absent"])  # the registry says that the folder is absent
-    for method, backbone, words in (("mine", "fedmf", "unknown method 'mine'"), ("ft", None, "--backbone is missing"),
-                                    ("f3cre", None, "Did you mean 'f3crec'"), (None, "fedmf", "--method is missing"),
+    for method, backbone, words in (("mine", "fedmf", "unknown method 'mine'"), (None, "fedmf", "--method is missing"),
+                                    ("f3cre", None, "Did you mean 'f3crec'"),
                                     ("ft", "fedfm", "Did you mean 'fedmf'")):
         with pytest.raises(UserError, match=words):
             refuse_typos(method, backbone)

@@ -43,11 +43,12 @@ class Shrink(Method):
 
 
 def test_shipped_plugins(registry):
-    assert registry.names("method") == ["f3crec", "fcucr", "feddcsr", "ffmsr", "ft", "kd", "mergerec", "pfcr", "reg",
-                                        "rlp2", "spp"]
+    assert registry.names("method") == ["alone", "central", "central-joint", "f3crec", "fcucr", "feddcsr", "ffmsr",
+                                        "frozen", "ft", "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity",
+                                        "recency", "reg", "rlp2", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddcsr", "fedmf", "fedncf", "fedrap", "ffmsr",
-                                          "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "pfedrec", "recguru",
-                                          "sasrec", "session-transformer", "tisasrec", "unisrec", "vqrec"]
+                                          "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "none", "pfedrec",
+                                          "recguru", "sasrec", "session-transformer", "tisasrec", "unisrec", "vqrec"]
     assert registry.names("metric") == ["distance", "hit", "mrr", "ndcg", "novelty", "popularity", "precision",
                                         "recall"]
     assert not registry.broken
