@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench import LocalSettings, Method, UserError, draw_negatives, make_chunks, rng, setting
+from fedcl_bench import Incompatible, LocalSettings, Method, draw_negatives, make_chunks, rng, setting
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,14 @@ class Central(Method):
     trains, topology = "server", "central"
     bound = {"F1": "one party holds all data", "F4": "and trains on them"}
 
-    def central_round(self, step, model, backbone, draw):
+    def trained_backbone(self, backbone, clients):
         if backbone.whole_tables or backbone.scores_local_tables or backbone.serves_tables:
-            raise UserError(f"method '{self.name}': found backbone '{backbone.name}', whose clients train all rows or "
-                            f"keep their own; accepted: one whose samples are scored by their items' rows.")
+            raise Incompatible(f"method '{self.name}' trains the rows of sampled items, and clients of "
+                               f"'{backbone.name}' train all rows or keep their own.", "backbone",
+                               lambda cls: not (cls.whole_tables or cls.scores_local_tables or cls.serves_tables))
+        return backbone
+
+    def central_round(self, step, model, backbone, draw):
         tables = {**model.public, **model.private, **model.dense}
         parameters = {name: table.clone().requires_grad_() for name, table in tables.items()}
         adam = torch.optim.Adam(parameters.values(), lr=self.settings.central_lr)

@@ -18,10 +18,12 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.plugin.sequential import SequentialBackbone
 
 NAMES = discover()
-BACKBONES = [name for name in NAMES.names("backbone")
-             if not issubclass(NAMES.get("backbone", name).cls, (SequentialBackbone, ModuleBackbone))]
+BACKBONES = [name for name in NAMES.names("backbone") if name != "none"
+             and not issubclass(NAMES.get("backbone", name).cls, (SequentialBackbone, ModuleBackbone))]
 METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential
-           and not issubclass(NAMES.get("method", name).cls, DomainMethod)]
+           and not issubclass(NAMES.get("method", name).cls, DomainMethod)
+           and NAMES.get("method", name).cls.trains == "clients"]  # others: tests/federation/test_bounds.py
+ALL_ROWS = ("fedrap", "gpfedrec")  # are trained by their clients, which `alone` does not go with
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +34,18 @@ def stream():
 
 def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
     others = set(NAMES.names("backbone")) - set(BACKBONES)
-    assert others == {"dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "session-transformer",
+    assert others == {"none", "dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "session-transformer",
                       "tisasrec",  # sessions
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
-    assert set(NAMES.names("method")) - set(METHODS) == {"fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr"}
+    assert set(NAMES.names("method")) - set(METHODS) == {
+        "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen", "popularity", "recency"}
 
 
 # Two thirds of the pairs go to the long tests; each method and each backbone is in the others twice or more.
 @pytest.mark.parametrize("method, backbone", [
     pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 3 > 0))
-    for i, method in enumerate(METHODS) for j, backbone in enumerate(BACKBONES)])
+    for i, method in enumerate(METHODS) for j, backbone in enumerate(BACKBONES)
+    if method != "alone" or backbone not in ALL_ROWS])
 def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method, backbone):
     def federation():
         return make_config(registry, method, backbone, "ml-100k",

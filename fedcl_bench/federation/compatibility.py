@@ -139,7 +139,8 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
     """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
     def acts_on_sessions(cls: type) -> bool:
         whole = sequential and not backbone.inner_products
-        return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
+        return not (does_something(cls) or cls.topology) or (
+            cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
 
     if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "

@@ -149,7 +149,10 @@ class RunConfig:
         from ..federation.parts import Federation
 
         method = self.method.cls(self.method_settings)
-        backbone = method.trained_backbone(self.backbone.cls(self.backbone_settings), stream.steps[-1].n_users)
+        try:
+            backbone = method.trained_backbone(self.backbone.cls(self.backbone_settings), stream.steps[-1].n_users)
+        except Incompatible as error:
+            raise self.registry.naming(error) from None
         return Federation(stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
                           torch.device(self.device), metrics=metrics_of(self.registry, self.evaluation),
                           topology=self.stream.topology_in_effect)

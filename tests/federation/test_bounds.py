@@ -174,9 +174,10 @@ def test_central_is_the_first_epoch_of_recbole_s_trainer(registry, started):
     assert found.curve[0]["loss"] == pytest.approx(loss / len(batches), rel=0.01)  # RecBole weighs all batches alike
 
 
-def test_central_needs_rows(started):
-    with pytest.raises(UserError, match="'fedrap', whose clients train all rows"):
-        finish(started("central", "fedrap"))
+def test_rows_must_be_those_of_samples(started):
+    for method in ("central", "alone"):
+        with pytest.raises(UserError, match="(?s)clients of 'fedrap' train all rows.*that fit: .*fedmf"):
+            started(method, "fedrap")
 
 
 @pytest.mark.parametrize("line, lacks", [("history = True", "must say how it gives up C1"),
