@@ -19,7 +19,8 @@ from .commands import COMMANDS
 
 # What takes half the time of a command, or of an action of `data`: it is imported without Python's search for
 # unreachable objects.
-_IMPORTS = {**dict.fromkeys(("tables", "compare", "figures", "report", "pack"), "fedcl_bench.reports.tables"),
+_IMPORTS = {**dict.fromkeys(("tables", "compare", "headroom", "figures", "report", "pack"),
+                            "fedcl_bench.reports.tables"),
             **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"),
                             "fedcl_bench.runs.config")}
 

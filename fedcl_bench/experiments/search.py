@@ -74,11 +74,16 @@ class Combination:
 def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
     """The settings that a combination searches and their values: the plugin's, or the dataset's where it has some.
 
+    FT searches the backbone's, as does a bound without settings of its own, which FT's learning rate may not suit.
+
     Raises:
         UserError: if the dataset's config searches a setting the plugin lacks, or a value it refuses.
     """
-    name = combination.backbone if combination.method == REFERENCE else combination.method
-    cls = registry.get("backbone" if combination.method == REFERENCE else "method", name).cls.Settings
+    method = registry.get("method", combination.method).cls
+    bare = method.bound and method.needs_backbone and not search_space(method.Settings)
+    of_backbone = bool(bare) or method.name == REFERENCE
+    name = combination.backbone if of_backbone else combination.method
+    cls = registry.get("backbone" if of_backbone else "method", name).cls.Settings
     path, known = config_file(combination.dataset), [f.name for f in dataclasses.fields(cls)]
     spaces = {setting: (values, "search values of the plugin") for setting, values in search_space(cls).items()}
     for setting, values in load_config(combination.dataset).search.get(name, {}).items():

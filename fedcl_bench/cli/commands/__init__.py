@@ -7,6 +7,7 @@ COMMANDS = {
     "tune": "choose settings on validation data, with an equal budget for every method",
     "tables": "rebuild a paper's tables, or make your own, from records",
     "compare": "test whether methods differ, from finished runs",
+    "headroom": "say how much there is to gain, and what share of it methods gain",
     "figures": "draw figures for print, from finished runs",
     "sensitivity": "vary every setting that a paper and its code read differently, and draw what it moves",
     "report": "records as one HTML page to look at",

@@ -1,0 +1,97 @@
+"""Say what there is to gain: shares of the headroom between a reference and a bound, with intervals, and costs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ...core.errors import UserError
+from .. import OF_RECORDS, add_options, left_out, print_json, say_tuned, settings_of, tuned_of, where_of
+
+if TYPE_CHECKING:
+    from ...reports.headroom import HeadroomRow
+
+EXAMPLES = """\
+examples:
+  run_bench.py headroom f3crec kd joint-warm frozen popularity --backbone fedmf
+  run_bench.py headroom f3crec --backbones fedmf,fedncf,pfedrec --datasets ml-100k,lastfm-2k --tuned \\
+      --records results/published/f3crec
+  run_bench.py headroom ft --reference frozen --bound central-joint --backbone fedmf
+
+share of headroom = (method - reference) / (bound - reference), of means over users, each averaged over the blocks after
+the first. Its interval is a bootstrap over users and seeds. "no headroom": the interval of the bound's own gain reaches
+down to 0, so that nothing can be said to be left to gain. The runs must be finished: nothing is run here.
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help="methods, and other bounds")
+    parser.add_argument("--reference", default="ft", metavar="METHOD", help="what methods are to improve (default: ft)")
+    parser.add_argument("--bound", default="joint", metavar="METHOD", help="what can be reached (default: joint)")
+    add_options(parser, backbones="backbones, as fedmf,fedncf; repeatable",
+                datasets="datasets, as ml-100k; repeatable (default: ml-100k)")
+    add_options(parser, "metric", "records", set="take the runs with this setting; repeatable", tuned=OF_RECORDS)
+    add_options(parser, "json", "plugins")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...records.store import load_all
+    from ...reports.headroom import headroom_rows
+    from ...reports.selection import Source, checked_spec, find_all
+    from ...runs.registry import discover
+    from ...runs.specs import RunSpec
+
+    registry, datasets = discover(args.plugins), args.datasets or ("ml-100k",)
+    if args.backbones is None:
+        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
+    if args.reference == args.bound:
+        raise UserError(f"--bound: found {args.bound}, which is the reference too; accepted: another method.")
+    changes, tuned = settings_of(args), tuned_of(args)
+    names = list(dict.fromkeys([args.reference, args.bound, *args.methods]))
+    cells = {cell: {name: checked_spec(registry, RunSpec(name, *cell), changes, tuned) for name in names}
+             for cell in product(args.backbones, datasets)}
+    recorded, failed = load_all(args.records, left_out())
+    source, tables = Source(recorded, registry, tuned, where=where_of(args), failed=failed), {}
+    say_tuned(tuned, [spec for specs in cells.values() for spec in specs.values()])
+    for cell, specs in cells.items():
+        found = find_all(source, specs.values(), args.records)
+        runs = {name: found[spec] for name, spec in specs.items()}
+        metric = args.metric or runs[args.reference][0].head["settings"]["valid_metric"]
+        tables[cell] = metric, headroom_rows(runs, args.reference, args.bound, metric)
+    if args.json:
+        print_json({"reference": args.reference, "bound": args.bound, "cells": [
+            {"backbone": backbone, "dataset": dataset, "metric": metric, "rows": [asdict(row) for row in rows]}
+            for (backbone, dataset), (metric, rows) in tables.items()]})
+        return 0
+    for (backbone, dataset), (metric, rows) in tables.items():
+        _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
+    print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
+          f"seeds. LA: learning, mean of R[t, t].")
+    given_up = {name: registry.gives_up(name) for name in names}
+    if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
+        print(f"Bounds, which give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
+    return 0
+
+
+def _show(title: str, rows: list[HeadroomRow], reference: str) -> None:
+    from ...runs.specs import seed_text
+    from ..show import amount, print_table
+
+    lines = []
+    for row in rows:
+        gain, share = ("", "") if row.against is None else (
+            _interval(row.against.gain, "+.4f"),
+            _interval(row.against.share, ".2f") if row.against.share else "no headroom")
+        lines.append((row.method, f"{row.mean:.4f}", gain, share, f"{row.continual['LA']:.4f}",
+                      f"{row.continual['forgetting']:.4f}", amount(row.sent), f"{row.seconds:.0f}",
+                      seed_text(row.seeds), str(row.users)))
+    print(title)
+    print_table(("method", "mean", f"gain over {reference}", "share of headroom", "LA", "forgetting", "sent", "seconds",
+                 "seeds", "users"), lines)
+
+
+def _interval(values: tuple[float, float, float], how: str) -> str:
+    value, low, high = (format(each, how) for each in values)
+    return f"{value} ({low} … {high})"

@@ -1,0 +1,72 @@
+"""Methods and bounds of one backbone and dataset against a reference: gains, shares of headroom, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..records.run import Run
+from ..records.store import user_scores
+from ..stats.headroom import Headroom, headroom
+from ..stats.significance import TooFew
+from .frame import check_metric, same_tests
+
+
+@dataclass(frozen=True)
+class HeadroomRow:
+    """A method on one backbone and dataset.
+
+    Attributes:
+        seeds: those that it has in common with the reference and the bound, over which all else is.
+        users: how many are tested.
+        mean: of the metric on the block just trained, over users, each averaged over blocks.
+        against: its gain over the reference and share of headroom; None of the reference itself.
+        continual: learning (LA) and forgetting of the metric, as in tables; nan on streams of one step.
+        sent: bytes that all clients upload in a run; seconds: of a run.
+    """
+
+    method: str
+    seeds: tuple[int, ...]
+    users: int
+    mean: float
+    against: Headroom | None
+    continual: Mapping[str, float]
+    sent: float
+    seconds: float
+
+
+def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str, metric: str) -> list[HeadroomRow]:
+    """Rows of all methods, the reference first and then the bound.
+
+    Args:
+        runs: method to its runs on one backbone and dataset.
+
+    Raises:
+        UserError: for runs that are not comparable or lack the metric. TooFew: without a seed or 2 users in common.
+    """
+    every = [run for of_method in runs.values() for run in of_method]
+    same_tests(every, "headroom")
+    check_metric(every, metric, per_user=True)
+    order = [reference, bound, *(name for name in runs if name not in (reference, bound))]
+    return [_row(name, runs, reference, bound, metric) for name in dict.fromkeys(order)]
+
+
+def _row(name: str, runs: Mapping[str, Sequence[Run]], reference: str, bound: str, metric: str) -> HeadroomRow:
+    by_seed = [{run.seed: run for run in runs[each]} for each in (name, reference, bound)]
+    seeds = tuple(sorted(set.intersection(*map(set, by_seed))))
+    if not seeds:
+        raise TooFew(f"{name}, {reference} and {bound} have no seed in common; run the same seeds of all.")
+    tables = [pd.concat([user_scores([of[seed]], metric) for seed in seeds], axis=1) for of in by_seed]
+    users = pd.concat(tables, axis=1).dropna().index
+    scores = [table.loc[users].to_numpy(float).T for table in tables]
+    chosen = [by_seed[0][seed] for seed in seeds]
+    against = None if name == reference else headroom(*scores)
+    parts = [run.meta["continual"].get(metric, {}) for run in chosen]
+    return HeadroomRow(name, seeds, len(users), float(scores[0].mean()), against,
+                       {name: float(np.mean([part.get(name, np.nan) for part in parts]))
+                        for name in ("LA", "forgetting")},
+                       float(np.mean([run.meta["bytes"]["total_up"] for run in chosen])),
+                       float(np.mean([run.meta["seconds"]["total"] for run in chosen])))

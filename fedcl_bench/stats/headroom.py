@@ -1,0 +1,56 @@
+"""How much of what there is to gain a method gains: its share of the headroom between a reference and a bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .significance import TooFew
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Means over units and seeds, with 95 % bootstrap intervals over both (percentiles).
+
+    Attributes:
+        gain: of the method over the reference, and its interval.
+        share: the gain over the bound's own, and its interval; None without headroom, which is where the interval of
+            the bound's gain reaches down to 0.
+    """
+
+    gain: tuple[float, float, float]
+    share: tuple[float, float, float] | None
+
+
+def headroom(method: _Floats, reference: _Floats, bound: _Floats, draws: int = 9999, seed: int = 0) -> Headroom:
+    """(method - reference) / (bound - reference).
+
+    Every bootstrap sample draws seeds and units with replacement, the same for all three, so that the interval of the
+    share has the uncertainty of its denominator too.
+
+    Args:
+        method, reference, bound: a score per seed and unit, (seeds, units), in the same order.
+
+    Raises:
+        TooFew: for fewer than 2 units.
+    """
+    gained, above = method - reference, bound - reference
+    seeds, units = gained.shape
+    if units < 2:
+        raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
+    rng = np.random.default_rng(seed)
+    samples = np.empty((draws, 2))
+    for number in range(draws):
+        of_seeds = np.bincount(rng.integers(seeds, size=seeds), minlength=seeds) / seeds
+        of_units = np.bincount(rng.integers(units, size=units), minlength=units) / units
+        samples[number] = of_seeds @ gained @ of_units, of_seeds @ above @ of_units
+    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
+    gain = float(gained.mean()), float(low[0]), float(high[0])
+    if not low[1] > 0.0:
+        return Headroom(gain, None)
+    of_share = np.percentile(samples[:, 0] / samples[:, 1], [2.5, 97.5])
+    return Headroom(gain, (float(gained.mean() / above.mean()), float(of_share[0]), float(of_share[1])))
