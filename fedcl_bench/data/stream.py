@@ -49,10 +49,14 @@ class Ragged:
         """Lists of these lengths, of some of the items."""
         return Ragged(_starts(lengths), self.values[chosen], None if self.ratings is None else self.ratings[chosen])
 
+    @property
+    def owners(self) -> Tensor:
+        """The user of each of the ``values``."""
+        return torch.arange(len(self.lengths), device=self.values.device).repeat_interleave(self.lengths)
+
     def where(self, chosen: Tensor) -> "Ragged":
         """The lists without the items that are not ``chosen``, bool of the shape of ``values``."""
-        user = torch.arange(len(self.lengths), device=chosen.device).repeat_interleave(self.lengths)
-        return self._of(torch.bincount(user[chosen], minlength=len(self.lengths)), chosen)
+        return self._of(torch.bincount(self.owners[chosen], minlength=len(self.lengths)), chosen)
 
     @property
     def lengths(self) -> Tensor:
@@ -87,15 +91,15 @@ class Ragged:
 
     def before(self, later: "Ragged") -> "Ragged":
         """Each user's items and then those that it has ``later``, where there may be more users."""
-        lists, lengths = (self, later), (*map(lambda lists: lists.lengths, (self, later)),)
-        user = torch.cat([torch.arange(len(each), device=each.device).repeat_interleave(each) for each in lengths])
+        lists = self, later
+        user = torch.cat([each.owners for each in lists])
         joined = replace(later, values=torch.cat([each.values for each in lists]),
                          ratings=None if later.ratings is None else torch.cat([each.ratings for each in lists]))
         return joined._of(torch.bincount(user, minlength=len(later.lengths)), user.argsort(stable=True))
 
     def distinct(self) -> "Ragged":
         """Of items that a user has several times the first, in the order of the lists."""
-        user = torch.arange(len(self.lengths), device=self.values.device).repeat_interleave(self.lengths)
+        user = self.owners
         above = 1 + int(self.values.max()) if len(self.values) else 1
         key, order = (user * above + self.values).sort(stable=True)
         first = torch.ones_like(key, dtype=torch.bool)

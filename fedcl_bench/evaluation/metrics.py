@@ -170,8 +170,9 @@ class EvaluationSettings:
     early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
                                   "session: its forgetting curve (FCUCR, Figure 2a)",
                                   only_if=("stream=sessions", "topology!=central"))
-    mask_history: bool = setting(False, "of a stream of domains: items that a user has had before are not recommended; "
-                                 "RecBole recommends them to sequential models", only_if="stream=domains")
+    mask_history: bool = setting(False, "items that a user has had before (of blocks: in an earlier block) are not "
+                                 "recommended; F3CRec's code recommends them, as RecBole does to sequential models",
+                                 only_if=("stream=blocks|domains", "stream=domains or mask_history"))
 
 
 def parse_metric(text: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..training.session_trainer import SessionChunk, clients_at_once, make_session_chunks
 from ..training.strategies import Strategy, Training
+from ..data.recbole_files import SPLITS
 from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
@@ -58,20 +59,23 @@ class Lists:
             errors = rating_errors(f.backbone, model, self.step.valid)
             return UserScores(errors.users, {by: -errors.values[by]})  # the highest is best
         metric, k = f.validation
-        return rank_all(f.backbone, model, self.step.valid, [self.step.train], [k], self.method,
+        return rank_all(f.backbone, model, self.step.valid, [self.step.train, *self._had_before(self.step, "valid")],
+                        [k], self.method,
                         self.candidates.get("valid"), [metric])
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """Row R[t, .]: tests of a step's model on this and every earlier step.
 
         Candidates are all items accumulated up to the step just trained. Only that step's train and valid items are
-        masked, also when an earlier step is tested (F3CRec's released code).
+        masked, also when an earlier step is tested (F3CRec's released code); with ``mask_history`` also what users had
+        in the steps before the tested one.
         """
         f, step = self.f, self.step
         steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
         catalogue = catalogue_of(steps, model.item_vectors, f.population.all_reduce)
         of_items = any(metric.of_items for metric in f.metrics)
-        tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid], f.topk, self.method,
+        tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid, *self._had_before(earlier, "test")],
+                          f.topk, self.method,
                           draw_candidates(earlier, f.evaluation, f.seed).get("test"), f.metrics,
                           catalogue if of_items or earlier is steps[-1] else None)
                  for earlier in steps]
@@ -80,6 +84,18 @@ class Lists:
         errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
         return [(step.index, earlier.index, UserScores(scores.users, {**scores.values, **more}))
                 for earlier, scores, more in zip(steps, tests, errors)], analysis
+
+    def _had_before(self, tested: Step, split: str) -> list[Ragged]:
+        """With ``mask_history``, what each user had in the steps before ``tested``, but for items to find."""
+        if not self.f.evaluation.mask_history:
+            return []
+        target = tested.split(split)
+        lists = Ragged(torch.zeros_like(self.step.train.indptr), self.step.train.values[:0])
+        for step in self.f.stream.steps[:tested.index]:
+            for name in SPLITS:
+                lists = replace(step.split(name).to(self.f.device), ratings=None).before(lists)
+        pairs = [of.owners * self.step.n_items + of.values for of in (lists, target)]
+        return [lists.where(~torch.isin(*pairs))]
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """More numbers of a validated round for its curve."""

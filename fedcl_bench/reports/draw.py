@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..core.files import write_atomically
+from ..stats.headroom import Headroom
 from ..stats.significance import LEVEL, FriedmanComparison
 from .frame import Curve, Histogram, OverSeeds
 
@@ -514,4 +515,30 @@ def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison,
     p += "" if test.p <= LEVEL else " (no difference at 5 %)"
     figure.text(0.5, 0.32 / height, f"{title}\nFriedman χ²({k - 1}) = {test.chi2:.2f}, {p}, {test.n} rows",
                 ha="center", va="top", linespacing=1.3)
+    return figure
+
+
+@styled
+def gains(rows: Sequence[Sequence[tuple[str, Mapping[str, Headroom | None]]]], bound: str, look: Mapping[str, Look],
+          title: str) -> Figure:
+    """Gains over a reference with their intervals, a panel per cell; the band is the interval of the bound's gain.
+
+    Args:
+        rows: panels' titles, and methods to their gains.
+    """
+    lines = len(rows[0][0][1])
+    figure, grid = _grid(len(rows), len(rows[0]), 0.55 + len(rows) * (0.35 + 0.15 * lines), sharex="row", sharey=True)
+    for axes, (name, methods) in _panels(grid, rows):
+        axes.set_title(name, loc="left")
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        if (limit := methods.get(bound)) is not None:
+            axes.axvspan(*limit.gain[1:], color=GREY, alpha=0.2, linewidth=0, gid=f"bound:{name}")
+        for y, (method, found) in enumerate(methods.items()):
+            if found is not None:
+                style, (mean, low, high) = _look(look, method), found.gain
+                axes.errorbar(mean, y, xerr=[[mean - low], [high - mean]], color=style.color, marker=style.marker,
+                              linestyle="", elinewidth=1.0, gid=f"gain:{name}:{method}")
+        axes.set(ylim=(lines - 0.5, -0.5), yticks=range(lines), yticklabels=[_look(look, m).label for m in methods])
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    _legend(figure, title, [])
     return figure

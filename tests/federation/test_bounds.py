@@ -200,3 +200,25 @@ def test_bounds_are_said_to_be_bounds(tmp_path, capsys):
 def test_no_shards_without_a_server_that_adds_up(started, method):
     with pytest.raises(UserError, match=f"--shards: .* method '{method}' has no server"):
         check_divisible(started(method))
+
+
+@pytest.mark.parametrize("tested", [1, 2])
+def test_what_users_had_before_is_not_ranked(started, tested):
+    """With mask_history, unless it is to be found: by counting hits user by user."""
+    f = started("popularity", mask_history=True)
+    model = finish(f).model
+    steps = f.stream.steps
+    lists = next(p for p in run(f) if p.step == 2 and p.trained).tests
+    found = next(scores for t, s, scores in lists if (t, s) == (2, tested)).values["recall@20"]
+    counts = torch.bincount(torch.cat([step.train.values for step in steps]), minlength=model.n_items).tolist()
+    expected = []
+    for user in (steps[tested].test.lengths > 0).nonzero().flatten().tolist():
+        target = set(steps[tested].test.of(user).tolist())
+        had = {item for step in steps[:tested] for name in ("train", "valid", "test") if user < step.n_users
+               for item in step.split(name).of(user).tolist()} - target
+        had |= {item for name in ("train", "valid") for item in steps[2].split(name).of(user).tolist()}
+        ranked = sorted((item for item in range(model.n_items) if item not in had), key=lambda item: -counts[item])
+        expected.append(len(target.intersection(ranked[:20])) / len(target))
+    assert found.tolist() == pytest.approx(expected)
+    unmasked = next(scores for t, s, scores in finish(started("popularity")).tests if (t, s) == (2, tested))
+    assert unmasked.mean("recall@20") < found.mean()

@@ -299,3 +299,35 @@ def test_commands_that_are_suggested_keep_the_folders(at_records, tmp_path, caps
     assert main([*grid, "--data-dir", str(tmp_path)]) == 2
     assert f"tune --methods ft --backbones biasmf --datasets ml-100k --results {records} --data-dir {tmp_path} " \
            f"{' '.join(folders)}" in capsys.readouterr().err
+
+
+# Headroom
+
+def test_shares_of_headroom(tmp_path, registry, capsys):
+    """By hand: FT .10, joint .14, F3CRec .12, users alike; a bound is said to be one, and popularity needs no
+    backbone."""
+    for method, mean in (("ft", 0.10), ("joint", 0.14), ("f3crec", 0.12), ("reg", 0.09)):
+        for seed in range(3):
+            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean))
+    fabricate(tmp_path, registry, RunSpec("popularity", "none", "ml-100k"), 0, level(0.05))
+    words = ["headroom", "f3crec", "reg", "popularity", "--backbone", "fedmf", "--records", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)["cells"][0]["rows"]}
+    assert list(rows) == ["ft", "joint", "f3crec", "reg", "popularity"]
+    assert rows["ft"]["against"] is None and rows["popularity"]["seeds"] == [0]
+    shares = {name: row["against"]["share"][0] for name, row in rows.items() if row["against"]}
+    assert shares == pytest.approx({"joint": 1.0, "f3crec": 0.5, "reg": -0.25, "popularity": -1.25})
+    assert main([*words, "--figure", "--format", "svg", "--out", str(tmp_path / "drawn")]) == 0
+    printed = capsys.readouterr().out
+    assert "0.50 (0.50 … 0.50)" in printed and "on purpose (docs/constraints.md): joint (C1), popularity (F4, C1)." in \
+        " ".join(printed.split())
+    assert 'id="gain:fedmf, ml-100k:f3crec"' in (tmp_path / "drawn" / "headroom.svg").read_text()
+
+
+def test_no_headroom_is_said(tmp_path, registry, capsys):
+    for method, mean in (("ft", 0.14), ("joint", 0.10), ("f3crec", 0.12)):
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(mean))
+    assert main(["headroom", "f3crec", "--backbone", "fedmf", "--records", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("no headroom") == 2
+    assert "is the reference too" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--bound", "ft")
+    assert "no record" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--records", tmp_path)

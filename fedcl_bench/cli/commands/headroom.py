@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from itertools import product
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .. import OF_RECORDS, add_options, left_out, print_json, say_tuned, settings_of, tuned_of, where_of
+from .. import (DRAWN, OF_RECORDS, add_options, check_formats, left_out, print_json, save_figure, say_tuned,
+                settings_of, tuned_of, where_of)
 
 if TYPE_CHECKING:
     from ...reports.headroom import HeadroomRow
@@ -33,7 +35,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, backbones="backbones, as fedmf,fedncf; repeatable",
                 datasets="datasets, as ml-100k; repeatable (default: ml-100k)")
     add_options(parser, "metric", "records", set="take the runs with this setting; repeatable", tuned=OF_RECORDS)
-    add_options(parser, "json", "plugins")
+    parser.add_argument("--figure", action="store_true", help="also draw the gains, a panel per backbone and dataset")
+    add_options(parser, *DRAWN, "json", "plugins")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     registry, datasets = discover(args.plugins), args.datasets or ("ml-100k",)
     if args.backbones is None:
         raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
+    check_formats(args.format)
     if args.reference == args.bound:
         raise UserError(f"--bound: found {args.bound}, which is the reference too; accepted: another method.")
     changes, tuned = settings_of(args), tuned_of(args)
@@ -60,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         runs = {name: found[spec] for name, spec in specs.items()}
         metric = args.metric or runs[args.reference][0].head["settings"]["valid_metric"]
         tables[cell] = metric, headroom_rows(runs, args.reference, args.bound, metric)
+    if args.figure:
+        _draw(args, tables, names)
     if args.json:
         print_json({"reference": args.reference, "bound": args.bound, "cells": [
             {"backbone": backbone, "dataset": dataset, "metric": metric, "rows": [asdict(row) for row in rows]}
@@ -73,6 +79,21 @@ def run(args: argparse.Namespace) -> int:
     if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
         print(f"Bounds, which give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
     return 0
+
+
+def _draw(args: argparse.Namespace, tables: dict[tuple[str, str], tuple[str, list[HeadroomRow]]], names: list[str]
+          ) -> None:
+    from ...reports import draw
+
+    datasets = dict.fromkeys(dataset for _, dataset in tables)
+    rows = [[(f"{backbone}, {dataset}", {row.method: row.against for row in tables[backbone, dataset][1]
+                                         if row.method != args.reference}) for dataset in datasets]
+            for backbone in args.backbones]
+    (metric, _), = {(metric, None) for metric, _ in tables.values()}
+    figure = draw.gains(rows, args.bound, draw.looks({name: name for name in names}),
+                        f"Gain over {args.reference} in {metric}, 95 % intervals; band: interval of {args.bound}")
+    for path in save_figure("headroom", figure, args.out, args.format):
+        print(path, file=sys.stderr)
 
 
 def _show(title: str, rows: list[HeadroomRow], reference: str) -> None:
