@@ -34,7 +34,7 @@ _FIELDS = {"USER_ID_FIELD": USER, "ITEM_ID_FIELD": ITEM, "LABEL_FIELD": LABEL, "
            "RATING_FIELD": "rating", "TIME_FIELD": "timestamp", "seed": 0, "train_batch_size": 512,
            "require_pow": False}
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-_BUILDING = threading.Lock()  # building draws from the global generators
+_BUILDING = threading.RLock()  # building draws from the global generators
 
 
 class Refused(Exception):

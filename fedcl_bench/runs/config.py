@@ -141,8 +141,8 @@ class RunConfig:
     @property
     def name(self) -> str:
         """The run's folder: readable, then unique."""
-        backbone = self.backbone.name.replace(":", "-")
-        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
+        plugins = f"{self.method.name}-{self.backbone.name}".replace(":", "-")
+        return f"{plugins}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
 
     def federation(self, stream: Stream) -> Federation:
         """The run's parts over a loaded stream."""

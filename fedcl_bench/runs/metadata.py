@@ -137,8 +137,8 @@ def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Pat
         return
     names = {kind: sorted(plugin.name for plugin in known if plugin.kind == kind) for kind in ("method", "backbone")}
     spelled = {kind: {name.lower() for name in of_kind} for kind, of_kind in names.items()}
-    if method is not None and method.lower() in spelled["backbone"]:
-        return  # a federated recommender, which needs no method
+    if method is not None and (method.lower() in spelled["backbone"] or method.lower().startswith(RECBOLE)):
+        return  # a federated recommender, which needs no method, or a RecBole model
     if method is not None and method.lower() not in spelled["method"]:
         raise unknown_plugin("method", method, names["method"])
     if backbone is not None and backbone.lower() not in spelled["backbone"] \

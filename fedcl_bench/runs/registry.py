@@ -129,8 +129,7 @@ class Registry:
     def knows(self, kind: str, name: str) -> bool:
         """Whether ``get`` finds it."""
         try:
-            return (kind, self.spelled(kind, name)) in self.loaded or (
-                kind == "backbone" and name.lower().startswith(RECBOLE) and bool(spelled(name)))
+            return (kind, self.spelled(kind, name)) in self.loaded or spelled(name, kind).startswith(RECBOLE)
         except UserError:
             return False
 
@@ -150,8 +149,8 @@ class Registry:
         name = self.spelled(kind, name)
         if (kind, name) in self.loaded:
             return self.loaded[kind, name]
-        if kind == "backbone" and name.lower().startswith(RECBOLE):
-            return _recbole(spelled(name))
+        if kind != "metric" and name.lower().startswith(RECBOLE):
+            return _recbole(spelled(name, kind), kind)
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
@@ -174,8 +173,7 @@ class Registry:
 
     def gives_up(self, method: str) -> tuple[str, ...]:
         """The statements of docs/constraints.md that a bound gives up; none of a method that is not installed."""
-        plugin = self._find("method", method)
-        return tuple(plugin.cls.bound) if plugin else ()
+        return tuple(self.get("method", method).cls.bound) if self.knows("method", method) else ()
 
     def pair(self, method: str | None, backbone: str | None) -> tuple[str, str]:
         """A run's method and backbone in their spelling; a federated recommender as the method is FT on it.
@@ -189,7 +187,7 @@ class Registry:
                 raise UserError(f"method '{method}' is a backbone and stands for method ft on it; found backbone "
                                 f"'{backbone}' beside it, leave one of the two out.")
             return "ft", method
-        if method and not backbone and self.knows("method", method):
+        if method and not backbone:
             backbone = self.backbone_for(method, "")
         for kind, name in (("method", method), ("backbone", backbone)):
             if not name:
@@ -278,26 +276,27 @@ def _line_of(cls: type) -> int:
 
 
 @functools.cache
-def _recbole(name: str, domains: bool = False) -> Plugin:
-    """RecBole's model as a backbone; imported when asked for, as RecBole takes a second or two."""
-    from ..recbole import adapter
+def _recbole(name: str, kind: str = "backbone", domains: bool = False) -> Plugin:
+    """RecBole's model as a backbone or method; imported when asked for, as RecBole takes a second or two."""
+    from ..recbole import adapter, pooled
 
-    cls = adapter.backbone_class(name.removeprefix(RECBOLE))
+    module, made = (adapter, adapter.backbone_class) if kind == "backbone" else (pooled, pooled.method_class)
+    cls = made(name.removeprefix(RECBOLE))
     if domains:
         from ..recbole.domain_backbone import domain_backbone_class
 
         cls = domain_backbone_class(cls.Settings.NAME, cls)
     numbers = f"{cls.numbers} of RecBole {importlib.metadata.version('recbole')}"
-    return Plugin("backbone", name, cls, Path(adapter.__file__), numbers)
+    return Plugin(kind, name, cls, Path(module.__file__), numbers)
 
 
-def spelled(backbone: str) -> str:
-    """A backbone's name; of a RecBole model as RecBole writes it. Raises UserError if RecBole has no such model."""
-    if not backbone.lower().startswith(RECBOLE):
-        return backbone
-    from ..recbole.models import find
+def spelled(name: str, kind: str = "backbone") -> str:
+    """A backbone's or method's name; of a RecBole model as RecBole writes it. Raises UserError if there is none."""
+    if not name.lower().startswith(RECBOLE) or kind == "metric":
+        return name
+    from ..recbole import models, pooled
 
-    return RECBOLE + find(backbone[len(RECBOLE):])
+    return RECBOLE + (models if kind == "backbone" else pooled).find(name[len(RECBOLE):])
 
 
 def _import_file(path: Path, content: bytes) -> ModuleType:

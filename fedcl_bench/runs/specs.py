@@ -39,7 +39,8 @@ class RunSpec:
     settings: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "backbone", spelled(self.backbone))  # as records have it
+        for kind in ("method", "backbone"):  # as records have them
+            object.__setattr__(self, kind, spelled(getattr(self, kind), kind))
 
     @property
     def title(self) -> str:
@@ -85,7 +86,7 @@ def expected_settings(registry: Registry, spec: RunSpec, tuned: Tuned | None = N
 
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     """Where the tuned settings of a combination are."""
-    return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
+    return folder / f"{dataset_name(dataset)}-{backbone}-{method}.json".replace(":", "-")
 
 
 class _Updates(Struct):

@@ -10,7 +10,7 @@ from ...core.errors import UserError
 from .. import Extend, add_options, names, print_json
 
 if TYPE_CHECKING:
-    from ...runs.registry import Plugin
+    from ...runs.registry import Plugin, Registry
 
 EXAMPLES = """\
 examples:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all:
         chosen = list(registry.plugins.values())
     elif args.name.lower().startswith(RECBOLE):
-        chosen = _of_recbole(registry.get("backbone", args.name))
+        chosen = _of_recbole(registry, args.name)
     elif args.name in registry.broken:
         raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
     else:
@@ -76,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(report.passed for report in reports) else 1
 
 
-def _of_recbole(plugin: Plugin) -> list[Plugin]:
-    """What can be checked of a RecBole model: with clients of one user each, as that of a domain, or both."""
-    usable = []
+def _of_recbole(registry: Registry, name: str) -> list[Plugin]:
+    """What can be checked of a RecBole model: as a backbone of clients of one user each or of domains, as a method."""
+    plugin = registry.get("backbone", name)
+    usable = [registry.get("method", name)] if registry.knows("method", name) else []
     for each in (plugin, plugin.of_domains()):
         try:
             each.cls(each.cls.Settings())

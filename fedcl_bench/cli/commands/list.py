@@ -62,6 +62,7 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
     groups = {f"{kind}s": {plugin.name: plugin.title + " [re-implementation]" * plugin.reimplementation
                            for plugin in sorted(plugins, key=lambda plugin: plugin.name) if plugin.kind == kind}
               for kind in ("method", "backbone", "metric")} | {"datasets": titles, "cannot be loaded": broken}
+    groups["methods"][f"{RECBOLE}NAME"] = "bound: RecBole's own Pop, ItemKNN, EASE, BPR, LightGCN or SASRec on all data"
     groups["backbones"][f"{RECBOLE}NAME"] = "RecBole's own models; `list recbole` shows which"
     width = 2 + max(16, *(len(name) for lines in groups.values() for name in lines))
     for heading, lines in groups.items():
@@ -82,7 +83,8 @@ def _in_full(name: str, folders: list[Path]) -> int:
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
     plugins = plugins or [plugin for (_, known), plugin in registry.plugins.items() if known.lower() == name.lower()]
     if name.lower().startswith(RECBOLE):
-        plugins = [registry.get("backbone", name)]
+        plugins = [registry.get(kind, name) for kind in ("method", "backbone") if registry.knows(kind, name)] \
+            or [registry.get("backbone", name)]
     for plugin in plugins:
         _metric(plugin) if plugin.kind == "metric" else _plugin(plugin)
     if plugins:
@@ -160,11 +162,12 @@ def _dataset(dataset: str, path: Path) -> None:
 
 
 def _recbole_models() -> int:
-    from ...recbole import client_facts, domain_facts
+    from ...recbole import client_facts, domain_facts, pooled
     from ...recbole.models import names
 
     for name, kind in names().items():
         by_domains = f"; by domains: {domain_facts.status(name)}" if kind == "sequential" else ""
         say(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
-    say("\n`list recbole:NAME` shows a model's settings.")
+    say(f"\nAs methods RecBole trains these on everybody's data so far: {', '.join(pooled.KINDS)}.\n"
+        f"`list recbole:NAME` shows a model's settings.")
     return 0

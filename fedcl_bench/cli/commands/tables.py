@@ -194,7 +194,7 @@ def _paper_tables(args: argparse.Namespace) -> list[Table]:
     paper, chosen = chosen_tables(args)
     source = make_source(args, needs_runs=any(table.row_spec for table in chosen))
     for method in args.add:
-        if method not in source.registry.names("method"):
+        if not source.registry.knows("method", method):
             raise unknown("method (--add)", method, source.registry.names("method"))
         if any(method in table.rows for table in chosen):
             raise UserError(f"--add: found '{method}', which the tables of {paper} have already; leave it out.")
