@@ -279,8 +279,6 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
     def missed(text: str, of: str) -> str:
         """By which values a condition does not hold, in words; empty if it holds."""
         condition = _condition(text)
-        if any(part.name == of and not part.holds(declared[of][1]) for part in condition):
-            return "at its default"
         if foreign := [part.name for part in condition if part.name not in declared]:
             raise PluginError(f"{declared[of][2]}.{of}: only_if names '{foreign[0]}', expected another setting of the "
                               f"run.")
@@ -288,6 +286,8 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
                   for part in condition]
         if any(part.holds(value) for part, value in zip(condition, values)):
             return ""
+        if any(part.name == of for part in condition):
+            return "at its default"
         if len(condition) == 1 and reason(condition[0].name):
             return reason(condition[0].name)
         compared = " and ".join(f"{part.name}={as_text(value)}" for part, value in zip(condition, values) if part.sign)
