@@ -22,6 +22,7 @@ BETWEEN = re.compile(r"(<!-- table: ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTAL
 SETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k": "Last.FM 2K"}
 BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4rec": "GRU4Rec", "sasrec": "SASRec",
              "tisasrec": "TiSASRec"}
+BOUNDS = ("joint", "joint-warm", "central", "central-joint", "recency", "popularity", "frozen", "alone", "kd", "f3crec")
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
 
@@ -108,6 +109,41 @@ def leaks() -> str:
 
 
 # Records
+
+@cache
+def bounds(masked: bool = False) -> dict[tuple[str, str], dict[str, list]]:
+    """The runs with bounds: (backbone, dataset) to method to its runs; ``masked``: with mask_history."""
+    from fedcl_bench.records.store import load_runs
+
+    runs = load_runs(ROOT / "results/published/bounds")
+    cells: dict[tuple[str, str], dict[str, list]] = {}
+    for backbone in ("fedmf", "fedncf", "pfedrec"):
+        for dataset in SETS:
+            for run in runs:
+                if run.head["dataset"] == dataset and run.head["backbone"] in (backbone, "none") and (
+                        run.head["settings"].get("mask_history", False) == masked):
+                    cells.setdefault((backbone, dataset), {}).setdefault(run.head["method"], []).append(run)
+    return {cell: methods for cell, methods in cells.items() if {"ft", "joint"} <= methods.keys()}
+
+
+def headroom(masked: str = "") -> str:
+    """Gains over FT in N@20, mean of blocks 1 to 3, of bounds and methods; an asterisk where 0 is outside of the 95 %
+    interval over users and seeds. With ``masked``, of lists without what users had before."""
+    from fedcl_bench.reports.headroom import headroom_rows
+
+    cells = {cell: {row.method: row for row in headroom_rows(methods, "ft", "joint", "ndcg@20")}
+             for cell, methods in bounds(bool(masked)).items()}
+    names = [name for name in BOUNDS if any(name in rows for rows in cells.values())]
+
+    def gain(rows: dict, name: str) -> str:
+        if name not in rows:
+            return ""
+        mean, low, high = rows[name].against.gain
+        return signed(mean) + "*" * (low > 0.0 or high < 0.0)
+    return markdown(["N@20", *(f"{BACKBONES[backbone]}, {SETS[dataset]}" for backbone, dataset in cells)], [
+        ["FT", *(short(rows["ft"].mean) for rows in cells.values())],
+        *([f"`{name}`", *(gain(rows, name) for rows in cells.values())] for name in names)])
+
 
 def f3crec_leads() -> str:
     """N@20 of FT and F3CRec, mean of blocks 1 to 3, under every combination of choices that is published."""
@@ -469,7 +505,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "fcucr-noise": fcucr_noise, "weighted-noise": weighted_noise, "fcucr-baselines": fcucr_baselines,
     "ffmsr-retail": ffmsr_retail, "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
     "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
-    "audit": audit, "cost-model": cost_model, "leaks": leaks}
+    "audit": audit, "cost-model": cost_model, "leaks": leaks,
+    "headroom": headroom}
 
 
 def pages() -> list[Path]:
