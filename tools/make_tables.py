@@ -22,7 +22,9 @@ BETWEEN = re.compile(r"(<!-- table: ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTAL
 SETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k": "Last.FM 2K"}
 BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4rec": "GRU4Rec", "sasrec": "SASRec",
              "tisasrec": "TiSASRec"}
-BOUNDS = ("joint", "joint-warm", "central", "central-joint", "recency", "popularity", "frozen", "alone", "kd", "f3crec")
+BOUNDS = ("joint", "joint-warm", "central", "central-joint", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR",
+          "recbole:LightGCN", "recbole:SASRec", "recency", "popularity", "frozen", "alone", "kd", "f3crec")
+STATIC = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
 
@@ -143,6 +145,39 @@ def headroom(masked: str = "") -> str:
     return markdown(["N@20", *(f"{BACKBONES[backbone]}, {SETS[dataset]}" for backbone, dataset in cells)], [
         ["FT", *(short(rows["ft"].mean) for rows in cells.values())],
         *([f"`{name}`", *(gain(rows, name) for rows in cells.values())] for name in names)])
+
+
+POOLS = {"untrained": "all not trained on", "untouched": "released"}
+CANDIDATES = {"sampled": "among 100", "all": "among all"}
+
+
+@cache
+def leaks_runs() -> dict[tuple[str, str, str], list[float]]:
+    """HR@10 of every seed, by candidates, pool and backbone, of the static stream of ML-100K."""
+    from fedcl_bench.records.store import load_runs
+
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for run in load_runs(ROOT / "results/published/leaks"):
+        settings = run.head["settings"]
+        found.setdefault((settings["candidates"], settings["negative_pool"], run.head["backbone"]), []).append(
+            run.meta["metrics"]["hit@10"]["per_block"][0])
+    return found
+
+
+def leaks_grid() -> str:
+    """HR@10 of backbones by pool of negatives and candidates, with the rank of each among them."""
+    runs, columns = leaks_runs(), [(each, pool) for each in CANDIDATES for pool in POOLS]
+    means = {key: sum(values) / len(values) for key, values in runs.items()}
+    names = [name for name in STATIC if ("sampled", "untrained", name) in runs]
+
+    def cell(column: tuple[str, str], name: str) -> str:
+        if (*column, name) not in runs:
+            return ""
+        rank = 1 + sum(means[(*column, other)] > means[(*column, name)] for other in names if (*column, other) in means)
+        values = runs[(*column, name)]
+        return f"{over_seeds(values) if len(values) > 1 else short(values[0], 3)} ({rank})"
+    return markdown(["HR@10 (rank)", *(f"{CANDIDATES[each]}, {POOLS[pool]}" for each, pool in columns)], [
+        [STATIC[name], *(cell(column, name) for column in columns)] for name in names])
 
 
 def f3crec_leads() -> str:
@@ -506,7 +541,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "ffmsr-retail": ffmsr_retail, "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
     "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model, "leaks": leaks,
-    "headroom": headroom}
+    "headroom": headroom, "leaks-grid": leaks_grid}
 
 
 def pages() -> list[Path]:

@@ -234,6 +234,14 @@ def test_a_dataset_has_its_own_space(registry, monkeypatch):
             search.searched(registry, F3CREC)
 
 
+def test_a_bound_searches_what_ft_does(registry):
+    """What FT's learning rate holds down would bound nothing; but not with settings of its own, or no backbone."""
+    space = {name: search.searched(registry, Combination(name, "fedmf", "ml-100k"))
+             for name in ("ft", "joint", "central", "popularity", "frozen")}
+    assert space["joint"] == space["ft"] == {"lr": (0.1, 0.5, 1.0)}
+    assert [*space["central"]] == ["central_lr"] and space["popularity"] == space["frozen"] == {}
+
+
 def test_the_better_third_and_the_default_are_tried_on_all_seeds(searching):
     """The chosen point has the best mean over seeds, not the luckiest seed: on the first one eps of .001 is best."""
     def value(method, s):
