@@ -22,8 +22,8 @@ BETWEEN = re.compile(r"(<!-- table: ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTAL
 SETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k": "Last.FM 2K"}
 BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4rec": "GRU4Rec", "sasrec": "SASRec",
              "tisasrec": "TiSASRec"}
-BOUNDS = ("joint", "joint-warm", "central", "central-joint", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR",
-          "recbole:LightGCN", "recbole:SASRec", "recency", "popularity", "frozen", "alone", "kd", "f3crec")
+BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:SASRec",
+          "recency", "popularity", "frozen", "alone", "f3crec")
 STATIC = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
@@ -365,8 +365,7 @@ def ffmsr_retail() -> str:
     printed, rows = papers.get("ffmsr").printed()[3], []
     for name, method, backbone, ties in (("SASRec", "ft", "sasrec", "random"),
                                          ("SASRec, ties as in the file", "ft", "sasrec", "file"),
-                                         ("UniSRec", "ft", "unisrec", "random"), ("PFCR", "pfcr", "vqrec", "random"),
-                                         ("FFMSR", "ffmsr", "ffmsr", "random")):
+                                         ("UniSRec", "ft", "unisrec", "random"), ("FFMSR", "ffmsr", "ffmsr", "random")):
         results = fb.load(ROOT / "results/published/ffmsr-retail", method, backbone, dataset=RETAIL, tie_order=ties)
         key = ("recbole:SASRec" if backbone == "sasrec" else backbone, method, "recall@10")
         rows.append([name, str(len(results.seeds)), *(

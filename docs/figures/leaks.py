@@ -19,18 +19,19 @@ from fedcl_bench.reports import draw  # noqa: E402
 
 @draw.styled
 def drawn() -> Figure:
-    """A line per backbone from all items not trained on to the released pool, a panel per kind of ranking."""
-    runs, figure = leaks_runs(), Figure(figsize=(draw.PAGE, 2.4), layout="constrained")
-    looks = draw.looks(STATIC)
+    """Ranks from all items not trained on to the released pool, with HR@10 beside them; a panel per kind of ranking."""
+    runs, figure = leaks_runs(), Figure(figsize=(draw.PAGE, 1.9), layout="constrained")
+    looks = {name: look for name, look in draw.looks(STATIC).items() if ("all", "untouched", name) in runs}
     for axes, (candidates, title) in zip(figure.subplots(1, len(CANDIDATES)), CANDIDATES.items()):
+        means = {name: [sum(of) / len(of) for pool in POOLS for of in [runs[candidates, pool, name]]] for name in looks}
         for name, look in looks.items():
-            values = [runs.get((candidates, pool, name)) for pool in POOLS]
-            if all(values):
-                means = [sum(each) / len(each) for each in values]
-                axes.plot(range(len(POOLS)), means, color=look.color, marker=look.marker, linestyle=look.line)
-                axes.annotate(look.label, (1, means[-1]), (5, 0), textcoords="offset points", va="center")
-        axes.set(title=f"HR@10 {title}", xticks=range(len(POOLS)), xticklabels=POOLS.values(), xlim=(-0.15, 1.35),
-                 ylim=(0.0, None), xlabel="pool of negatives")
+            ranks = [1 + sum(other[side] > value for other in means.values()) for side, value in enumerate(means[name])]
+            axes.plot(range(len(POOLS)), ranks, color=look.color, marker=look.marker, linestyle=look.line)
+            for side, rank, place, at in zip(range(2), ranks, (-6, 6), ("right", "left")):
+                axes.annotate(f"{look.label}  {means[name][side]:.3f}", (side, rank), (place, 0), ha=at, va="center",
+                              textcoords="offset points")
+        axes.set(title=f"rank by HR@10 {title}", xticks=range(len(POOLS)), xticklabels=POOLS.values(), yticks=[],
+                 xlim=(-0.6, 1.6), ylim=(len(looks) + 0.4, 0.6), xlabel="pool of negatives")
     return figure
 
 
