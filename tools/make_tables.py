@@ -365,7 +365,8 @@ def ffmsr_retail() -> str:
     printed, rows = papers.get("ffmsr").printed()[3], []
     for name, method, backbone, ties in (("SASRec", "ft", "sasrec", "random"),
                                          ("SASRec, ties as in the file", "ft", "sasrec", "file"),
-                                         ("UniSRec", "ft", "unisrec", "random"), ("FFMSR", "ffmsr", "ffmsr", "random")):
+                                         ("UniSRec", "ft", "unisrec", "random"), ("PFCR", "pfcr", "vqrec", "random"),
+                                         ("FFMSR", "ffmsr", "ffmsr", "random")):
         results = fb.load(ROOT / "results/published/ffmsr-retail", method, backbone, dataset=RETAIL, tie_order=ties)
         key = ("recbole:SASRec" if backbone == "sasrec" else backbone, method, "recall@10")
         rows.append([name, str(len(results.seeds)), *(
