@@ -28,6 +28,8 @@ class Alone(Method):
     Settings = AloneSettings
     first_step = 0
     topology = "local"
+    ignored = dict.fromkeys(("weighting", "upload_noise", "upload_mechanism", "upload_clip", "cold_items"),
+                            "with the method alone, whose clients share no table and upload nothing")
 
     def trained_backbone(self, backbone, clients):
         if isinstance(backbone, (SequentialBackbone, ModuleBackbone)):  # of domains

@@ -11,7 +11,7 @@ from fedcl_bench import Incompatible, LocalSettings, Method, draw_negatives, mak
 
 @dataclass(frozen=True)
 class CentralSettings:
-    central_lr: float = setting(1e-2, "Adam's learning rate of all parameters", above=0.0,
+    central_lr: float = setting(1e-2, "Adam's learning rate of all parameters, in place of lr", above=0.0,
                                 search=(1e-3, 3e-3, 1e-2, 3e-2))
     central_batch: int = setting(2048, "interactions in a mini-batch", low=1)
     central_negatives: int = setting(4, "sampled negatives of each interaction", low=1)

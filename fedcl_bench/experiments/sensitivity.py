@@ -51,7 +51,8 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
         PluginError: if a plugin reads a setting differently that no run of it has.
     """
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
-    usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
+    usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls,
+                                                  registry.get("method", proposed.method).cls)
     result, notes = [Case(proposed, against)], []
     differs = declared(parts.stream, *(registry.get(kind, getattr(proposed, kind)).cls
                                        for kind in ("method", "backbone")))

@@ -21,18 +21,23 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..training.sampling import padded
 from .parameter_growth import initial_private
-from .parts import Federation
+from .parts import Federation, FederationSettings
 from .protocols import list_chunks
 from .round import Work, train_clients
 
 
-def as_known(f: Federation, step: Step) -> Step:
-    """A step as its clients know it in its rounds: of new users their first interactions alone (``fold_in``), none with
-    new items where these arrive later (``cold_items``), and with a method that trains on ``history`` all earlier ones
-    before them."""
-    step = truncated_for_new_users(step, f.server.fold_in)
-    if f.server.cold_items != "none" and step.index > 0:
-        step = replace(step, train=step.train.where(step.train.values < step.old_items))
+def as_known(step: Step, server: FederationSettings) -> Step:
+    """A step as its clients know it in its rounds: of new users their first interactions alone (``fold_in``), and none
+    with new items where these arrive later (``cold_items``)."""
+    step = truncated_for_new_users(step, server.fold_in)
+    if server.cold_items == "none" or step.index == 0:
+        return step
+    return replace(step, train=step.train.where(step.train.values < step.old_items))
+
+
+def as_trained_on(f: Federation, step: Step) -> Step:
+    """The same; with a method that trains on ``history`` all earlier interactions are before those of the step."""
+    step = as_known(step, f.server)
     for earlier in reversed(f.stream.steps[:step.index]) if f.acting_in(step).history else ():
         step = replace(step, train=earlier.train.to(step.train.values.device).before(step.train))
     return step
@@ -162,7 +167,7 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
     counts = torch.zeros(step.n_items, dtype=torch.int64, device=device)
     strangers = torch.zeros(step.n_users, dtype=torch.bool, device=device)
     for part in f.stream.steps[:step.index + 1]:
-        part = as_known(f, part.to(device))
+        part = as_known(part.to(device), f.server)
         counts += torch.bincount(part.train.values, minlength=step.n_items)
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:

@@ -22,7 +22,7 @@ from ..plugin.state import Snapshot
 from . import server
 from .client_sampling import Attendance, Participants
 from .cold_items import ColdItems, cold_items_of
-from .cold_start import ColdStart, as_known, cold_start_of, ranks_by
+from .cold_start import ColdStart, as_trained_on, cold_start_of, ranks_by
 from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of
@@ -247,13 +247,12 @@ class CrossDevice:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method, step = f.acting_in(step), as_known(f, step)
+    method, step = f.acting_in(step), as_trained_on(f, step)
     start = progress.best.model if f.server.init_from == "best" else progress.model
     if method.restarts:
-        start, of_start = Snapshot({}, {}), replace(step, old_users=0, old_items=0)
-    else:
-        of_start = step
-    model = grow(start, f.backbone, f.seed, of_start, getattr(torch, f.server.precision), f.device, method)
+        start = Snapshot({}, {})
+    new = replace(step, old_users=0, old_items=0) if method.restarts else step
+    model = grow(start, f.backbone, f.seed, new, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
         method.begin_step(step.training, model, f.backbone)
         if f.server.reset_private:
@@ -274,7 +273,7 @@ def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice
     """A step with rows for all its users and items in ``model``; ``kind`` of its clients."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training, known = training_of(f, step, model), as_known(f, step)
+    training, known = training_of(f, step, model), as_trained_on(f, step)
     protocol = protocol_of(f, step, known, training, ranks_by(f, step, training.method))
     attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)

@@ -7,6 +7,7 @@ step and every earlier one. ``SessionSteps`` is for streams of sessions.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Sequence
 
 import torch
@@ -59,9 +60,12 @@ class Lists:
             errors = rating_errors(f.backbone, model, self.step.valid)
             return UserScores(errors.users, {by: -errors.values[by]})  # the highest is best
         metric, k = f.validation
-        return rank_all(f.backbone, model, self.step.valid, [self.step.train, *self._had_before(self.step, "valid")],
-                        [k], self.method,
+        return rank_all(f.backbone, model, self.step.valid, self._masks_of_validation, [k], self.method,
                         self.candidates.get("valid"), [metric])
+
+    @cached_property
+    def _masks_of_validation(self) -> list[Ragged]:
+        return [self.step.train, *self._had_before(self.step, "valid")]
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """Row R[t, .]: tests of a step's model on this and every earlier step.

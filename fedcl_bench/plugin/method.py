@@ -73,6 +73,8 @@ class Method:
         history: the step's training data are those of all steps up to it, each user's in time order. ``begin_step`` and
             ``begin_round`` see them in ``step.train``; what is ranked and masked stays the block's.
         restarts: every step starts from untrained parameters.
+        ignored: settings that have no effect with this method, and why; a user who sets one is told. Where no client
+            ever trains these are also all of local training and of uploads.
         topology: of a stream of domains, and of sessions with a sequential backbone, what the method stands for.
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
         bound: for a method that says how much there is to gain: the statements of docs/constraints.md that it gives up
@@ -97,6 +99,7 @@ class Method:
     trains: ClassVar[str] = "clients"
     history: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
+    ignored: ClassVar[Mapping[str, str]] = {}
     topology: ClassVar[str] = ""
     needs_backbone: ClassVar[bool] = True
     bound: ClassVar[Mapping[str, str]] = {}
@@ -157,7 +160,7 @@ class Method:
         Returns:
             (the model after the round; the mean loss).
         """
-        raise NotImplementedError(f"method '{self.name}' trains at the server and has no central_round")
+        return model, 0.0
 
     def before_training(self, local: LocalSessions) -> None:
         """With ``uploads_first``: what clients upload before the training of a round, with the parameters that the

@@ -205,20 +205,31 @@ def declared(stream: StreamSettings, *plugins: type) -> dict[str, Mapping[Any, s
     return {**STREAM_AMBIGUITIES.get(stream.stream, {}), **ambiguities(*plugins)}
 
 
-def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
-    """Settings that others, or the backbone, leave without effect, and why."""
+def without_effect(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:
+    """Settings that others, the backbone or the method leave without effect, and why."""
     parts = list(parts)
-    return {**_ignored(parts, backbone), **inactive(parts)}
+    return {**_ignored(parts, backbone, method), **inactive(parts)}
 
 
 _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
+# Of local training, and of what clients upload or which of them do.
+_OF_CLIENTS = (*(each.name for each in fields(LocalSettings)), "client_ratio", "availability", "client_dropout",
+               "stragglers", "weighting", "upload_noise", "upload_mechanism", "upload_clip")
 
 
-def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
-    """What a backbone ignores is of a user's training in a round, which there is none of where clients hold many."""
+def _ignored(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:
+    """What backbone and method ignore is of a user's training in a round, which there is none of where clients hold
+    many."""
     parts = list(parts)
     if any(part.in_epochs for part in parts if isinstance(part, StreamSettings)):
         return {}
+    no_client = method.trains != "clients" and method.first_step == 0
+    return {**_ignored_by_backbone(parts, backbone), **method.ignored,
+            **dict.fromkeys(_OF_CLIENTS if no_client else (), f"with the method {method.name}, as no client trains")}
+
+
+def _ignored_by_backbone(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
+    """What a backbone ignores; where it predicts ratings, negatives too."""
     own = next((part for part in parts if isinstance(part, backbone.Settings)), None)
     if own is None or backbone.explicit is False or not backbone(own).explicit:
         return backbone.ignored
@@ -361,16 +372,16 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
-    refuse_inactive(parts, overrides, {**_ignored(parts, as_trained), **of_other_stages(as_trained, method_plugin.cls)})
+    refuse_inactive(parts, overrides, {**_ignored(parts, as_trained, method_plugin.cls),
+                                       **of_other_stages(as_trained, method_plugin.cls)})
     return parts
 
 
 def _with_reading(registry: Registry, method: str, backbone: str, dataset: str, overrides: Layers) -> Layers:
     """The overrides with the settings that their ``reading`` stands for."""
     parts = resolve(registry, method, backbone, dataset, without_reading(overrides))
-    trained = backbone_of(registry, backbone, parts).cls
-    return expanded(overrides, declared(parts.stream, registry.get("method", method).cls, trained), flat(parts),
-                    without_effect(parts, trained))
+    trained, cls = backbone_of(registry, backbone, parts).cls, registry.get("method", method).cls
+    return expanded(overrides, declared(parts.stream, cls, trained), flat(parts), without_effect(parts, trained, cls))
 
 
 def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:

@@ -260,6 +260,8 @@ def _undeclared(cls: type[Method]) -> str:
     """What a method that trains on more than a client's data of the block leaves unsaid; empty if nothing."""
     if cls.trains not in ("clients", "server", "nobody"):
         return f"its trains is {quoted(cls.trains)}, accepted: clients, server or nobody"
+    if cls.trains == "server" and cls.central_round is Method.central_round:
+        return "its server trains, so it needs central_round"
     for gives_up, name, what in ((cls.trains == "server", "F4", "its server trains on everybody's data"),
                                  (cls.history, "C1", "it trains on the data of earlier blocks")):
         if gives_up and name not in cls.bound:

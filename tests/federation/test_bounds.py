@@ -17,6 +17,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.experiments.partition import check_divisible
+from fedcl_bench.federation.cold_start import ranks_by
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.parts import Best, Progress
@@ -184,7 +185,8 @@ def test_rows_must_be_those_of_samples(started):
 
 
 @pytest.mark.parametrize("line, lacks", [("history = True", "must say how it gives up C1"),
-                                         ("trains = 'server'", "must say how it gives up F4"),
+                                         ("trains = 'server'", "so it needs central_round"),
+                                         ("trains, central_round = 'server', print", "must say how it gives up F4"),
                                          ("trains = 'clouds'", "its trains is 'clouds', accepted: clients, server or")])
 def test_a_bound_says_what_it_gives_up(tmp_path, line, lacks):
     (tmp_path / "silent.py").write_text("from fedcl_bench import Method\n\n\nclass Silent(Method):\n"
@@ -225,3 +227,26 @@ def test_what_users_had_before_is_not_ranked(started, tested):
     assert found.tolist() == pytest.approx(expected)
     unmasked = next(scores for t, s, scores in finish(started("popularity")).tests if (t, s) == (2, tested))
     assert unmasked.mean("recall@20") < found.mean()
+
+
+@pytest.mark.parametrize("method, setting", [("central", "upload_noise=1"), ("central", "batch_size=3"),
+                                             ("popularity", "client_ratio=.5"), ("recbole:EASE", "upload_clip=1"),
+                                             ("alone", "upload_noise=1"), ("alone", "cold_items=untrained")])
+def test_settings_of_what_clients_do_are_refused_where_none_does(registry, method, setting):
+    """Nor is an epsilon stated of uploads that nobody makes."""
+    name, value = setting.split("=")
+    with pytest.raises(UserError, match=f"setting '{name}' .* has no effect with the method {method}"):
+        make_config(registry, method, "fedmf", "ml-100k", overrides=[("test", {name: value})])
+
+
+def test_frozen_has_clients_in_block_0(registry):
+    make_config(registry, "frozen", "fedmf", "ml-100k", overrides=[("test", {"batch_size": 64, "upload_noise": 0.1})])
+
+
+def test_popular_items_are_counted_once_under_joint(started):
+    """What new users get by popularity is of each block's own interactions, though clients train on all of them."""
+    f = started("joint", fold_in=2, cold_start="popularity")
+    ft = started("ft", fold_in=2, cold_start="popularity")
+    step = f.stream.steps[2]
+    found, expected = (ranks_by(each, step, each.method).counts for each in (f, ft))
+    assert torch.equal(found, expected)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   run_bench.py headroom f3crec kd joint-warm frozen popularity --backbone fedmf
-  run_bench.py headroom f3crec --backbones fedmf,fedncf,pfedrec --datasets ml-100k,lastfm-2k --tuned \\
-      --records results/published/f3crec
+  run_bench.py headroom f3crec --backbones fedmf,fedncf,pfedrec --datasets ml-100k,ml-latest-small --tuned \\
+      --records results/published/bounds
   run_bench.py headroom ft --reference frozen --bound central-joint --backbone fedmf
 
 share of headroom = (method - reference) / (bound - reference), of means over users, each averaged over the blocks after
@@ -58,20 +58,21 @@ def run(args: argparse.Namespace) -> int:
              for cell in product(args.backbones, datasets)}
     recorded, failed = load_all(args.records, left_out())
     source, tables = Source(recorded, registry, tuned, where=where_of(args), failed=failed), {}
+    metric = args.metric
     say_tuned(tuned, [spec for specs in cells.values() for spec in specs.values()])
     for cell, specs in cells.items():
         found = find_all(source, specs.values(), args.records)
         runs = {name: found[spec] for name, spec in specs.items()}
-        metric = args.metric or runs[args.reference][0].head["settings"]["valid_metric"]
-        tables[cell] = metric, headroom_rows(runs, args.reference, args.bound, metric)
+        metric = metric or runs[args.reference][0].head["settings"]["valid_metric"]
+        tables[cell] = headroom_rows(runs, args.reference, args.bound, metric)
     if args.figure:
-        _draw(args, tables, names)
+        _draw(args, tables, names, metric)
     if args.json:
-        print_json({"reference": args.reference, "bound": args.bound, "cells": [
-            {"backbone": backbone, "dataset": dataset, "metric": metric, "rows": [asdict(row) for row in rows]}
-            for (backbone, dataset), (metric, rows) in tables.items()]})
+        print_json({"reference": args.reference, "bound": args.bound, "metric": metric, "cells": [
+            {"backbone": backbone, "dataset": dataset, "rows": [asdict(row) for row in rows]}
+            for (backbone, dataset), rows in tables.items()]})
         return 0
-    for (backbone, dataset), (metric, rows) in tables.items():
+    for (backbone, dataset), rows in tables.items():
         _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
     print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
           f"seeds. LA: learning, mean of R[t, t].")
@@ -81,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(args: argparse.Namespace, tables: dict[tuple[str, str], tuple[str, list[HeadroomRow]]], names: list[str]
+def _draw(args: argparse.Namespace, tables: dict[tuple[str, str], list[HeadroomRow]], names: list[str], metric: str
           ) -> None:
     from ...reports import draw
 
     datasets = dict.fromkeys(dataset for _, dataset in tables)
-    rows = [[(f"{backbone}, {dataset}", {row.method: row.against for row in tables[backbone, dataset][1]
+    rows = [[(f"{backbone}, {dataset}", {row.method: row.against for row in tables[backbone, dataset]
                                          if row.method != args.reference}) for dataset in datasets]
             for backbone in args.backbones]
-    (metric, _), = {(metric, None) for metric, _ in tables.values()}
     figure = draw.gains(rows, args.bound, draw.looks({name: name for name in names}),
                         f"Gain over {args.reference} in {metric}, 95 % intervals; band: interval of {args.bound}")
     for path in save_figure("headroom", figure, args.out, args.format):
