@@ -216,7 +216,8 @@ def test_batches_have_an_effect_only_here(registry, log):
     """Elsewhere a client's session is its batch, so sequential backbones ignore their size."""
     for topology, has_effect in (("central", True), ("federated", False)):
         parts = resolve(registry, "ft", "sasrec", "./log.inter", [("test", {"topology": topology})])
-        assert ("batch_size" not in without_effect(parts, registry.get("backbone", "sasrec").cls)) == has_effect
+        classes = registry.get("backbone", "sasrec").cls, registry.get("method", "ft").cls
+        assert ("batch_size" not in without_effect(parts, *classes)) == has_effect
 
 
 @pytest.mark.parametrize("setting", ["lr_step=2", "weight_decay=0.1", "train_share=0.5"])
