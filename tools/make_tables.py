@@ -13,7 +13,7 @@ import re
 import sys
 from collections import Counter
 from functools import cache
-from itertools import takewhile
+from itertools import combinations, product, takewhile
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 
@@ -148,36 +148,55 @@ def headroom(masked: str = "") -> str:
 
 
 POOLS = {"untrained": "all not trained on", "untouched": "released"}
+STATIC_SETS = {"ml-100k": "ML-100K", "ml-1m": "ML-1M"}
 CANDIDATES = {"sampled": "among 100", "all": "among all"}
 
 
 @cache
-def leaks_runs() -> dict[tuple[str, str, str], list[float]]:
-    """HR@10 of every seed, by candidates, pool and backbone, of the static stream of ML-100K."""
+def leaks_runs() -> dict[tuple[str, str], dict[str, dict[str, list]]]:
+    """The runs of static streams: (dataset, candidates) to pool to backbone to its runs."""
     from fedcl_bench.records.store import load_runs
 
-    found: dict[tuple[str, str, str], list[float]] = {}
+    found: dict[tuple[str, str], dict[str, dict[str, list]]] = {}
     for run in load_runs(ROOT / "results/published/leaks"):
-        settings = run.head["settings"]
-        found.setdefault((settings["candidates"], settings["negative_pool"], run.head["backbone"]), []).append(
-            run.meta["metrics"]["hit@10"]["per_block"][0])
+        s, head = run.head["settings"], run.head
+        of = found.setdefault((head["dataset"], s["candidates"]), {}).setdefault(s["negative_pool"], {})
+        of.setdefault(head["backbone"], []).append(run)
     return found
+
+
+@cache
+def leaks_ranks(dataset: str, candidates: str, pool: str) -> dict[str, tuple[list[float], int]]:
+    """HR@10 of every seed and the rank of each backbone: 1 + how many are above it by a paired test over users of which
+    Holm's p among all pairs is below .05."""
+    import pandas as pd
+
+    from fedcl_bench.records.store import user_scores
+    from fedcl_bench.stats.significance import LEVEL, compare_paired, holm
+
+    runs = leaks_runs()[dataset, candidates][pool]
+    scores = {name: user_scores(of, "hit@10") for name, of in runs.items()}
+    pairs = list(combinations(scores, 2))
+    tests = [compare_paired(*pd.concat([scores[name] for name in pair], axis=1).dropna().T.to_numpy(), draws=1)
+             for pair in pairs]
+    above = Counter(pair[test.difference > 0] for pair, test, p in zip(pairs, tests, holm([t.p for t in tests]))
+                    if p < LEVEL)
+    return {name: ([run.meta["metrics"]["hit@10"]["per_block"][0] for run in of], 1 + above[name])
+            for name, of in runs.items()}
 
 
 def leaks_grid() -> str:
     """HR@10 of backbones by pool of negatives and candidates, with the rank of each among them."""
-    runs, columns = leaks_runs(), [(each, pool) for each in CANDIDATES for pool in POOLS]
-    means = {key: sum(values) / len(values) for key, values in runs.items()}
-    names = [name for name in STATIC if ("sampled", "untrained", name) in runs]
-
-    def cell(column: tuple[str, str], name: str) -> str:
-        if (*column, name) not in runs:
-            return ""
-        rank = 1 + sum(means[(*column, other)] > means[(*column, name)] for other in names if (*column, other) in means)
-        values = runs[(*column, name)]
-        return f"{over_seeds(values) if len(values) > 1 else short(values[0], 3)} ({rank})"
-    return markdown(["HR@10 (rank)", *(f"{CANDIDATES[each]}, {POOLS[pool]}" for each, pool in columns)], [
-        [STATIC[name], *(cell(column, name) for column in columns)] for name in names])
+    columns = [(each, pool) for each in CANDIDATES for pool in POOLS]
+    rows = []
+    for dataset, name in product(STATIC_SETS, STATIC):
+        cells = [leaks_ranks(dataset, *column).get(name) if (dataset, column[0]) in leaks_runs() else None
+                 for column in columns]
+        if any(cells):
+            rows.append([f"{STATIC[name]}, {STATIC_SETS[dataset]}", *(
+                f"{over_seeds(cell[0]) if len(cell[0]) > 1 else short(cell[0][0], 3)} ({cell[1]})" if cell else ""
+                for cell in cells)])
+    return markdown(["HR@10 (rank)", *(f"{CANDIDATES[each]}, {POOLS[pool]}" for each, pool in columns)], rows)
 
 
 def f3crec_leads() -> str:

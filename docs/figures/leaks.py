@@ -1,4 +1,4 @@
-"""Draw docs/figures/leaks.png, how ranks change with the pool of negatives: python docs/figures/leaks.py [FILE]
+"""Draw docs/figures/leaks.png, HR@10 by the pool of negatives: python docs/figures/leaks.py [FILE]
 
 The runs are those of ``results/published/leaks``; the table of docs/leaks.md has their numbers.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from make_tables import CANDIDATES, POOLS, STATIC, leaks_runs  # noqa: E402
+from make_tables import CANDIDATES, POOLS, STATIC, STATIC_SETS, leaks_ranks, leaks_runs  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from fedcl_bench.reports import draw  # noqa: E402
@@ -19,19 +19,21 @@ from fedcl_bench.reports import draw  # noqa: E402
 
 @draw.styled
 def drawn() -> Figure:
-    """Ranks from all items not trained on to the released pool, with HR@10 beside them; a panel per kind of ranking."""
-    runs, figure = leaks_runs(), Figure(figsize=(draw.PAGE, 1.9), layout="constrained")
-    looks = {name: look for name, look in draw.looks(STATIC).items() if ("all", "untouched", name) in runs}
-    for axes, (candidates, title) in zip(figure.subplots(1, len(CANDIDATES)), CANDIDATES.items()):
-        means = {name: [sum(of) / len(of) for pool in POOLS for of in [runs[candidates, pool, name]]] for name in looks}
-        for name, look in looks.items():
-            ranks = [1 + sum(other[side] > value for other in means.values()) for side, value in enumerate(means[name])]
-            axes.plot(range(len(POOLS)), ranks, color=look.color, marker=look.marker, linestyle=look.line)
-            for side, rank, place, at in zip(range(2), ranks, (-6, 6), ("right", "left")):
-                axes.annotate(f"{look.label}  {means[name][side]:.3f}", (side, rank), (place, 0), ha=at, va="center",
-                              textcoords="offset points")
-        axes.set(title=f"rank by HR@10 {title}", xticks=range(len(POOLS)), xticklabels=POOLS.values(), yticks=[],
-                 xlim=(-0.6, 1.6), ylim=(len(looks) + 0.4, 0.6), xlabel="pool of negatives")
+    """HR@10 with all items not trained on and with the released pool; a row per dataset, a column per ranking."""
+    datasets = [each for each in STATIC_SETS if all((each, candidates) in leaks_runs() for candidates in CANDIDATES)]
+    figure = Figure(figsize=(draw.PAGE, 2.2 * len(datasets)), layout="constrained")
+    for row, dataset in zip(figure.subplots(len(datasets), len(CANDIDATES), squeeze=False), datasets):
+        for axes, (candidates, title) in zip(row, CANDIDATES.items()):
+            ranks = [leaks_ranks(dataset, candidates, pool) for pool in POOLS]
+            for name, look in draw.looks(STATIC).items():
+                if name not in ranks[0]:
+                    continue
+                means = [sum(of[name][0]) / len(of[name][0]) for of in ranks]
+                axes.plot(range(len(POOLS)), means, color=look.color, marker=look.marker, linestyle=look.line,
+                          label=look.label)
+            axes.set(title=f"{STATIC_SETS[dataset]}, {title}", xticks=range(len(POOLS)), xticklabels=POOLS.values(),
+                     xlim=(-0.3, 1.3), ylim=0.0, ylabel="HR@10")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right")
     return figure
 
 
