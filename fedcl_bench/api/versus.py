@@ -10,10 +10,10 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..reports.comparison import against_each
-from ..reports.selection import matching, parse_method
+from ..reports.selection import matching
 from ..runs.config import CORE_SETTINGS
 from ..records.run import Run
-from ..runs.specs import RunSpec, Tuned, expected_settings, seed_text
+from ..runs.specs import RunSpec, Tuned, expected_settings, parse_method, seed_text
 from ..records.store import load_runs
 from .origin import Origin, warned
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 from ..core.errors import Corrupt, UserError, unknown
-from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments
+from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments, split_methods
 from ..core.text import for_terminal, quoted
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
                                                          "then RecBole's bundled files)"},
     "set": {"action": "append", "default": [], "metavar": "NAME=VALUE", "dest": "assignments",
             "help": "change a setting; repeatable. `list METHOD` shows the names"},
-    "methods": {**_LIST, "help": "methods, as ft,reg,kd,f3crec; repeatable"},
+    "methods": {**_LIST, "type": split_methods,
+                "help": "methods, as ft,kd,f3crec, with settings of their own as f3crec:without=arm; repeatable"},
     "backbones": {**_LIST, "help": "backbones, as fedmf; repeatable"},
     "datasets": {**_LIST, "help": "datasets, as ml-100k, or paths of atomic files; repeatable"},
     "tuned": {**_TUNED, "help": "settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then "
@@ -130,6 +131,21 @@ def add_options(parser: argparse._ActionsContainer, *shared: str, **helps: str) 
             text += f"{':' if name == 'by' else ''} {option['help']}"
         one = [f"--{name[:-1]}"] if name in CELLS else []
         parser.add_argument(f"--{name}", *one, **{**option, **({"help": text} if text else {})})
+
+
+def add_methods(parser: argparse.ArgumentParser, text: str) -> None:
+    """Declare methods as words, and ``--methods`` as other commands have it; ``methods_of`` gives both."""
+    parser.add_argument("words_of_methods", nargs="*", metavar="METHOD", help=f"{text}; also as --methods A,B")
+    parser.add_argument("--methods", "--method", **_LIST | {"type": split_methods, "default": (),
+                                                            "help": argparse.SUPPRESS})
+
+
+def methods_of(args: argparse.Namespace) -> list[str]:
+    """The methods that a command of ``add_methods`` was given; UserError if there are none."""
+    methods = [*args.words_of_methods, *args.methods]
+    if not methods:
+        raise UserError(f"{args.command}: a method is missing, as {args.command} f3crec ft.")
+    return methods
 
 
 def where_of(args: argparse.Namespace) -> Where:

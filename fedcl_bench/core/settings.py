@@ -229,6 +229,24 @@ def unknown_setting(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     return unknown(kind, wrong, known)
 
 
+def split_methods(text: str) -> tuple[str, ...]:
+    """``"ft,f3crec:without=arm,eps=.01"`` as methods: a setting belongs to the method before it.
+
+    Raises:
+        UserError: for an empty name.
+    """
+    methods: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        # A number continues a list, as in ft:topk=5,20.
+        if methods and ":" in methods[-1] and (part.isdecimal() or ("=" in part and ":" not in part)):
+            methods[-1] += f",{part}"
+        else:
+            methods.append(part)
+    if not all(methods):
+        raise UserError(f"--methods: found '{text}', accepted: methods with commas, as ft,f3crec:without=arm.")
+    return tuple(dict.fromkeys(methods))
+
+
 def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:
     """``["lr=0.5", ...]`` as a mapping; raises UserError for one without ``=``."""
     result = {}

@@ -18,7 +18,7 @@ from ..runs.config import RunConfig, make_config
 from ..records.record import Record
 from ..runs.registry import Registry
 from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
-from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text
+from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text, split_methods
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Part:
     """A product of runs, or the runs of a paper's tables.
 
     Attributes:
-        methods, backbones, datasets: names; with ``paper`` they choose among its runs, and None means all.
+        methods, backbones, datasets: names; methods may have settings, as ``f3crec:without=arm``, which win over
+            ``set``. With ``paper`` they choose among its runs, and None means all.
         seeds, first_seed: how many seeds, and the first.
         set: settings of every run. vary: setting to the values it takes in turn.
         paper, tables, figures: a paper's name, the numbers of its tables and the names of its figures.
@@ -56,8 +57,8 @@ class Part:
                                     f"For example: --methods ft,reg --backbones fedmf")
             if self.tables or self.figures:
                 raise UserError("--table and --figure are a paper's; say which with --paper.")
-            needed = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
-                                                                     self.datasets or ("ml-100k",))]
+            needed = [RunSpec.of(*names) for names in itertools.product(self.methods, self.backbones,
+                                                                        self.datasets or ("ml-100k",))]
         else:
             if not self.tables and not self.figures:
                 raise UserError("--table is missing (or --figure): which of the paper's? It may be repeated.")
@@ -66,8 +67,9 @@ class Part:
             needed = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
                       *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
         changes = [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
-        return [replace(spec, settings=tuple({**dict(spec.settings), **self.set, **change}.items()))
-                for spec in needed for change in changes]
+        return [replace(spec, settings=tuple({**dict(spec.settings), **self.set, **own, **change}.items()))
+                for spec in needed for own in [dict(spec.settings) if self.paper is None else {}]
+                for change in changes]
 
 
 _NAMES = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)], "a list of names, as [ft, kd]"
@@ -89,7 +91,8 @@ def _listed(name: str, value: Any) -> Any:
     if name == "figures":
         value = list(map(str, value)) if isinstance(value, list) else str(value)
     if _FIELDS[name] is _NAMES:
-        parts = value.split(",") if isinstance(value, str) else value
+        split = split_methods if name == "methods" else lambda text: text.split(",")
+        parts = list(split(value)) if isinstance(value, str) else value
         return [part.strip() if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else parts
     return [value] if name == "tables" and not isinstance(value, list) else value
 

@@ -15,12 +15,12 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..records.run import Run
 from ..records.store import block_names, domains_of, incremental
 from ..runs.registry import spelled
-from ..runs.specs import RunSpec
+from ..runs.specs import RunSpec, parse_method
 from ..stats.significance import LEVEL
 from .cells import Filling, Table
 from .frame import check_metric, same_tests
 from .notes import pilot_note
-from .selection import Source, checked_spec, command_for, find, parse_method
+from .selection import Source, checked_spec, command_for, find
 from .tables import filled
 
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
@@ -51,24 +51,6 @@ class Layout:
     against: str | None = None
     paper: str | None = None
     by: tuple[str, ...] = ()
-
-
-def split_methods(text: str) -> tuple[str, ...]:
-    """``"ft,f3crec:without=arm,eps=.01"`` as methods: a setting belongs to the method before it.
-
-    Raises:
-        UserError: for an empty name.
-    """
-    methods: list[str] = []
-    for part in map(str.strip, text.split(",")):
-        # A number continues a list, as in ft:topk=5,20.
-        if methods and ":" in methods[-1] and (part.isdecimal() or ("=" in part and ":" not in part)):
-            methods[-1] += f",{part}"
-        else:
-            methods.append(part)
-    if not all(methods):
-        raise UserError(f"--methods: found '{text}', accepted: methods with commas, as ft,f3crec:without=arm.")
-    return tuple(dict.fromkeys(methods))
 
 
 # From what is asked for to what is shown
@@ -186,9 +168,8 @@ def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
     settings = dict(source.assignments)
 
     def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
-        method, changes = parse_method(row)
-        spec = RunSpec(method, backbone, dataset, changes)
-        return checked_spec(source.registry, spec, settings, source.tuned) if changes or settings else spec
+        spec = RunSpec.of(row, backbone, dataset)
+        return checked_spec(source.registry, spec, settings, source.tuned) if spec.settings or settings else spec
     return PaperTable(number=0, title="", datasets=layout.datasets, backbones=layout.backbones, rows=layout.methods,
                       metrics=layout.metrics, columns=values["block"], stub=tuple(_PARTS[name] for name in down),
                       across=tuple(_PARTS[name] for name in across), row_spec=row_spec, best="max", apart=True,
@@ -197,8 +178,7 @@ def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
 
 def _names(layout: Layout, joined: Sequence[Sequence[str]], blocks: int) -> Callable[[str], str]:
     """What things are called: by a paper's labels if one is named."""
-    titles = {text: RunSpec(method, "", "", settings).title for text in layout.methods
-              for method, settings in [parse_method(text)]}
+    titles = {text: RunSpec.of(text, "", "").title for text in layout.methods}
     if all(joined):
         domains = joined[0] if len(joined) == 1 else [f"domain {number}" for number in range(max(map(len, joined)))]
         titles |= {f"block{t}": name for t, name in enumerate(block_names(domains, blocks))}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError, unknown
-from ..core.settings import parse_assignments
 from ..data.source import DatasetSource, configured, dataset_name, load_config
 from ..records.run import Run
 from ..records.store import comparable, describe, one_data, why_failed
@@ -94,21 +93,6 @@ def _nearest(source: Source, spec: RunSpec) -> str:
     fewest, nearest = min(differences, key=lambda pair: (len(pair[0]), pair[1]))
     more = f" and {len(fewest) - 4} more" if len(fewest) > 4 else ""
     return f"no record with these settings; the nearest, {nearest[:12]}, has {', '.join(fewest[:4])}{more}"
-
-
-def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """``"f3crec:without=arm,eps=0.01"`` as its name and settings; raises UserError for anything else.
-
-    A part without ``=`` continues the value before it, as in ``ft:topk=5,20``.
-    """
-    name, colon, rest = text.partition(":")
-    parts: list[str] = []
-    for part in rest.split(",") if colon else ():
-        if "=" in part or not parts:
-            parts.append(part)
-        else:
-            parts[-1] += f",{part}"
-    return name, tuple(parse_assignments(parts, f"{name}:").items())
 
 
 def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | None = None,

@@ -16,9 +16,10 @@ from msgspec import Meta, Struct
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..core.errors import UserError
 from ..core.files import read_json, shipped
+from ..core.settings import parse_assignments
 from .config import Layers as Layers, effective, resolve
 from .metadata import NO_BACKBONE
-from .registry import Registry, spelled
+from .registry import RECBOLE, Registry, spelled
 
 MY_TUNED = "my-tuned"  # in a results folder: what a user's `tune` chose
 SHIPPED_TUNED = Path("results/tuned")
@@ -41,6 +42,12 @@ class RunSpec:
     def __post_init__(self):
         for kind in ("method", "backbone"):  # as records have them
             object.__setattr__(self, kind, spelled(getattr(self, kind), kind))
+
+    @classmethod
+    def of(cls, method: str, backbone: str, dataset: str) -> RunSpec:
+        """With the settings that the method is named with, as ``f3crec:without=arm``."""
+        name, settings = parse_method(method)
+        return cls(name, backbone, dataset, settings)
 
     @property
     def title(self) -> str:
@@ -66,6 +73,22 @@ def spelled_spec(registry: Registry, spec: RunSpec, data_dir: Path | None = None
     return replace(spec, method=registry.spelled("method", spec.method),
                    backbone=registry.backbone_for(spec.method, spec.backbone),
                    dataset=spelled_dataset(spec.dataset, data_dir))
+
+
+def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """``"f3crec:without=arm,eps=0.01"`` as its name and settings; raises UserError for anything else.
+
+    A part without ``=`` continues the value before it, as in ``ft:topk=5,20``.
+    """
+    prefix = text[:len(RECBOLE)] if text.lower().startswith(RECBOLE) else ""
+    name, colon, rest = text[len(prefix):].partition(":")
+    parts: list[str] = []
+    for part in rest.split(",") if colon else ():
+        if "=" in part or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += f",{part}"
+    return prefix + name, tuple(parse_assignments(parts, f"{prefix}{name}:").items())
 
 
 def seed_text(seeds: Iterable[int]) -> str:
@@ -196,7 +219,7 @@ class Tuned:
                 return {}
             named = self.words[1:] and self.words[1] != str(SHIPPED_TUNED)  # by the user
             words = ["run_bench.py", "tune", "--methods", method, "--backbones", backbone, "--datasets", dataset,
-                     *(self.words if named else ()), *self.where.words()]
+                     *(("--out", self.words[1]) if named else ()), *self.where.words()]
             files = " or ".join(str(tuned_file(folder, method, backbone, dataset)) for folder in self.folders)
             raise UserError(f"no tuned settings for {method} on {backbone}, {dataset}: no file {files}.\nMake it with: "
                             f"{shlex.join(words)}") from None

@@ -78,7 +78,7 @@ def sessions(method, backbone, assignment=""):
     # many runs
     *((f"grid {words}", [says]) for words, says in (
         ("--methods regg --backbones fedmf", "unknown method 'regg'"),
-        ("--methods ft, --backbones fedmf", "accepted: names with commas"),
+        ("--methods ft, --backbones fedmf", "accepted: methods with commas"),
         ("--methods ft", "--backbones is missing"),
         ("--methods ft,reg --backbones fedmf --set lambda_reg=1", "for ft on fedmf"),
         ("--methods reg --backbones fedmf --vary lambda_reg=1,-1", "found '-1', accepted: a number"),
@@ -106,7 +106,7 @@ def sessions(method, backbone, assignment=""):
         ("--log csv --log csv", "twice"), ("--shards 2", "--shards: needs --ray"),
         ("--ray local --shards two", "found 'two', accepted: a whole number from 1"))),
     # places
-    ("report nowhere", ["no folder nowhere; name a results folder"]),
+    ("report --records nowhere", ["no folder nowhere; name a results folder"]),
     (f"{RUN} --config absent.yaml", ["absent.yaml", "cannot be read"]),
     *((f"{RUN} --{option} absent", ["absent", "not a folder"]) for option in ("plugins", "data-dir")),
     *((f"{FT} --dataset '{path}'", words) for path, words in (

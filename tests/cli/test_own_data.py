@@ -45,7 +45,7 @@ def test_grids_tunings_and_audits_take_paths(same_process, output, run_json, min
     cells = ["--backbones", "fedmf", "--datasets", str(mine), *QUICK, "--jobs", "1", "--quiet"]
     runs = run_json("grid", "--methods", "FT", *cells)[0]["runs"]
     assert [(r["method"], r["dataset"]) for r in runs] == [("ft", "mine")]
-    output("tune", "--methods", "ft", *cells, "--budget", "1", "--tuned", "tuned")
+    output("tune", "--methods", "ft", *cells, "--budget", "1", "--out", "tuned")
     assert Path("tuned/mine-fedmf-ft.json").is_file()
     output("audit", "--method", "FT", "--backbone", "fedmf", "--dataset", str(mine), "--noise", "0", "--rounds", "1",
            *QUICK[2:], "--quiet")

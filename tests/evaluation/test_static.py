@@ -423,7 +423,7 @@ def test_a_leak_is_said_wherever_a_run_is_met(capsys, toy):
         assert capsys.readouterr().out.count(f"{said} (ft") == 1
     assert main(["tables", "--methods", "ft", "--backbones", "fedmf", *records, *of]) == 0
     assert said not in capsys.readouterr().out
-    assert main(["report", str(toy / "results"), "--out", str(toy / "page.html")]) == 0
+    assert main(["report", "--records", str(toy / "results"), "--out", str(toy / "page.html")]) == 0
     assert ">ft (negative_pool=untouched, leaks test items)<" in (toy / "page.html").read_text()
     found = [str(fb.load(toy / "results", negative_pool=pool)) for pool in ("untrained", "untouched")]
     assert ["; leaks test items\n" in text for text in found] == [False, True]

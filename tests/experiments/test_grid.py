@@ -99,6 +99,19 @@ def test_a_product_with_seeds_innermost(registry):
     assert of_paper.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("rounds", 2),))]
 
 
+def test_settings_of_one_method(capsys):
+    """They win over --set, and are what a run with them alone has."""
+    words = ["--backbones", "fedmf", "--dry-run", "--json", "--set", "rounds=2", "--set", "patience=5"]
+
+    def planned(methods: str, *more: str) -> list[str]:
+        assert main(["grid", "--methods", methods, *words, *more]) == 0
+        return [run["hash"] for run in json.loads(capsys.readouterr().out)]
+    assert planned("f3crec:eps=.003,without=cc,kd:topk=5,20") == [
+        *planned("f3crec", "--set", "eps=.003", "--set", "without=cc"), *planned("kd", "--set", "topk=5,20")]
+    assert main(["tune", "--methods", "kd:lambda_kd=.1", "--backbones", "fedmf"]) == 2
+    assert "belongs to --set" in capsys.readouterr().err
+
+
 def test_equal_runs_are_planned_once(registry):
     """However a run is written: by its default, as text, or in two parts of a file."""
     specs = [RunSpec("ft", "fedmf", "ml-100k", settings) for settings in ((), (("lr", "1.0"),), (("lr", 1),))]

@@ -385,15 +385,15 @@ def test_settings_are_looked_up_in_order(in_folder, tmp_path):
 
 @pytest.mark.parametrize("options,expected", [
     ([], ("results/my-tuned", "results/tuned")), (["--results", "r"], ("r/my-tuned", "results/tuned")),
-    (["--tuned", "t"], ("t", None)), (["--shipped"], ("results/tuned", None)),
-    (["--shipped", "--tuned", "results/tuned/fcucr"], ("results/tuned/fcucr", None))])
+    (["--out", "t"], ("t", None)), (["--shipped"], ("results/tuned", None)),
+    (["--shipped", "--out", "results/tuned/fcucr"], ("results/tuned/fcucr", None))])
 def test_where_tune_writes(options, expected, monkeypatch):
     """Shipped settings are written, and an equal search of them made again, only when asked to."""
     monkeypatch.chdir(ROOT)
     folders = tune_command._folders(parse(["tune", *options]))
     assert tuple(folder and str(folder) for folder in folders) == expected
     with pytest.raises(UserError, match="holds settings that the suite ships"):
-        tune_command._folders(parse(["tune", "--tuned", "results/tuned/fcucr"]))
+        tune_command._folders(parse(["tune", "--out", "results/tuned/fcucr"]))
 
 
 def test_an_equal_shipped_search_is_kept(monkeypatch, capsys, tmp_path):

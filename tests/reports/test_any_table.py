@@ -15,7 +15,8 @@ from scipy import stats
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.reports.any_table import Layout, build_any, split_methods
+from fedcl_bench.core.settings import split_methods
+from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec

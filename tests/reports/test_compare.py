@@ -17,9 +17,9 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.comparison import against_each, over_grid
 from fedcl_bench.reports.frame import parse_blocks, seed_averages
-from fedcl_bench.reports.selection import command_for, parse_method
+from fedcl_bench.reports.selection import command_for
 from fedcl_bench.records import published
-from fedcl_bench.runs.specs import RunSpec, Tuned
+from fedcl_bench.runs.specs import RunSpec, Tuned, parse_method
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats import significance
 from fedcl_bench.stats.significance import TooFew
@@ -129,6 +129,7 @@ def test_methods_with_settings_and_blocks():
         assert parse_method(text) == ("ft", settings)
     for text, blocks in (("1-3", (1, 2, 3)), ("0,2", (0, 2)), ("2", (2,)), ("3,1-2", (1, 2, 3))):
         assert parse_blocks(text) == blocks
+    assert parse_method("RecBole:EASE:reg_weight=1") == ("RecBole:EASE", (("reg_weight", "1"),))
     for text in ("f3crec:", "f3crec:arm", "f3crec:=1"):
         with pytest.raises(UserError, match="NAME=VALUE"):
             parse_method(text)

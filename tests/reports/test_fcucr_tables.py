@@ -175,7 +175,7 @@ def test_compact_records_give_the_same_tables(runs, registry, tmp_path):
 
 def test_pack_and_grid_take_figures_by_name(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["pack", "--results", str(runs), "--out", "c", "--paper", "fcucr", "--table", "3", "--figure", "2bc,k",
+    assert main(["pack", "--records", str(runs), "--out", "c", "--paper", "fcucr", "--table", "3", "--figure", "2bc,k",
                  "--datasets", "xing"]) == 0
     # Table 3 whole, FCUCR on TiSASRec, FedAvg on SASRec and GRU4Rec, and k = 20, which is FCUCR itself.
     assert capsys.readouterr().out.startswith("8 of the 17 combinations of these tables and figures have records\n"

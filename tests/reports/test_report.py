@@ -106,7 +106,7 @@ def folder(registry, tmp_path_factory):
 def page(folder, tmp_path_factory):
     """(file, its tree), written by the command."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    assert main(["report", str(folder), "--out", str(path)]) == 0
+    assert main(["report", "--records", str(folder), "--out", str(path)]) == 0
     return path, Tree(path.read_text(encoding="utf-8"))
 
 
@@ -249,10 +249,10 @@ def test_a_second_record_of_a_seed_is_a_variant_of_its_own(folder, registry):
 
 
 def test_errors_are_one_line(folder, tmp_path, capsys):
-    assert main(["report", str(tmp_path / "none")]) == 2
+    assert main(["report", "--records", str(tmp_path / "none")]) == 2
     assert "no folder" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
-    assert main(["report", str(folder), "--out", str(tmp_path / "file/x.html")]) == 2
+    assert main(["report", "--records", str(folder), "--out", str(tmp_path / "file/x.html")]) == 2
     assert "--out FILE" in capsys.readouterr().err
 
 

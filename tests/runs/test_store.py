@@ -289,7 +289,7 @@ def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fabricate(three, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("without", "itm"),)), 0, level(0.08))
     fabricate(three, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", 0.5),)), 0, level(0.08))
-    options = ["--results", str(three), "--out"]
+    options = ["--records", str(three), "--out"]
     assert main(["pack", *options, "c/all"]) == 0
     assert "5 runs in 1 files" in capsys.readouterr().out
     kinds = {(run.meta["method"], run.meta["settings"].get("without"), run.meta["settings"].get("eps")):
@@ -300,7 +300,7 @@ def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
     assert main(["pack", *options, "c/two", "--paper", "f3crec", "--table", "2", "--datasets", "ml-100k"]) == 0
     assert "2 of the 18 combinations" in capsys.readouterr().out
     index = json.loads(Path("c/two/index.json").read_text())
-    assert index["commands"] == [f"run_bench.py pack --results {three.name} --out c/two --paper f3crec --table 2 "
+    assert index["commands"] == [f"run_bench.py pack --records {three.name} --out c/two --paper f3crec --table 2 "
                                  f"--datasets ml-100k"]
     assert {run.meta["method"] for run in load_runs(Path("c/two"))} == {"ft", "f3crec"}
     for bad, expected in ((["--table", "2"], "--table has no effect without --paper"),

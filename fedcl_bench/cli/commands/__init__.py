@@ -13,10 +13,10 @@ COMMANDS = {
     "report": "records as one HTML page to look at",
     "audit": "attack clients' uploads: what do they tell the server?",
     "leaks": "measure what of validation and test reaches training or ranking",
-    "pack": "write compact records for publication",
     "list": "show methods, backbones, metrics and datasets, or one in full",
     "check": "test whether a plugin is correct, federated and continual",
     "new-plugin": "write a method, backbone or metric to start from, and its test",
     "data": "show a dataset's blocks or sessions; convert, download or make datasets",
     "doctor": "check this installation and say what to fix",
+    "pack": "for maintainers: write compact records for publication",
 }

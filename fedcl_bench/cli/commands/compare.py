@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, unknown
-from .. import OF_RECORDS, add_options, left_out, print_json, where_of, say_tuned, settings_of, tuned_of
+from .. import (OF_RECORDS, add_methods, add_options, left_out, methods_of, print_json, say_tuned, settings_of,
+                tuned_of, where_of)
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -28,8 +29,7 @@ docs/tables.md explains every column.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("methods", nargs="+", metavar="METHOD",
-                        help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
+    add_methods(parser, "two or more; with settings of its own as f3crec:without=arm,eps=0.01")
     parser.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
     add_options(parser, backbones="backbone, as fedmf; several, with commas, only with --friedman",
                 datasets="dataset, as ml-100k; several, with commas, only with --friedman (default: ml-100k)")
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from ...records.store import incremental, leak_notes, load_all
     from ...reports.comparison import against_each, over_grid
     from ...reports.frame import parse_blocks
-    from ...reports.selection import DAGGER, Source, checked_spec, find_all, parse_method
+    from ...reports.selection import DAGGER, Source, checked_spec, find_all
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
 
@@ -56,18 +56,18 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
     if not args.friedman and len(args.backbones) * len(datasets) > 1:
         raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
-    if repeated := [method for method in args.methods if args.methods.count(method) > 1]:
+    methods = methods_of(args)
+    if repeated := [method for method in methods if methods.count(method) > 1]:
         raise UserError(f"compare: found '{repeated[0]}' {len(repeated)} times, accepted: different methods.")
-    if len(args.methods) < 2:
-        raise UserError(f"compare: found only {args.methods[0]}, accepted: two methods or more, as compare f3crec ft.")
-    proposed = args.proposed or args.methods[0]
-    if proposed not in args.methods:
-        raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
+    if len(methods) < 2:
+        raise UserError(f"compare: found only {methods[0]}, accepted: two methods or more, as compare f3crec ft.")
+    proposed = args.proposed or methods[0]
+    if proposed not in methods:
+        raise unknown("method in --proposed (one of those compared)", proposed, methods)
     changes, tuned, where = settings_of(args), tuned_of(args), where_of(args)
-    methods = {text: parse_method(text) for text in args.methods}
     cells = {(backbone, dataset): {
-        text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, tuned)
-        for text, (method, settings) in methods.items()} for backbone in args.backbones for dataset in datasets}
+        text: checked_spec(registry, RunSpec.of(text, backbone, dataset), changes, tuned) for text in methods}
+        for backbone in args.backbones for dataset in datasets}
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
     specs = [spec for row in cells.values() for spec in row.values()]
     recorded, failed = load_all(args.records, left_out())
@@ -78,13 +78,14 @@ def run(args: argparse.Namespace) -> int:
     metric = args.metric or runs_of[specs[0]][0].head["settings"]["valid_metric"]
     about = {"metric": metric, "blocks": blocks if blocks or args.friedman else
              incremental(next(iter(runs.values()))[proposed][0])}
-    labels = {text: text + DAGGER * registry.reimplemented(method) for text, (method, _) in methods.items()}
+    labels = {text: text + DAGGER * registry.reimplemented(spec.method)
+              for text, spec in next(iter(cells.values())).items()}
     notes = leak_notes((labels[text], run.head["settings"]) for of_cell in runs.values()
                        for text, several in of_cell.items() for run in several)
     if args.friedman:
         rows, test = over_grid(runs, metric, blocks)
         if args.json:
-            print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test),
+            print_json({**about, "methods": methods, "rows": [asdict(row) for row in rows], **asdict(test),
                         "notes": notes})
         else:
             _show_friedman(about, list(labels.values()), rows, test, notes)

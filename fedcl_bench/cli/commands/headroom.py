@@ -9,8 +9,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .. import (DRAWN, OF_RECORDS, add_options, check_formats, left_out, print_json, save_figure, say_tuned,
-                settings_of, tuned_of, where_of)
+from .. import (DRAWN, OF_RECORDS, add_methods, add_options, check_formats, left_out, methods_of, print_json,
+                save_figure, say_tuned, settings_of, tuned_of, where_of)
 
 if TYPE_CHECKING:
     from ...reports.headroom import HeadroomRow
@@ -29,7 +29,7 @@ down to 0, so that nothing can be said to be left to gain. The runs must be fini
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("methods", nargs="+", metavar="METHOD", help="methods, and other bounds")
+    add_methods(parser, "methods, and other bounds")
     parser.add_argument("--reference", default="ft", metavar="METHOD", help="what methods are to improve (default: ft)")
     parser.add_argument("--bound", default="joint", metavar="METHOD", help="what can be reached (default: joint)")
     add_options(parser, backbones="backbones, as fedmf,fedncf; repeatable",
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.reference == args.bound:
         raise UserError(f"--bound: found {args.bound}, which is the reference too; accepted: another method.")
     changes, tuned = settings_of(args), tuned_of(args)
-    names = list(dict.fromkeys([args.reference, args.bound, *args.methods]))
-    cells = {cell: {name: checked_spec(registry, RunSpec(name, *cell), changes, tuned) for name in names}
+    names = list(dict.fromkeys([args.reference, args.bound, *methods_of(args)]))
+    cells = {cell: {name: checked_spec(registry, RunSpec.of(name, *cell), changes, tuned) for name in names}
              for cell in product(args.backbones, datasets)}
     recorded, failed = load_all(args.records, left_out())
     source, tables = Source(recorded, registry, tuned, where=where_of(args), failed=failed), {}

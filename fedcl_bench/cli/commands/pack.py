@@ -26,7 +26,7 @@ runs of tables that show it (Table 7 of f3crec).
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR",
                         help="folder of compact records, made or added to")
-    add_options(parser, "results")
+    add_options(parser, "records")
     add_tables(parser, "all tables of --paper; without --paper, every finished run")
     parser.add_argument("--figure", type=names, action=Extend, default=(), metavar="A,B",
                         help="also the runs of these figures of the paper, as 4 or early,k; repeatable")
@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")
                                            if getattr(args, name)), None)):
         raise UserError(f"--{option} has no effect without --paper, as --paper f3crec.")
-    args.records = args.results
     source = make_source(args)
     runs = list(source.runs)
     paper, tables = chosen_tables(args)

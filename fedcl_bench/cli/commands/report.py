@@ -10,7 +10,7 @@ from .. import add_options, left_out, writing
 EXAMPLES = """\
 examples:
   run_bench.py report                                        ./results as report.html
-  run_bench.py report results/published/f3crec --out f3crec.html
+  run_bench.py report --records results/published/f3crec --out f3crec.html
 
 The page is one file that loads nothing. It has a leaderboard to sort and filter, curves over rounds, R[t,s], forgetting
 against learning, accuracy against bytes and time, differences per user, tests, settings, environments and commands.
@@ -19,8 +19,7 @@ docs/tables.md says how to read it.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("records", nargs="?", type=Path, default=Path("results"), metavar="FOLDER",
-                        help="a results folder or a folder of compact records (default: ./results)")
+    add_options(parser, "records")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE",
                         help="default: ./report.html")
     parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the name of the folder)")

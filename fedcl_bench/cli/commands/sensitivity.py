@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from ...core.errors import UserError, unknown
-from .. import (DRAWN, POOL, add_options, check_formats, print_json, save_figure, say_tuned, seeds, settings_of,
-                     tuned_of, writing)
+from .. import (DRAWN, POOL, add_methods, add_options, check_formats, methods_of, print_json, save_figure, say_tuned,
+                seeds, settings_of, tuned_of, writing)
 
 if TYPE_CHECKING:
     from ...experiments.grid import Task
@@ -33,7 +33,7 @@ Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("method", metavar="METHOD", help="with settings of its own as f3crec:eps=0.01")
+    add_methods(parser, "one, with settings of its own as f3crec:eps=0.01")
     parser.add_argument("--backbone", metavar="NAME", required=True, help="as fedmf")
     parser.add_argument("--dataset", metavar="NAME", default="ml-100k",
                         help="name, or path of atomic files (default: ml-100k)")
@@ -95,14 +95,16 @@ def _metric(registry: Registry, proposed: RunSpec, tuned: Tuned | None, asked: s
 
 def _specs(registry: Registry, args: argparse.Namespace, tuned: Tuned | None) -> tuple[RunSpec, RunSpec | None]:
     """The runs of the method and of the one it is compared with, or None if that is the same."""
-    from ...reports.selection import checked_spec, parse_method
+    from ...reports.selection import checked_spec
     from ...runs.specs import RunSpec, spelled_spec
 
     common = settings_of(args)
     both = []
-    for text in (args.method, args.against):
-        method, settings = parse_method(text)
-        spec = spelled_spec(registry, RunSpec(method, args.backbone, args.dataset, settings), args.data_dir)
+    method, *others = methods_of(args)
+    if others:
+        raise UserError(f"sensitivity: found {method} and {others[0]}, accepted: one method.")
+    for text in (method, args.against):
+        spec = spelled_spec(registry, RunSpec.of(text, args.backbone, args.dataset), args.data_dir)
         both.append(checked_spec(registry, spec, common, tuned))
     return both[0], None if both[0] == both[1] else both[1]
 

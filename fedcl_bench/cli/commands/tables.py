@@ -30,7 +30,8 @@ examples:
   run_bench.py tables --rows method --columns dataset --metrics ndcg@20 --by new-users,worst-decile
   run_bench.py tables --methods ft,f3crec,f3crec:without=arm --backbones fedmf --columns dataset,block --format latex
 
-With --rows, --columns, --metrics, --methods, --by or --against the table is your own, of all records or of those named.
+Without --paper, --table and --add, or with --rows, --columns, --metrics, --methods, --by or --against, the table is
+your own, of all records or of those named.
 A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best,
 underlined second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a
 record are named below the table with the command that makes it. docs/tables.md says how records are found.
@@ -52,9 +53,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                      help="what runs across (default: backbone,dataset); metrics come last if not named")
     own.add_argument("--metrics", "--metric", type=names, action=Extend, metavar="A,B",
                      help="as ndcg@20,recall@20 (default: the one that the runs were validated on)")
-    own.add_argument("--methods", "--method", metavar="A,B",
-                     help="with settings of their own as f3crec:without=arm (default: all that have records)")
-    add_options(own, by="of groups of users or items in place of all users")
+    add_options(own, methods="with settings of their own as f3crec:without=arm (default: all that have records)",
+                by="of groups of users or items in place of all users")
     own.add_argument("--against", metavar="METHOD", help="mark what differs significantly from this method")
     parser.add_argument("--format", choices=("text", "md", "latex", "csv", "all"),
                         help="drawn, Markdown, LaTeX with booktabs, one line per cell, or the last three (default: "
@@ -147,7 +147,8 @@ def run(args: argparse.Namespace) -> int:
     from ...core.files import write_atomically
     from ...reports.render import FORMATS, RENDERERS
 
-    own = any(getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against", "by"))
+    own = not (args.paper or args.table or args.add) or any(
+        getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against", "by"))
     built = [_own_table(args)] if own else _paper_tables(args)
     chosen = args.format or ("text" if args.out is None and sys.stdout.isatty() else "md")
     formats = list(FORMATS) if chosen == "all" else [chosen]
@@ -174,7 +175,7 @@ def _drawn(table: Table) -> str:
 
 
 def _own_table(args: argparse.Namespace) -> Table:
-    from ...reports.any_table import Layout, build_any, split_methods
+    from ...reports.any_table import Layout, build_any
 
     if args.table or args.add:
         given = "--table" if args.table else "--add"
@@ -183,7 +184,7 @@ def _own_table(args: argparse.Namespace) -> Table:
     source = make_source(args)
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
-                    split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
+                    tuple(dict.fromkeys(args.methods or ())), args.backbones or (), args.datasets or (),
                     args.metrics or (), args.against, args.paper, args.by)
     return build_any(layout, source)
 

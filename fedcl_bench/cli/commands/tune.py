@@ -43,11 +43,11 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="runs of a search at a time; which points are tried depends on it, and not on --jobs "
                              "(default: 4)")
     add_options(parser, set="a setting of all trials, which is then not searched; repeatable")
-    parser.add_argument("--tuned", type=Path, metavar="DIR",
+    parser.add_argument("--out", type=Path, metavar="DIR",
                         help="folder of what is chosen (default: my-tuned/ in the results folder)")
     parser.add_argument("--shipped", action="store_true",
                         help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, "
-                             "or a folder of it with --tuned)")
+                             "or a folder of it with --out)")
     parser.add_argument("--again", action="store_true", help="search again even if an equal search was done")
     parser.add_argument("--dry-run", action="store_true",
                         help="show which searches there are and how much of each is done")
@@ -68,12 +68,12 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
         if not ours.is_dir():
             raise UserError("--shipped: this installation is not a checkout, so it has no shipped settings to write; "
                             "leave it out.")
-        return args.tuned or (SHIPPED_TUNED if SHIPPED_TUNED.resolve() == ours else ours), None
-    folder = args.tuned or args.results / MY_TUNED
+        return args.out or (SHIPPED_TUNED if SHIPPED_TUNED.resolve() == ours else ours), None
+    folder = args.out or args.results / MY_TUNED
     if folder.resolve().is_relative_to(ours.resolve()):
         raise UserError(f"{folder}: holds settings that the suite ships; choose another folder, or add --shipped to "
                         f"write them.")
-    return folder, None if args.tuned else shipped_tuned()
+    return folder, None if args.out else shipped_tuned()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,13 +81,16 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments.grid import Part
     from ...experiments.search import Combination, Effort
     from ...runs.registry import discover
-    from ...runs.specs import spelled_spec
+    from ...runs.specs import parse_method, spelled_spec
     from ..grid_view import show_outlook, show_tuned, workers
 
     if args.table and not args.paper:
         raise UserError("--table is a paper's; say which with --paper.")
     part = Part(args.methods, args.backbones, args.datasets, paper=args.paper,
                 tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
+    if own := [text for text in args.methods or () if parse_method(text)[1]]:
+        raise UserError(f"tune: found {own[0]}, accepted: names of methods; what is not to be searched belongs to "
+                        f"--set.")
     registry = discover(args.plugins)
     specs = [spelled_spec(registry, spec, args.data_dir) for spec in part.specs()]
     combinations = [Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
