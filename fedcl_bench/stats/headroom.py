@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .significance import TooFew
 
 _Floats = NDArray[np.float64]
+_AT_A_TIME = 256  # bootstrap samples
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,20 @@ def headroom(method: _Floats, reference: _Floats, bound: _Floats, draws: int = 9
     seeds, units = gained.shape
     if units < 2:
         raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
-    rng = np.random.default_rng(seed)
-    samples = np.empty((draws, 2))
-    for number in range(draws):
-        of_seeds = np.bincount(rng.integers(seeds, size=seeds), minlength=seeds) / seeds
-        of_units = np.bincount(rng.integers(units, size=units), minlength=units) / units
-        samples[number] = of_seeds @ gained @ of_units, of_seeds @ above @ of_units
+    rng, parts = np.random.default_rng(seed), []
+    for size in (min(_AT_A_TIME, draws - at) for at in range(0, draws, _AT_A_TIME)):
+        of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
+        parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (gained, above)], 1))
+    samples = np.concatenate(parts)
     low, high = np.percentile(samples, [2.5, 97.5], axis=0)
     gain = float(gained.mean()), float(low[0]), float(high[0])
     if not low[1] > 0.0:
         return Headroom(gain, None)
     of_share = np.percentile(samples[:, 0] / samples[:, 1], [2.5, 97.5])
     return Headroom(gain, (float(gained.mean() / above.mean()), float(of_share[0]), float(of_share[1])))
+
+
+def _resampled(rng: np.random.Generator, size: int, n: int) -> _Floats:
+    """The weights of n things in ``size`` samples of n with replacement, (size, n)."""
+    drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+    return np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n) / n
