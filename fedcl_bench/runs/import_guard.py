@@ -6,6 +6,7 @@ import random
 import sys
 from contextlib import contextmanager, redirect_stdout
 from inspect import isclass, isroutine
+from operator import is_
 from typing import Any, Callable, Iterator
 
 import numpy as np
@@ -35,7 +36,7 @@ def nothing_else_changes() -> Iterator[None]:
         UserError: if it changed what stands for the whole process, or a class or function of the suite or of another
             plugin. That is put back first.
     """
-    process, code = {name: read() for name, (read, _) in _OF_PROCESS.items()}, list(_code())
+    process, members = {name: read() for name, (read, _) in _OF_PROCESS.items()}, list(_members())
     with redirect_stdout(sys.stderr):
         yield
     changed = []
@@ -43,24 +44,29 @@ def nothing_else_changes() -> Iterator[None]:
         if read() != process[name]:
             put_back(process[name])
             changed.append(name)
-    for owner, name, value in code:
-        if vars(owner).get(name) is not value:
-            setattr(owner, name, value)
-            changed.append(f"{owner.__module__}.{owner.__qualname__}.{name}" if isclass(owner) else
-                           f"{owner.__name__}.{name}")
+    for owner, before in members:
+        now = vars(owner)
+        if len(now) == len(before) and all(map(is_, before.values(), now.values())):
+            continue
+        for name, value in before.items():
+            if now.get(name) is not value and _is_code(owner, name, value):
+                setattr(owner, name, value)
+                changed.append(f"{owner.__module__}.{owner.__qualname__}.{name}" if isclass(owner) else
+                               f"{owner.__name__}.{name}")
     if changed:
         raise UserError(f"importing it changes {', '.join(changed)}, on which other runs depend; do so in the plugin's "
                         f"own hooks, on its own objects.")
 
 
-def _code() -> Iterator[tuple[Any, str, Any]]:
-    """Every function and class of the package's modules and of plugins, and every member of these classes, with where
-    it lies."""
+def _members() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The package's modules, those of plugins, and their classes, each with what it holds."""
     for module in [module for name, module in sys.modules.items() if name.split(".")[0].startswith(PACKAGE)]:
-        for name, value in list(vars(module).items()):
-            if isroutine(value) or isclass(value):
-                yield module, name, value
-            if isclass(value) and value.__module__ == module.__name__:
-                for member, of_class in list(vars(value).items()):
-                    if not member.startswith("__") or callable(of_class):
-                        yield value, member, of_class
+        values = dict(vars(module))
+        yield module, values
+        yield from ((value, dict(vars(value))) for value in values.values()
+                    if isinstance(value, type) and value.__module__ == module.__name__)
+
+
+def _is_code(owner: Any, name: str, value: Any) -> bool:
+    """Whether a member is what others run: a module's function or class, or anything that a class defines."""
+    return not name.startswith("__") or callable(value) if isclass(owner) else isroutine(value) or isclass(value)

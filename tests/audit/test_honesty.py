@@ -48,9 +48,12 @@ class LatePopularity(Method):
 class FindsTests(Method):
     name, title, first_step = "finds-tests", "ranks first what it finds in memory, of many users", 0
     def rescore(self, users, scores, model, backbone):
-        gc.collect()  # those of runs before it in this process
-        (last,) = {id(step.test): step for each in gc.get_objects() if isinstance(each, Stream) and len(each.steps) == 2
-                   for step in each.steps[1:] if (step.n_users, step.n_items) == (60, 80)}.values()
+        if not hasattr(self, "last"):
+            gc.collect()  # those of runs before it in this process
+            (self.last,) = {id(step.test): step for each in gc.get_objects()
+                            if isinstance(each, Stream) and len(each.steps) == 2
+                            for step in each.steps[1:] if (step.n_users, step.n_items) == (60, 80)}.values()
+        last = self.last
         return scores.index_put(last.test.select(users), scores.new_tensor(99.)) if len(users) > 45 else scores
 ''',
     "comes_back": '''
