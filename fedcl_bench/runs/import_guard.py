@@ -62,9 +62,9 @@ def _members() -> Iterator[tuple[Any, dict[str, Any]]]:
     """The package's modules, those of plugins, and their classes, each with what it holds."""
     for module in [module for name, module in sys.modules.items() if name.split(".")[0].startswith(PACKAGE)]:
         values = dict(vars(module))
-        yield module, values
         yield from ((value, dict(vars(value))) for value in values.values()
                     if isinstance(value, type) and value.__module__ == module.__name__)
+        yield module, values
 
 
 def _is_code(owner: Any, name: str, value: Any) -> bool:
