@@ -33,6 +33,7 @@ if TYPE_CHECKING:
                               ModuleSettings, Stage, TextSettings, once_in_ranking)
     from .plugin.state import Snapshot, all_keys, in_pieces, pair_keys, score_users
     from .training.sampling import Chunk, draw_negatives, make_chunks, padded
+    from .training.session_trainer import session_losses
 
 # OpenMP takes a number for each level of nested threads, as 4,2; numexpr, which pandas imports, fails at several.
 _OMP = os.environ.get("OMP_NUM_THREADS", "")
@@ -60,6 +61,7 @@ _BY_MODULE = {
                     "once_in_ranking", "Stage", "TEXT_MODEL", "TextSettings"),
     "plugin.state": ("all_keys", "in_pieces", "pair_keys", "score_users", "Snapshot"),
     "training.sampling": ("Chunk", "draw_negatives", "make_chunks", "padded"),
+    "training.session_trainer": ("session_losses",),
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "DomainMethod", "DomainModule",
@@ -68,7 +70,7 @@ __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "
            "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors",
            "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "USER", "UserError", "all_keys",
            "draw_negatives", "in_order", "in_pieces", "inherited", "linear_start", "load", "make_chunks", "norm_start",
-           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "setting", "xavier", "zeros"]
+           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,21 +6,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench import Incompatible, LocalSettings, Method, draw_negatives, make_chunks, rng, setting
+from fedcl_bench import (Incompatible, LocalSettings, Method, SequentialBackbone, UserError, draw_negatives, make_chunks,
+                         rng, session_losses, setting)
 
 
 @dataclass(frozen=True)
 class CentralSettings:
     central_lr: float = setting(1e-2, "Adam's learning rate of all parameters, in place of lr", above=0.0,
                                 search=(1e-3, 3e-3, 1e-2, 3e-2))
-    central_batch: int = setting(2048, "interactions in a mini-batch", low=1)
-    central_negatives: int = setting(4, "sampled negatives of each interaction", low=1)
+    central_batch: int = setting(2048, "interactions in a mini-batch; a session counts as max_length of them", low=1)
+    central_negatives: int = setting(4, "sampled negatives of each interaction; in sessions one", low=1)
 
 
 class Central(Method):
     """One party holds all clients' data of the block. A round is an epoch: all interactions in a random order, each
     with the negatives that its client would draw, and Adam on the backbone's loss, averaged over the mini-batch. All
-    parameters take their steps together.
+    parameters take their steps together. With a sequential backbone an epoch is of all training sessions, each with
+    the loss of a client that trains on it.
     """
 
     name = "central"
@@ -29,10 +31,14 @@ class Central(Method):
     reference = "centralised training, the usual upper reference of federated learning (McMahan et al., AISTATS 2017)"
     Settings = CentralSettings
     first_step = 0
-    trains, topology = "server", "central"
+    trains, topology, needs_sequential = "server", "central", None
+    ignored = {"init": "with the method central, which has no clients that could start with their own"}
     bound = {"F1": "one party holds all data", "F4": "and trains on them"}
 
     def trained_backbone(self, backbone, clients):
+        if isinstance(backbone, SequentialBackbone) and backbone.private_output:
+            raise UserError(f"setting 'output_embedding': found private, accepted: tied with the method {self.name}, "
+                            f"under which nobody has rows of its own.")
         if backbone.whole_tables or backbone.scores_local_tables or backbone.serves_tables:
             raise Incompatible(f"method '{self.name}' trains the rows of sampled items, and clients of "
                                f"'{backbone.name}' train all rows or keep their own.", "backbone",
@@ -44,18 +50,33 @@ class Central(Method):
         parameters = {name: table.clone().requires_grad_() for name, table in tables.items()}
         adam = torch.optim.Adam(parameters.values(), lr=self.settings.central_lr)
         self._restore(adam, parameters, draw.round)
-        users, items = self.samples(step, draw)
-        total = 0.0
-        for user, item in zip(users.split(self.settings.central_batch), items.split(self.settings.central_batch)):
-            loss = self._loss(backbone, model, parameters, user, item, draw.round)
+        batches = self._of_sessions if isinstance(backbone, SequentialBackbone) else self._of_items
+        total = count = 0
+        for loss, size in batches(step, model, backbone, parameters, draw):
             adam.zero_grad()
             loss.backward()
             adam.step()
-            total += float(loss.detach()) * len(user)
+            total, count = total + float(loss.detach()) * size, count + size
         self._save(adam, parameters)
         kinds = {kind: {name: parameters[name].detach() for name in getattr(model, kind)}
                  for kind in ("public", "private", "dense")}
-        return replace(model, **kinds), total / len(users)
+        return replace(model, **kinds), total / count
+
+    def _of_sessions(self, step, model, backbone, parameters, draw):
+        """The mean loss of each mini-batch of sessions, by the parameters after the one before, and its size."""
+        at_once = max(1, self.settings.central_batch // backbone.settings.max_length)
+        for chosen in self._order(len(step.sessions["train"].lengths), step, draw).split(at_once):
+            yield session_losses(backbone, parameters, step, chosen, draw).mean(), len(chosen)
+
+    def _of_items(self, step, model, backbone, parameters, draw):
+        """The same of mini-batches of interactions."""
+        for user, item in zip(*(of.split(self.settings.central_batch) for of in self.samples(step, draw))):
+            yield self._loss(backbone, model, parameters, user, item, draw.round), len(user)
+
+    def _order(self, n, step, draw):
+        """The numbers below n in the order of the epoch."""
+        key = rng.key(draw.seed, "central order", draw.step, draw.round)
+        return rng.sort_keys(rng.row_keys(key, torch.arange(n, device=step.train.values.device))).argsort()
 
     def samples(self, step, draw):
         """All interactions in the order of the epoch: users, (n,), and each one's item and negatives, (n, 1 + k)."""
@@ -68,9 +89,7 @@ class Central(Method):
             items = torch.cat([chunk.positives[:, :, None], negatives], 2)
             parts.append((chunk.users[:, None].expand_as(own)[own], items[own]))
         user, item = map(torch.cat, zip(*parts))
-        number = torch.arange(len(user), device=user.device)
-        key = rng.key(draw.seed, "central order", draw.step, draw.round)
-        order = rng.sort_keys(rng.row_keys(key, number)).argsort()
+        order = self._order(len(user), step, draw)
         return user[order], item[order]
 
     def _loss(self, backbone, model, parameters, user, item, round_):

@@ -15,7 +15,7 @@ from ..data.stream import Stream
 from ..rng import DrawKey
 from ..core.errors import Corrupt, UserError, unknown
 from ..evaluation.sample_ranking import scores_after
-from ..evaluation.session_ranking import SessionTask, session_scores
+from ..evaluation.session_ranking import SessionTask, needs_session, session_scores
 from ..federation.cold_start import ranks_by
 from ..federation.cross_silo import CrossSilo
 from ..plugin.state import Snapshot, score_users
@@ -112,7 +112,7 @@ class Model:
         ranking = ranks_by(federation, step, method)
         method.client_state, method.server_state = dict(self.saved.client_state), dict(self.saved.server_state)
         with torch.no_grad():
-            if isinstance(backbone, SequentialBackbone):
+            if needs_session(backbone, method, step):
                 if not int(step.sessions["test"].count[users[0]]):
                     raise UserError(f"user '{user}' has no test session to recommend after; users with one are in "
                                     f"`.users`.")

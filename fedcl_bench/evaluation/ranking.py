@@ -165,18 +165,25 @@ class _Lists:
         return items, scores.masked_fill(out, -torch.inf)
 
 
-def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, users: Tensor) -> Tensor:
+def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, users: Tensor,
+                  before: Ragged | None = None) -> Tensor:
     """What users' items are ranked by before any is masked: logits, or what the method makes of them, (n, items).
+
+    Args:
+        before: in a stream of sessions, as for ``Method.rescore_session``.
 
     Raises:
         RunFailed: if a score is not finite. PluginError: if the method returns anything else than scores.
     """
     scores = score_users(backbone, model, users)
     checks.require_finite_scores(backbone, "score", scores, users)
-    if method is not None and method.overrides("rescore"):
-        scores = method.rescore(users, scores, model, backbone)
-        checks.check_tensor(method, "rescore", scores, (len(users), model.n_items), "(n, items): a score per item")
-        checks.require_finite_scores(method, "rescore", scores, users)
+    hook, more = "rescore", ()
+    if before is not None and method.overrides("rescore_session"):
+        hook, more = "rescore_session", (before,)
+    if method is not None and method.overrides(hook):
+        scores = getattr(method, hook)(users, scores, *more, model, backbone)
+        checks.check_tensor(method, hook, scores, (len(users), model.n_items), "(n, items): a score per item")
+        checks.require_finite_scores(method, hook, scores, users)
         return scores.clone(memory_format=torch.contiguous_format)  # masks are written to it, and it may be state
     return scores
 
@@ -185,7 +192,7 @@ def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candid
     """Whether so many candidates per user are scored without the other items: if that is less work, and neither
     backbone nor method looks at all items. Scores differ by rounding."""
     return (n_items > SIZES.items_per_candidate * (candidates + 1) and not backbone.whole_tables
-            and (method is None or not method.overrides("rescore")))
+            and (method is None or not (method.overrides("rescore") or method.overrides("rescore_session"))))
 
 
 def users_at_once(n_items: int, product: bool) -> int:

@@ -18,7 +18,7 @@ from .. import rng
 from ..plugin import checks
 from ..plugin.backbone import Backbone
 from ..training.session_trainer import input_rows, window
-from ..data.stream import Sessions, Step
+from ..data.stream import Ragged, Sessions, Step
 from ..rng import DrawKey
 from ..plugin.backbone import ITEM
 from ..plugin.method import Encoding, Method
@@ -120,8 +120,7 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
     topk, candidates = sorted(set(task.topk)), task.candidates
     users = (task.sessions.count > 0).nonzero().flatten()
     sequential = isinstance(backbone, SequentialBackbone)
-    logits = _SequentialLogits(backbone, method, model, task, protection) if sequential else \
-        _ListLogits(backbone, method, model, task)
+    logits = _logits(backbone, method, model, task, protection)
 
     @torch.no_grad()  # holds per thread
     def rank(users: Tensor) -> tuple[Tensor | None, ...]:
@@ -216,7 +215,7 @@ class _SequentialLogits:
 
 @dataclass(frozen=True)
 class _ListLogits:
-    """Logits of a backbone that is not sequential; they depend on no items before."""
+    """Logits of a backbone that is not sequential; they depend on no items before, unless the method's do."""
 
     backbone: Backbone
     method: Method
@@ -233,15 +232,28 @@ class _ListLogits:
             checks.require_finite_scores(backbone, "score", scores, users)
             wanted, others = scores.tensor_split([1], 1)
             return target, wanted, others, None
-        every = finite_scores(backbone, self.method, model, users)
+        whole = Ragged(sessions.start, sessions.items).part(sessions.of_user[users])
+        every = finite_scores(backbone, self.method, model, users, whole.at_most(whole.lengths - 1))
         return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 
-def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot, task: SessionTask, users: Tensor,
+def needs_session(backbone: Backbone, method: Method, step: Step) -> bool:
+    """Whether what users rank by depends on a session."""
+    return bool(step.sessions) and (isinstance(backbone, SequentialBackbone) or method.overrides("rescore_session"))
+
+
+def session_scores(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask, users: Tensor,
                    protection: Protection = OPEN) -> Tensor:
     """Logits of all items after what each user's session of the task begins with: (n, items). Arguments as of
     ``rank_sessions``; each of the users must have a session."""
-    return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
+    return _logits(backbone, method, model, task, protection).of(users, None)[3]
+
+
+def _logits(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask, protection: Protection
+            ) -> _SequentialLogits | _ListLogits:
+    if isinstance(backbone, SequentialBackbone):
+        return _SequentialLogits(backbone, method, model, task, protection)
+    return _ListLogits(backbone, method, model, task)
 
 
 def ranked_lists(rank: Tensor, topk: list[int], items: Tensor | None = None, catalogue: Catalogue | None = None

@@ -74,7 +74,7 @@ def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
                 if domains else f"setting 'topology': found central, accepted: federated with backbone "
                                 f"'{backbone.name}', which is not sequential")
         raise Incompatible(f"{said}.", "backbone", _is_sequential)
-    if does_something(method) and not method.topology:
+    if does_something(method) and not (domains and method.topology):
         said = ("clients of one user each, and here each is a domain of many" if domains else
                 "many clients, and with topology=central one holds all sessions")
         raise Incompatible(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
@@ -140,24 +140,29 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
     def acts_on_sessions(cls: type) -> bool:
         whole = sequential and not backbone.inner_products
         return not (does_something(cls) or cls.topology) or (
-            cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
+            cls.first_step == 0 and cls.needs_sequential in (None, sequential) and not whole)
 
     if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
                            f"'{backbone.name}'.",
                            "backbone", _has_representations)
+    if not (sessions or method.needs_backbone or method.overrides("rescore")):
+        raise UserError(f"method '{method.name}' continues sessions and needs {_SESSIONS}.")
+    if sequential and method.topology == "local":
+        raise Incompatible(f"method '{method.name}' would hold a whole item table of '{backbone.name}' for every "
+                           f"client.", "method", acts_on_sessions)
     if not does_something(method):
         return
-    if sequential and not method.needs_sequential:
+    if sessions and method.first_step > 0:
+        raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
+                           f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
+                           acts_on_sessions)
+    if sequential and method.needs_sequential is False:
         raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
                            f"'{backbone.name}' has none of.", "method", acts_on_sessions)
     if sequential and not backbone.inner_products:
         raise Incompatible(f"method '{method.name}' works on representations that scores are inner products with; "
                            f"those of '{backbone.name}' are none.", "method", acts_on_sessions)
-    if sessions and method.first_step > 0:
-        raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
-                           f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
-                           acts_on_sessions)
     if not sequential and not backbone.whole_tables and backbone.new_personal(0, range(0)):
         raise Incompatible(f"method '{method.name}' needs whole personal tables, of which '{backbone.name}' with its "
                            f"present settings trains single rows (see: list {backbone.name}).", "method",

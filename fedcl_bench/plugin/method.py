@@ -21,7 +21,7 @@ from ..rng import DrawKey, Tables
 from .state import Snapshot
 
 if TYPE_CHECKING:
-    from ..data.stream import TrainingStep
+    from ..data.stream import Ragged, TrainingStep
     from .views import Local, LocalBatch, LocalSessions
 
 
@@ -65,7 +65,7 @@ class Method:
             evaluation; None: they send none.
         uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
             after; for sequential backbones.
-        needs_sequential: the method works on what a sequential backbone makes of a session.
+        needs_sequential: the method works on what a sequential backbone makes of a session; None: on either kind.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
         trains: who trains in a step: ``clients``; ``server``, which holds all data and trains in ``central_round``;
@@ -75,7 +75,7 @@ class Method:
         restarts: every step starts from untrained parameters.
         ignored: settings that have no effect with this method, and why; a user who sets one is told. Where no client
             ever trains these are also all of local training and of uploads.
-        topology: of a stream of domains, and of sessions with a sequential backbone, what the method stands for.
+        topology: of a stream of domains, what the method stands for.
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
         bound: for a method that says how much there is to gain: the statements of docs/constraints.md that it gives up
             for that, as ``C1``, each with how. ``check`` and ``--honest`` leave them out.
@@ -93,7 +93,7 @@ class Method:
     encodes_next_session: ClassVar[bool] = False
     query_dropout: ClassVar[bool | None] = None
     uploads_first: ClassVar[bool] = False
-    needs_sequential: ClassVar[bool] = False
+    needs_sequential: ClassVar[bool | None] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False
     trains: ClassVar[str] = "clients"
@@ -239,6 +239,15 @@ class Method:
         """
         return scores
 
+    def rescore_session(self, users: Tensor, scores: Tensor, before: Ragged, model: Snapshot, backbone: Backbone
+                        ) -> Tensor:
+        """In a stream of sessions, with a backbone that is not sequential: it takes the place of ``rescore``.
+
+        Args:
+            before: of each of the users the items before the one to find in the session that is ranked, in order.
+        """
+        return scores
+
     def end_step(self, step: TrainingStep, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
         """After a step, with the model of its best validation round; at clients and server.
 
@@ -261,7 +270,8 @@ class Method:
 
 
 HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent", "end_local",
-          "end_round", "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
+          "end_round", "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "rescore_session",
+          "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

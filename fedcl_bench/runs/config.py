@@ -366,8 +366,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
             raise registry.naming(error) from None
     if any(READING in layer for _, layer in overrides):
         overrides = _with_reading(registry, method, backbone, dataset, overrides)
-    layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
-                     method_plugin.name)
+    layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls, dataset), *overrides],
+                     backbone_plugin.cls, method_plugin.name)
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layered,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
@@ -384,17 +384,13 @@ def _with_reading(registry: Registry, method: str, backbone: str, dataset: str, 
     return expanded(overrides, declared(parts.stream, cls, trained), flat(parts), without_effect(parts, trained, cls))
 
 
-def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:
+def _of_method(method: type, backbone: type, dataset: str) -> tuple[str, dict[str, Any]]:
     """The layer of a method's own defaults for those of the backbone's settings that the backbone has."""
     known = {each.name for each in fields(backbone.Settings)}
     defaults = getattr(method, "backbone_defaults", {})
     layer = {name: value for name, value in defaults.items() if name in known}
-    if method.topology:
-        from ..plugin.sequential import SequentialBackbone
-        from ..plugin.silo import ModuleBackbone
-
-        if issubclass(backbone, (SequentialBackbone, ModuleBackbone)):
-            layer["topology"] = method.topology
+    if method.topology and load_config(dataset).settings.get("stream") == "domains":
+        layer["topology"] = method.topology
     return f"method {method.name}", layer
 
 

@@ -39,7 +39,7 @@ class SavedModel:
 def ranks_by_state(method: Method) -> bool:
     """Whether a method's state may change how a model ranks. Others' states are left out of models: they hold whole
     tables of the step before."""
-    return method.overrides("rescore") or method.overrides("represent")
+    return any(map(method.overrides, ("rescore", "rescore_session", "represent")))
 
 
 def write_model(folder: Path, progress: Progress, federation: Federation) -> None:

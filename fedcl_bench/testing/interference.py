@@ -16,7 +16,7 @@ from ..data.other_data import with_other_data, with_other_ends, with_steps
 from ..data.stream import Step, Stream
 from ..experiments.partition import progress_part, stream_part
 from ..rng import DrawKey, Tables, global_client_ids
-from ..evaluation.session_ranking import SessionTask, session_scores
+from ..evaluation.session_ranking import SessionTask, needs_session, session_scores
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate, mean
@@ -32,7 +32,8 @@ from .trials import (Pair, client_round, difference, finished, is_sequential, ro
 
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
-                 "represent", "local_loss", "row_penalty", "end_local", "rescore", "end_step")
+                 "represent", "local_loss", "row_penalty", "end_local", "rescore",
+                 "rescore_session", "end_step")
 _OWN_ONLY = ("A client's hook may use its own rows only: index tables with the users it is given, and take no mean, "
              "sum, order or count over clients")
 
@@ -163,7 +164,7 @@ def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
 def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor:
     """What users rank all items by, (n, items); in sessions 0 for those without one to be tested on."""
     method = f.acting_in(step)
-    if not is_sequential(type(f.backbone)):
+    if not needs_session(f.backbone, method, step):
         return method.rescore(users, score_users(f.backbone, model, users), model, f.backbone)
     task = SessionTask(step, "test", [1], None, DrawKey(f.seed, step.index))
     tested = step.sessions["test"].count[users] > 0
@@ -184,9 +185,9 @@ def _ranked_alone(pair: Pair) -> None:
 
 def _ranking_hook(pair: Pair) -> str:
     """What says by which scores clients rank."""
-    hook = "represent" if is_sequential(pair.backbone_cls) else "rescore"
-    overridden = getattr(pair.method_cls, hook) is not getattr(Method, hook)
-    return hook if overridden else f"backbone '{pair.backbone}'"
+    hooks = ("represent",) if is_sequential(pair.backbone_cls) else ("rescore_session", "rescore")
+    overridden = [hook for hook in hooks if getattr(pair.method_cls, hook) is not getattr(Method, hook)]
+    return overridden[0] if overridden else f"backbone '{pair.backbone}'"
 
 
 def client_numbers(pair: Pair) -> str:

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 
 from .. import rng
 from ..plugin import checks, views
-from ..data.stream import Sessions, Step
+from ..data.stream import Sessions, Step, TrainingStep
 from ..rng import DrawKey, Tables
 from ..plugin.backbone import ITEM
 from ..plugin.method import Encoding
@@ -85,6 +85,35 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
     return items, Sequence(inputs, times[:, :-1] * inputs, items[:, :-1].where(inputs, -1))
 
 
+def with_negatives(items: Tensor, real: Tensor, others: Others, keys: Tensor) -> Tensor:
+    """Items (C, L + 1) of a ``window`` and then a negative for every target, drawn with ``keys`` (C,): (C, 2 L + 1)."""
+    position = torch.arange(real.shape[1], device=items.device)
+    negatives = others.at(rng.integers(rng.bits(keys[:, None], position), others.count))
+    return torch.cat([items, torch.where(real, negatives, items[:, :1])], 1)
+
+
+def session_losses(backbone: SequentialBackbone, tables: Tables, step: TrainingStep, chosen: Tensor, draw: DrawKey
+                   ) -> Tensor:
+    """The losses of some training sessions under one set of parameters, (n,): each is that of a client which trains on
+    the session. For backbones whose loss is of samples.
+
+    Args:
+        tables: the public parameters, item tables and dense ones.
+        chosen: numbers of sessions, (n,).
+        draw: key of the round; negatives and dropout are each session's own.
+    """
+    sessions, length = step.sessions["train"], backbone.settings.max_length
+    items, sequence = window(sessions, chosen, length)
+    owners = torch.searchsorted(sessions.of_user, chosen, right=True) - 1
+    negatives, dropped = (rng.row_keys(rng.key(draw.seed, f"{name} of sessions", draw.step, draw.round), chosen)
+                          for name in ("negatives", "dropout"))
+    sampled = with_negatives(items, sequence.real, Others.of(padded(step.train, owners), step.n_items), negatives)
+    rows, dropout = embedding(sampled, tables[ITEM]), Dropout(dropped)
+    clients = {name: table.expand(len(chosen), *table.shape) for name, table in tables.items() if name != ITEM}
+    session = backbone.session_vectors(clients, rows[:, :length] * sequence.real.unsqueeze(2), sequence, dropout)
+    return backbone.session_loss(session, Targets(rows, sampled, sequence.real, None, dropout))
+
+
 def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, sequence: Sequence) -> Tensor:
     """The item rows that ``session_vectors`` reads of some users' sequences under the server's table: (C, L + n, d)."""
     real = sequence.real
@@ -132,16 +161,13 @@ class SessionTrainer(ChunkTrainer):
         length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
         self.session = sessions.in_round(users, draw.round)
         self.items, self.sequence = window(sessions, self.session, length)
-        keys = rng.client_keys(rng.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
-        position = torch.arange(length, device=users.device)
-        negatives = chunk.others.at(rng.integers(rng.bits(keys, position), chunk.others.count))
-        negatives = torch.where(self.sequence.real, negatives, self.items[:, :1])
+        keys = rng.client_keys(rng.key(draw.seed, "negatives", draw.step, draw.round), users)
         replayed, self.next_sequence = None, None
         if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
         layout = Slots.whole if training.backbone.whole_tables else Slots.touched
-        self.sampled = torch.cat([self.items, negatives], 1)
+        self.sampled = with_negatives(self.items, self.sequence.real, chunk.others, keys)
         memory = {name: table[users] for name, table in model.client_context.items()}
         more = training.backbone.more_items(memory, self.sequence)
         looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
