@@ -70,7 +70,8 @@ __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "
            "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors",
            "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "USER", "UserError", "all_keys",
            "draw_negatives", "in_order", "in_pieces", "inherited", "linear_start", "load", "make_chunks", "norm_start",
-           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier", "zeros"]
+           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier",
+           "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench import (Incompatible, LocalSettings, Method, SequentialBackbone, UserError, draw_negatives, make_chunks,
-                         rng, session_losses, setting)
+from fedcl_bench import (Incompatible, LocalSettings, Method, SequentialBackbone, UserError, draw_negatives,
+                         make_chunks, rng, session_losses, setting)
 
 
 @dataclass(frozen=True)

@@ -717,12 +717,13 @@ class Oracle:
     def input(self, session):
         return left_padded([item for item, _ in session[:-1]], [time for _, time in session[:-1]], self.length)
 
-    def samples(self, user, round):
-        """(sequence, times, positives, negatives) as rows of the item table, 0 at padding."""
+    def samples(self, user, round, number=None):
+        """(sequence, times, positives, negatives) as rows of the item table, 0 at padding; ``number``: the stream of
+        the negatives."""
         session = self.session(user, round)
         seq, times = self.input(session)
         positives, _ = left_padded([item for item, _ in session[1:]], [0] * (len(session) - 1), self.length)
-        number, others = stream(self.seed, "negatives", 0, round, user), self.others(user)
+        number, others = number or stream(self.seed, "negatives", 0, round, user), self.others(user)
         negatives = torch.tensor([(others[(number(l) >> 32) * len(others) >> 32] + 1) * int(positives[l] > 0)
                                   for l in range(self.length)])
         return seq, times, positives, negatives

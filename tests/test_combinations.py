@@ -38,7 +38,8 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
                       "tisasrec",  # sessions
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
     assert set(NAMES.names("method")) - set(METHODS) == {
-        "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen", "popularity", "recency"}
+        "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen", "popularity", "recency",
+        "sknn"}
 
 
 # Two thirds of the pairs go to the long tests; each method and each backbone is in the others twice or more.

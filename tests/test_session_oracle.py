@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from helpers import build
+from oracle import GAMMA, MASK, mix, stream
 from session_oracle import Oracle
 
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.plugin.sequential import OUTPUT
+from fedcl_bench.plugin.sequential import ITEM, OUTPUT
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, SEED = 40, 5
@@ -163,3 +168,32 @@ def test_fcucr_of_the_article_equals_oracle(registry):
 @pytest.mark.parametrize("init", ["server", "per_client"])
 def test_weights_by_interactions_equal_oracle(registry, init):
     compare(*both(registry, "sasrec", init, "interactions", {"neighbours": 3}), "interactions")
+
+
+@pytest.mark.parametrize("name", ["gru4rec", "sasrec", "tisasrec"])
+def test_central_training_is_one_module_s(registry, name):
+    """On all sessions in mini-batches of 7, the order of which is the method's."""
+    f, oracle = both(registry, name)
+    f = replace(f, method=build(registry, "method", "central", central_batch=7 * 5, central_lr=0.01))
+    step, module, table = f.stream.steps[0], oracle.module, oracle.module.get_parameter(oracle.module.names[ITEM][0])
+    of_user = step.sessions["train"].of_user.tolist()
+    places = [(user, place) for user in range(len(of_user) - 1) for place in range(of_user[user + 1] - of_user[user])]
+    adam = torch.optim.Adam(module.parameters(), lr=0.01)
+
+    def loss(round_, session):
+        key = stream(SEED, "negatives of sessions", 0, round_)(session)
+        seq, times, *targets = oracle.samples(*places[session], lambda i: mix((key + GAMMA * (i + 1)) & MASK))
+        return module.loss(module(seq, times), *targets)
+
+    for progress in run(f):
+        if progress.round and not progress.trained:
+            round_ = progress.round - 1
+            order = f.method._order(len(places), step.training, DrawKey(SEED, 0, round_))
+            for chosen in order.split(7):
+                adam.zero_grad()
+                torch.stack([*map(partial(loss, round_), chosen.tolist())]).mean().backward()
+                table.grad[0] = 0.0  # padding
+                adam.step()
+            theirs = module.tables()
+            for ours, value in {**progress.model.public, **progress.model.dense}.items():
+                torch.testing.assert_close(value, theirs[ours], rtol=1e-9, atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from helpers import assert_same, numbers_of
 
 from fedcl_bench import rng
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.evaluation.session_ranking import SessionTask, session_scores
 from fedcl_bench.federation import cross_device, protocols
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_pairs
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.training.sampling import draw_negatives
@@ -100,6 +104,51 @@ def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbo
     for name, value in numbers_of(last).items():
         assert torch.isfinite(value).all(), name
     assert len(scores_of(last)["hit@10"]) == 107
+
+
+# Bounds.
+
+def test_sknn_is_a_plain_loop(registry, stream):
+    """Over all training sessions, latest first; it finds more than ``popularity``."""
+    def last_of(method, **settings):
+        config = make_config(registry, method, "none", "ml-100k", 0, [("test", {**CUT, **settings})])
+        f = config.federation(stream)
+        f.check()
+        return f, finish(f)
+    k, sample = 12, 60
+    f, last = last_of("sknn", k=k, sample=sample)
+    step = stream.steps[0]
+    train, test = step.sessions["train"], step.sessions["test"]
+    every = sorted(((float(train.times[end - 1]), number, set(train.items[start:end].tolist())) for number, (start, end)
+                    in enumerate(zip(train.start.tolist(), train.start[1:].tolist()))), reverse=True)
+    users = (test.count > 0).nonzero().flatten()[::3]
+    task = SessionTask(step, "test", [10], None, DrawKey(0, 0, 0))
+    found = session_scores(f.backbone, f.method, replace(last.model, public={
+        name: table.double() for name, table in last.model.public.items()}, private={
+        name: table.double() for name, table in last.model.private.items()}), task, users)
+    for row, user in zip(found, users.tolist()):
+        start, end = test.start[test.of_user[user]:][:2].tolist()
+        present = set(test.items[start:end - 1].tolist())
+        near = [(len(present & items) / (len(present) * len(items)) ** .5, place, items)
+                for place, (_, _, items) in enumerate([each for each in every if each[2] & present][:sample])]
+        expected = torch.zeros(step.n_items, dtype=torch.float64)
+        for similarity, _, items in sorted(near, key=lambda each: (-each[0], each[1]))[:k]:
+            expected[sorted(items)] += similarity
+        torch.testing.assert_close(row, expected, rtol=0.0, atol=1e-9)
+    assert len(last.curve) == 1
+    popular = last_of("popularity")[1]
+    for metric in ("hit@10", "all:hit@10"):
+        assert scores_of(last)[metric].mean() > scores_of(popular)[metric].mean()
+
+
+@pytest.mark.parametrize("method, backbone, reason", [
+    ("joint", "sasrec", "acts from a stream's second step on, and a stream of sessions has one"),
+    ("frozen", "pfedrec", "acts from a stream's second step on, and a stream of sessions has one"),
+    ("alone", "sasrec", "would hold a whole item table of 'sasrec' for every client"),
+    ("central", "session-transformer", "found private, accepted: tied with the method central")])
+def test_bounds_that_sessions_have_none_of(registry, stream, method, backbone, reason):
+    with pytest.raises(UserError, match=reason):
+        federation(registry, stream, method, backbone)
 
 
 # Resuming.

@@ -23,7 +23,6 @@ from ..runs.config import RunConfig
 from ..runs.model_file import SavedModel, read_model
 from ..records.run import Run
 from ..records.store import describe
-from ..plugin.sequential import SequentialBackbone
 from .origin import Origin
 
 

@@ -66,7 +66,7 @@ def _row(name: str, runs: Mapping[str, Sequence[Run]], reference: str, bound: st
     against = None if name == reference else headroom(*scores)
     parts = [run.meta["continual"].get(metric, {}) for run in chosen]
     return HeadroomRow(name, seeds, len(users), float(scores[0].mean()), against,
-                       {name: float(np.mean([part.get(name, np.nan) for part in parts]))
+                       {name: float(np.mean([np.nan if (value := part.get(name)) is None else value for part in parts]))
                         for name in ("LA", "forgetting")},
                        float(np.mean([run.meta["bytes"]["total_up"] for run in chosen])),
                        float(np.mean([run.meta["seconds"]["total"] for run in chosen])))

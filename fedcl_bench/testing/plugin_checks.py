@@ -154,7 +154,8 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
         for stream in ("domains",) if is_of_domains(plugin.cls) else ("blocks", "sessions"):
             pair = Pair(registry, *names, stream)
             alone = stream == "sessions" and not is_sequential(pair.backbone_cls)
-            if alone and does_something(pair.method_cls(pair.method_cls.Settings())):
+            method = pair.method_cls(pair.method_cls.Settings())
+            if alone and does_something(method) and not method.overrides("rescore_session"):
                 continue  # methods for blocks; sessions as lists of items add nothing to them
             if pair.fits() is None:
                 result.append(pair)

@@ -127,8 +127,9 @@ class Pair:
         """Why method, backbone and stream do not go together; None if they do."""
         try:
             s = self.parts()
-            compatibility.check(self.backbone_cls(s.backbone), self.method_cls(s.method), self.stream,
-                                s.stream.topology, s.local, s.server.init)
+            method, backbone = self.method_cls(s.method), self.backbone_cls(s.backbone)
+            compatibility.check(backbone, method, self.stream, s.stream.topology, s.local, s.server.init)
+            method.trained_backbone(backbone, self.stream.steps[-1].n_users)
         except UserError as error:
             return str(error)
         return None
