@@ -179,37 +179,65 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
     return sorted(rows, key=lambda row: -row[cell.metric][0] if cell.metric in row else 0.0)
 
 
-def compared(cell: GridCell) -> list[tuple[Variant, Comparison | str]]:
-    """Every other variant against the reference over users, or why it cannot be compared. Holm's correction is over
+def _unequal(variant: Variant, reference: Variant, registry: Registry) -> str | None:
+    """The settings that two methods share and that one of them was run with other than by default, while the other was
+    not: a difference could be theirs. Variants of one method are named by what differs."""
+    if variant.meta["method"] == reference.meta["method"]:
+        return None
+    mine, theirs = (_settings(each.meta["settings"]) for each in (variant, reference))
+    usual = [_defaults(registry, each.runs[0]) for each in (variant, reference)]
+    names = [name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]
+             and (mine[name], theirs[name]) != tuple(of.get(name) for of in usual)]
+    return ", ".join(f"{name}={mine[name]} beside {theirs[name]}" for name in sorted(names)) or None
+
+
+@dataclass(frozen=True)
+class Test:
+    """A variant against one of the reference's method: the comparison over users, or why there is none."""
+
+    variant: Variant
+    against: Variant
+    result: Comparison | str
+
+
+def compared(cell: GridCell, registry: Registry) -> list[Test]:
+    """Every other variant against the one of the reference's method that has its settings. Holm's correction is over
     the variants of the cell."""
-    result: list[tuple[Variant, Comparison | str]] = []
+    found = []
+    alike = [cell.reference, *(each for each in cell.variants if each.meta["method"] == cell.reference.meta["method"])]
     for variant in cell.variants:
-        if variant is not cell.reference:
-            try:
-                result.append((variant, *against_each({"variant": variant.runs, "reference": cell.reference.runs},
-                                                      "variant", cell.metric, draws=1)))
-            except UserError as error:
-                result.append((variant, str(error).splitlines()[0]))
-    tests = [test.users.p for _, test in result if isinstance(test, Comparison)]
+        if variant is cell.reference:
+            continue
+        unequal = {each.title: _unequal(variant, each, registry) for each in alike if each is not variant}
+        against = next((each for each in alike if unequal.get(each.title, "") is None), cell.reference)
+        result: Comparison | str | None = unequal[against.title]
+        try:
+            result = result or against_each({"variant": variant.runs, "reference": against.runs}, "variant",
+                                            cell.metric, draws=1)[0]
+        except UserError as error:
+            result = str(error).splitlines()[0]
+        found.append(Test(variant, against, result))
+    tests = [test.result.users.p for test in found if isinstance(test.result, Comparison)]
     adjusted = iter(holm(tests) if tests else ())
-    return [(variant, test if isinstance(test, str) else replace(test, p_holm=next(adjusted)))
-            for variant, test in result]
+    return [replace(test, result=replace(test.result, p_holm=next(adjusted)))
+            if isinstance(test.result, Comparison) else test for test in found]
 
 
-def tests(cell: GridCell, results: Iterable[tuple[Variant, Comparison | str]]) -> list[TableRow]:
+def tests(cell: GridCell, compared: Iterable[Test]) -> list[TableRow]:
     """A row per variant against the reference; a positive difference is better."""
     rows = []
-    for variant, test in results:
-        row: TableRow = {"method": variant.title, "against": cell.reference.title, "metric": cell.metric}
-        if isinstance(test, str):
-            row["seeds in common"] = f"not tested: {test}"
+    for test in compared:
+        row: TableRow = {"method": test.variant.title, "against": test.against.title, "metric": cell.metric}
+        if isinstance(test.result, str):
+            row["seeds in common"] = f"not tested: {test.result}"
         else:
-            users = test.users
+            users, seeds = test.result.users, test.result.seeds
             row |= {"difference": Number.as_(users.difference, "+.4f"), "t": Number.as_(users.t, ".2f"),
-                    "p": Number(users.p, p_text(users.p)), "p Holm": Number(test.p_holm, p_text(test.p_holm)),
+                    "p": Number(users.p, p_text(users.p)),
+                    "p Holm": Number(test.result.p_holm, p_text(test.result.p_holm)),
                     "d_z": Number.as_(users.effect, ".3f"), "users": Number.as_(users.n, ","),
-                    "p over seeds": Number(test.seeds.p, p_text(test.seeds.p)) if test.seeds else DASH,
-                    "seeds in common": seed_text(test.common)}
+                    "p over seeds": Number(seeds.p, p_text(seeds.p)) if seeds else DASH,
+                    "seeds in common": seed_text(test.result.common)}
         rows.append(row)
     return rows
 

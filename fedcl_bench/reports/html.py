@@ -21,7 +21,7 @@ from ..records.run import Run
 from ..records.store import user_scores
 from . import dashboard
 from .comparison import Comparison
-from .dashboard import GridCell, Number, TableRow, Variant
+from .dashboard import GridCell, Number, TableRow
 from .frame import mean_matrix, validation_curves
 from .cells import DASH
 
@@ -86,16 +86,16 @@ def _matrices(px: Any, cell: GridCell) -> Any | None:
                    lambda i: _name(cell.variants[int(i)].title))
 
 
-def _differences(px: Any, cell: GridCell, results: Iterable[tuple[Variant, Comparison | str]],
+def _differences(px: Any, cell: GridCell, compared: Iterable[dashboard.Test],
                  colors: Mapping[str, str]) -> Any | None:
     """The share of users by their difference from the reference; None if nothing could be compared with it."""
     parts = []
-    for variant, test in results:
-        if isinstance(test, Comparison):
-            mine, theirs = (user_scores([run for run in of.runs if run.seed in test.common], cell.metric)
-                            for of in (variant, cell.reference))
+    for test in compared:
+        if isinstance(test.result, Comparison):
+            mine, theirs = (user_scores([run for run in of.runs if run.seed in test.result.common], cell.metric)
+                            for of in (test.variant, test.against))
             counts = np.histogram((mine - theirs).dropna().clip(-1.0, 1.0), EDGES)[0]
-            parts.append(pd.DataFrame({"method": _name(variant.title), "share of users": counts / counts.sum(),
+            parts.append(pd.DataFrame({"method": _name(test.variant.title), "share of users": counts / counts.sum(),
                                        "difference per user": (EDGES[1:] + EDGES[:-1]) / 2})[counts > 0])
     if not parts:
         return None
@@ -207,10 +207,10 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         "Accuracy against bytes sent": drawn("bytes", _points(px, averages, "MB sent", "average", colors, log=True)),
         "Accuracy against time": drawn("seconds", _points(px, averages, "seconds", "average", colors, log=True))})]
     for i, cell in enumerate(cells):
-        results = dashboard.compared(cell)
+        compared = dashboard.compared(cell, registry)
         sections.append(_section({
-            "Tests": _table(f"tests-{i}", dashboard.tests(cell, results)),
-            "Differences per user": drawn(f"differences-{i}", _differences(px, cell, results, colors)),
+            "Tests": _table(f"tests-{i}", dashboard.tests(cell, compared)),
+            "Differences per user": drawn(f"differences-{i}", _differences(px, cell, compared, colors)),
             "Groups of users and items": _table(f"groups-{i}", groups := dashboard.groups(cell),
                                                 best={name for row in groups for name in row if name != "method"}),
             "Curves over rounds": drawn(f"curves-{i}", _curves(px, cell, colors)),

@@ -153,6 +153,20 @@ def test_tests_are_those_of_users_with_holm(page, folder):
     assert [float(row["p Holm"][1]) for row in rows] == pytest.approx(holm(raw))
 
 
+def test_methods_with_unequal_settings_are_not_tested(registry, tmp_path):
+    """Each is tested against the reference with its settings; without one the settings that differ are named."""
+    def rows():
+        (cell,) = dashboard.gather(load_runs(tmp_path), registry)
+        return [(row["method"], row["against"], row["seeds in common"])
+                for row in dashboard.tests(cell, dashboard.compared(cell, registry))]
+    for method, settings in (("ft", ()), ("kd", ()), ("kd", (("rounds", 6),))):
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", settings), 0, level(0.1, noise=1))
+    short = "kd (rounds=6)"
+    assert rows() == [("kd", "ft", "0"), (short, "ft", "not tested: rounds=6 beside 100")]
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k", (("rounds", 6),)), 0, level(0.1, noise=2))
+    assert rows() == [("ft (rounds=6)", "ft", "0"), ("kd", "ft", "0"), (short, "ft (rounds=6)", "0")]
+
+
 def test_figures_have_the_records_numbers(page, folder):
     _, tree = page
     figures = figures_of(tree)
