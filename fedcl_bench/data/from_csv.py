@@ -114,7 +114,8 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
                 raise UserError(f"{path}: no row is left of {writer.rows:,}"
                                 + (f" with a rating {columns.keep}" if keeps else "") + "; nothing is written.")
         if columns.session:
-            write_atomically(config, b"SESSION_FIELD: session_id\n")
+            write_atomically(config, b"SESSION_FIELD: session_id\n"
+                                     b"settings: {stream: sessions, session_from: column}\n")
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
     notes = (f"separated by {SEPARATORS[layout.separator]}, "

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fedcl_bench.cli import located
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import table_reader
 from fedcl_bench.data.from_csv import Columns, condition, import_table
@@ -80,7 +81,10 @@ def test_ratings_sessions_and_rows_without_ids():
     assert lines == ["user_id:token\titem_id:token\trating:float\tsession_id:token\ttimestamp:float",
                      "u1\ta\t4\ts1\t1", "u2\ta\t5\ts2\t5"]
     assert done.left_out == {"without user, item or session": 2, "with a rating that is not >=4": 1}
-    assert Path("out/mine/mine.yaml").read_text() == "SESSION_FIELD: session_id\n" and len(done.files) == 2
+    assert Path("out/mine/mine.yaml").read_text() == (
+        "SESSION_FIELD: session_id\nsettings: {stream: sessions, session_from: column}\n") and len(done.files) == 2
+    stream = located("mine", Path("out"), {})[1]  # as any command sees it
+    assert (stream.stream, stream.session_from) == ("sessions", "column")
 
 
 @pytest.mark.parametrize("text,kept", [(">=4", [4, 5]), ("> 4", [5]), ("<4.5", [3, 4]), ("<=3", [3]), ("==5", [5]),

@@ -201,8 +201,7 @@ def _import(args: argparse.Namespace) -> int:
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:
         print(f"wrote: {path}")
-    _say_next(args, {"stream": "sessions", "session_from": "column"} if args.session else {},
-              "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
+    _say_next(args, {}, "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
     return 0
 
 
