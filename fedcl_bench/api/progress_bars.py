@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager
-from typing import Callable, Iterator
+from collections import Counter
+from typing import Any, Callable, Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
 
 from ..training.strategies import Strategy, meaning_of
 from ..data.stream import Stream
-from ..federation.parts import Progress
+from ..plugin.silo import Stage
+from ..federation.parts import STAGE, Progress
 from ..core.text import for_terminal
 from ..runs.config import RunConfig
 
@@ -70,7 +72,8 @@ class Display:
         if stream.domains:
             units = range(step * stream.per_step, (step + 1) * stream.per_step)
             last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
-            self._show(stream, progress, f"validation {metric} " + ", ".join(
+            stage = f"{self._stage(progress.curve[-1]).name}: " if len(self._config.stages) > 1 else ""
+            self._show(stream, progress, f"{stage}validation {metric} " + ", ".join(
                 f"{part.name} {last[unit]:.4f}" for unit, part in zip(units, stream.domains) if unit in last))
             for unit in units if progress.trained else ():
                 self._ended(stream.name_of(unit).removeprefix("domain ").replace("'", ""), progress, unit)
@@ -98,7 +101,7 @@ class Display:
                 self._bar.remove_task(self._task)
             several = not stream.domains or len(stream.steps) > 1
             name = f"block {step} of 0-{len(stream.steps) - 1}" if several else "domains"
-            self._task = self._bar.add_task(f"  {name}", total=self._config.server.rounds, status="")
+            self._task = self._bar.add_task(f"  {name}", total=self._config.rounds, status="")
         about = 0 if stream.domains else step  # the topology is said once
         if self._verbose and self._told != about and (stream.domains or len(progress.ways) > step):
             self._told = about
@@ -107,12 +110,18 @@ class Display:
                 f"  block {step}: clients are trained '{progress.ways[step]}' ({meaning_of(progress.ways[step])})")
         self._bar.update(self._task, completed=progress.round, status=status)
 
+    def _stage(self, row: Mapping[str, Any]) -> Stage:
+        """That of a round."""
+        return self._config.stages[row.get(STAGE, 0)]
+
     def _ended(self, name: str, progress: Progress, step: int) -> None:
         """The line of a block or domain whose rounds are over."""
         server = self._config.server
         rows = [row for row in progress.curve if row["step"] == step]
         best = progress.best_round(step, server.best_round)
         seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in rows)
-        self._console.print(f"  {name}: {len(rows)} rounds in {seconds:.1f} s, best validation "
+        stages = Counter(self._stage(row).name for row in rows)
+        parts = f" ({', '.join(f'{stage} {count}' for stage, count in stages.items())})" if len(stages) > 1 else ""
+        self._console.print(f"  {name}: {len(rows)} rounds{parts} in {seconds:.1f} s, best validation "
                             f"{self._config.evaluation.valid_metric} {rows[best - 1]['valid']:.4f} in round {best}"
                             + ("; tested is the last" if server.tested_round == "last" else ""))

@@ -132,7 +132,7 @@ def run_job(job: Job, tell: Callable[[tuple], None], asked_to_stop: Callable[[],
         nonlocal reported
         if time.monotonic() - reported >= REPORT_EVERY or progress.trained:
             reported = time.monotonic()
-            tell(("progress", progress.step, len(stream.steps), progress.round, config.server.rounds))
+            tell(("progress", progress.step, len(stream.steps), progress.round, config.rounds))
 
     try:
         with named():

@@ -29,7 +29,7 @@ from ..evaluation.ranking import UserScores
 from ..evaluation.sample_ranking import Ranking, rank_by_module, scores_after
 from ..plugin import checks
 from ..plugin.backbone import Backbone
-from ..plugin.method import NoSettings
+from ..plugin.method import Method, NoSettings
 from ..plugin.silo import DomainMethod, DomainModule, ModuleBackbone, Stage
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
@@ -59,7 +59,7 @@ class CrossSilo:
     threads = nullcontext  # batches are large enough for PyTorch's own threads
 
     def __init__(self, f: Federation, step: Step | None = None):
-        self.federation, self.stage, self.stages = f, 0, stages_of(f)
+        self.federation, self.stage, self.stages = f, 0, stages_of(f.method, f.backbone)
         self.step = step = (step or f.stream.steps[-1]).to(f.device)
         self.method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
         domains = [Domain.of(f.stream, step, number, f.seed) for number in range(f.stream.per_step)]
@@ -322,9 +322,9 @@ class CrossSilo:
                        best=replace(progress.best, model=model))
 
 
-def stages_of(f: Federation) -> tuple[Stage, ...]:
+def stages_of(method: Method, backbone: Backbone | ModuleBackbone) -> tuple[Stage, ...]:
     """The stages of a run: the method's, or else the backbone's."""
-    stages = f.method.stages() if isinstance(f.method, DomainMethod) else ()
-    if not stages and isinstance(f.backbone, ModuleBackbone):
-        stages = f.backbone.stages()
+    stages = method.stages() if isinstance(method, DomainMethod) else ()
+    if not stages and isinstance(backbone, ModuleBackbone):
+        stages = backbone.stages()
     return tuple(stages) or (Stage("train"),)

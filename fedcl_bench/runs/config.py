@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..data.features import FeatureSource
     from ..data.stream import Stream
     from ..federation.parts import Federation
+    from ..plugin.silo import Stage
 
 Layers = list[tuple[str, Mapping[str, Any]]]
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
@@ -137,6 +138,18 @@ class RunConfig:
     def base_file(self, results: Path) -> Path:
         """Where block 0 lies for other runs."""
         return results / SHARED / f"{self.base_hash}.pt"
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The phases of training; one, but for some methods of domains."""
+        from ..federation.cross_silo import stages_of
+
+        return stages_of(self.method.cls(self.method_settings), self.backbone.cls(self.backbone_settings))
+
+    @property
+    def rounds(self) -> int:
+        """The most rounds that a block takes, over its stages."""
+        return sum(stage.rounds or self.server.rounds for stage in self.stages)
 
     @property
     def name(self) -> str:

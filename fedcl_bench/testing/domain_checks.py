@@ -277,7 +277,8 @@ def server_knows(pair: Pair) -> str:
 def evaluation_data(pair: Pair) -> str:
     """(e) Other items to find in validation and test change no training; those of validation choose the round that a
     stage may start from."""
-    chooses = any(stage.from_best for stage in stages_of(pair.federation())[1:])
+    federation = pair.federation()
+    chooses = any(stage.from_best for stage in stages_of(federation.method, federation.backbone)[1:])
 
     def trained(stream: Stream) -> list[Tables]:
         f = pair.federation(stream)

@@ -16,6 +16,7 @@ from oracle import stream as numbers
 from test_central import BACKBONES, Plain, cut
 
 import fedcl_bench as fb
+from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.cli.main import main
 from fedcl_bench.training.silo_parts import as_one_client
 from fedcl_bench.data.datasets import load_stream
@@ -23,10 +24,12 @@ from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo
+from fedcl_bench.federation.parts import Progress
 from fedcl_bench.plugin.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.tuning import SIZES
 
@@ -302,6 +305,16 @@ def test_settings_of_other_clients_have_no_effect(shops, capsys, setting, reason
 def command(*more):
     settings = [word for value in ("rounds=2", "dim=4", "topk=3", "valid_metric=recall@3") for word in ("--set", value)]
     return ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings, *more]
+
+
+def test_rounds_of_all_stages_are_counted(shops, capsys):
+    config = make_config(discover(), "ffmsr", "ffmsr", "books+games", overrides=[
+        ("a test", {"encoder": "tfidf", "federated_rounds": 4, "rounds": 3})])
+    assert [stage.name for stage in config.stages] == ["pretrain", "finetune"] and config.rounds == 7
+    curve = [{"step": 0, "stage": int(row > 3), "valid": 0.1 * row, "train_seconds": 1.0, "evaluate_seconds": 0.0}
+             for row in range(6)]
+    Display(config)._ended("books", Progress(curve=tuple(curve)), 0)
+    assert "books: 6 rounds (pretrain 4, finetune 2) in 6.0 s" in capsys.readouterr().err
 
 
 def test_it_runs_from_the_command_line(shops, capsys):
