@@ -307,7 +307,10 @@ def command(*more):
     return ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings, *more]
 
 
-def test_rounds_of_all_stages_are_counted(shops, capsys):
+def test_rounds_of_all_stages_are_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number, shop in enumerate(("books", "games")):
+        lay_shop(shop, number, users=12, items=20, texts=True)
     config = make_config(discover(), "ffmsr", "ffmsr", "books+games", overrides=[
         ("a test", {"encoder": "tfidf", "federated_rounds": 4, "rounds": 3})])
     assert [stage.name for stage in config.stages] == ["pretrain", "finetune"] and config.rounds == 7
