@@ -314,8 +314,8 @@ def test_rounds_of_all_stages_are_counted(tmp_path, monkeypatch, capsys):
     config = make_config(discover(), "ffmsr", "ffmsr", "books+games", overrides=[
         ("a test", {"encoder": "tfidf", "federated_rounds": 4, "rounds": 3})])
     assert [stage.name for stage in config.stages] == ["pretrain", "finetune"] and config.rounds == 7
-    curve = [{"step": 0, "stage": int(row > 3), "valid": 0.1 * row, "train_seconds": 1.0, "evaluate_seconds": 0.0}
-             for row in range(6)]
+    curve = [{"step": 0, "round": row, "stage": int(row > 3), "valid": 0.1 * row, "train_seconds": 1.0,
+              "evaluate_seconds": 0.0} for row in range(6)]
     Display(config)._ended("books", Progress(curve=tuple(curve)), 0)
     assert "books: 6 rounds (pretrain 4, finetune 2) in 6.0 s" in capsys.readouterr().err
 
