@@ -309,7 +309,8 @@ class _Writer:
             row = self.rows + int(rows[at]) + 1
             raise UserError(f"{self.path}, row {row}{' below the header' * self.layout.header}: "
                             f"column '{self.columns.named[part]}' is {str(chosen[at])[:60]!r}, expected {accepted}"
-                            + (f" ({self.times.note})." if part == "time" else "."))
+                            + (f" ({self.times.note if self.times.scale else 'such columns are read as ISO 8601'})."
+                               if part == "time" else "."))
         return numbers
 
 

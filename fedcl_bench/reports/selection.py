@@ -114,14 +114,14 @@ def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | 
 
 
 def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Tuned | None,
-                 where: Where) -> str:
-    """A command of `grid`: its options, 5 seeds, the settings of the records that are read, and where things are."""
+                 where: Where, seeds: int = 5) -> str:
+    """A command of `grid`: its options, seeds, the settings of the records that are read, and where things are."""
     sets = [word for name, value in settings for word in ("--set", f"{name}={value}")]
-    return shlex.join(["run_bench.py", "grid", *options, "--seeds", "5", *sets, *(tuned.words if tuned else ()),
+    return shlex.join(["run_bench.py", "grid", *options, "--seeds", str(seeds), *sets, *(tuned.words if tuned else ()),
                        *where.words()])
 
 
-def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Where = Where()) -> str:
+def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Where = Where(), seeds: int = 5) -> str:
     """The command, or commands with ``&&``, that make the runs of some specs."""
     methods: dict[tuple, dict[str, None]] = {}
     for spec in specs:
@@ -131,7 +131,7 @@ def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Whe
         backbones.setdefault((tuple(names), dataset, settings), []).append(backbone)
     return " && ".join(
         grid_command(("--methods", ",".join(names), "--backbones", ",".join(alike), "--datasets", dataset), settings,
-                     tuned, where) for (names, dataset, settings), alike in backbones.items())
+                     tuned, where, seeds) for (names, dataset, settings), alike in backbones.items())
 
 
 def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[RunSpec, list[Run]]:
@@ -162,6 +162,7 @@ def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[Ru
         raise UserError(f"runs in {records} failed: {'; '.join(failed)}.\nLeave them out, or take other settings with "
                         f"--set; `grid --retry-failed` tries them again.")
     if missing:
+        seeds = max((run.seed + 1 for runs in runs_of.values() for run in runs), default=5)  # as the others have
         titles: dict[str, list[str]] = {}
         for spec in missing:
             titles.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
@@ -169,7 +170,7 @@ def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[Ru
         nearest = next((f" ({spec.method}: {reason}; take other settings with --set)"
                         for spec, reason in missing.items() if reason != "no record"), "")
         raise UserError(f"no record in {records} of {names}{nearest}.\n"
-                        f"Make them with: {command_for(list(missing), source.tuned, source.where)}")
+                        f"Make them with: {command_for(list(missing), source.tuned, source.where, seeds)}")
     return runs_of
 
 

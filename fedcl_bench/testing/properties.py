@@ -221,7 +221,7 @@ def one_by_one(pair: Pair) -> str:
             mismatch = difference(batched, client_round(pair.federation(), start, split))
             if mismatch:
                 raise Violated(f"step {start.step}, clients trained together and {how}: {mismatch}; is a mean or a sum "
-                               f"taken over the first dimension, which is clients?")
+                               f"taken over the first dimension, which is clients, or over padded slots, of weight 0?")
     return f"{len(batched['user'])} clients together, alone, and in groups of 3 in reverse"
 
 

@@ -253,7 +253,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     ([*PAIR, "--dataset", "ml-100j"], ["unknown dataset 'ml-100j'", "Did you mean 'ml-100k'"]),
     (["compare", "f3crec:wihtout=arm", "ft", "--backbone", "fedmf"], ["wihtout", "Did you mean 'without'"]),
     (["compare", "reg", *PAIR[1:]],
-     ["no record in results of reg (rounds=2, k_core=50) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
+     ["no record in results of reg (rounds=2, k_core=50) on fedmf, ml-100k", "grid --methods reg", "--seeds 2 --set rounds=2"]),
     (["compare", "f3crec", "ft", "--backbone", "fedmf"],
      ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
     ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),
