@@ -153,13 +153,13 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
                            f"client.", "method", acts_on_sessions)
     if not does_something(method):
         return
+    if sequential and method.needs_sequential is False:
+        raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
+                           f"'{backbone.name}' has none of.", "method", acts_on_sessions)
     if sessions and method.first_step > 0:
         raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
                            f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
                            acts_on_sessions)
-    if sequential and method.needs_sequential is False:
-        raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
-                           f"'{backbone.name}' has none of.", "method", acts_on_sessions)
     if sequential and not backbone.inner_products:
         raise Incompatible(f"method '{method.name}' works on representations that scores are inner products with; "
                            f"those of '{backbone.name}' are none.", "method", acts_on_sessions)

@@ -87,7 +87,10 @@ def _design(settings: RecBoleSettings) -> _Design:
 def _advice(name: str) -> str:
     """What to do where a model cannot be trained by clients of one user each."""
     if isinstance(domain_facts.TABLE.get(name, ""), str):
-        return "`run_bench.py list recbole` shows the RecBole models that can be used."
+        from .pooled import KINDS
+
+        pooled = f"`--method {PREFIX}{name}` trains it on everybody's data; " if name in KINDS else ""
+        return f"{pooled}`run_bench.py list recbole` shows the RecBole models that clients can train."
     return ("Domains of many users can train it: name two or more datasets, as in --dataset A+B, with --set "
             "topology=local.")
 

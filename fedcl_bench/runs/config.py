@@ -379,8 +379,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
             raise registry.naming(error) from None
     if any(READING in layer for _, layer in overrides):
         overrides = _with_reading(registry, method, backbone, dataset, overrides)
-    layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls, dataset), *overrides],
-                     backbone_plugin.cls, method_plugin.name)
+    layered = _layered(method_plugin.cls, backbone_plugin.cls, dataset, overrides)
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layered,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
@@ -388,6 +387,15 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     refuse_inactive(parts, overrides, {**_ignored(parts, as_trained, method_plugin.cls),
                                        **of_other_stages(as_trained, method_plugin.cls)})
     return parts
+
+
+def _layered(method: type, backbone: type, dataset: str, overrides: Layers) -> Layers:
+    return layers(dataset, [_of_method(method, backbone, dataset), *overrides], backbone, method.name)
+
+
+def origins(method: type, backbone: type, dataset: str, overrides: Layers) -> dict[str, str]:
+    """Where the settings of a combination come from that are not the default of their class."""
+    return {name: where for where, layer in _layered(method, backbone, dataset, overrides) for name in layer}
 
 
 def _with_reading(registry: Registry, method: str, backbone: str, dataset: str, overrides: Layers) -> Layers:

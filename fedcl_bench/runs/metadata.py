@@ -115,12 +115,17 @@ def keep(files: Mapping[Path, tuple[str, list[Metadata]]]) -> None:
 
 
 def unknown_plugin(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """As ``unknown``; of a plugin in a folder below this one, how to load it."""
+    """As ``unknown``; of a plugin in a folder below this one, how to load it, and of RecBole's models their names."""
     named = re.compile(rf"^\s+name\s*=\s*[\"']{re.escape(name)}[\"']", re.IGNORECASE | re.MULTILINE)
     for path in sorted(Path().glob(f"*/{glob.escape(name.lower().replace('-', '_'))}.py")):
         if named.search(path.read_text(encoding="utf-8", errors="replace")):
             return UserError(f"unknown {kind} '{name}'.\n{path} has one of this name; load it with --plugins "
                              f"{path.parent}.")
+    from ..recbole.client_facts import TABLE
+
+    if model := next((model for model in TABLE if model.lower() == name.lower()), None):
+        return UserError(f"unknown {kind} '{name}'.\nRecBole's model is {RECBOLE}{model}; `list {RECBOLE}{model}` says "
+                         f"whether clients can train it, or one party with everybody's data (a method).")
     return unknown(kind, name, known)
 
 

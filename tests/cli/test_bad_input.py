@@ -148,7 +148,7 @@ def sessions(method, backbone, assignment=""):
     ("--method fcucr --backbone gru4rec --set stream=static", ["backbone 'gru4rec' is sequential",
                                                                "--set stream=sessions"]),
     (sessions("kd", "sasrec"), ["method 'kd' works on scores of item lists", "'sasrec'",
-                                "Methods that fit: fcucr, ft."]),
+                                "Methods that fit: central, central-joint, fcucr, ft."]),
     (sessions("f3crec", "fedmf"), ["'f3crec' acts from a stream's second step on", "--set stream=blocks",
                                    "Methods that fit: alone, central, central-joint, ft, popularity"]),
     (sessions("ft", "pfedrec", "init=per_client"), ["setting 'init': found per_client, accepted: server with "

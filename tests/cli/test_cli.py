@@ -117,7 +117,14 @@ def test_list_data_doctor(output):
     out = output("list")
     assert all(name in out for name in ("f3crec", "ft", "reg", "kd", "fedmf", "ml-100k", "lastfm-2k"))
     out = output("list", "f3crec")
-    assert "eps = 0.006" in out and "searched: 0.001" in out and "CIKM" in out and "upload_noise = 0.0" in out
+    assert "eps = 0.006" in out and "searched: 0.001" in out and "CIKM" in out and "upload_noise" not in out
+    assert "upload_noise = 0.0\n" in output("list", "f3crec", "--all")
+    out = output("list", "f3crec", "--with", "fedncf", "--dataset", "lastfm-2k")
+    assert "Values are those of f3crec on fedncf, lastfm-2k" in out
+    out = output("list", "ffmsr")  # a backbone and a method, of domains
+    assert "federated_rounds = 5\n" in out and "optimiser = adam   (backbone ffmsr; else sgd)" in out
+    assert "topk = 10,50   (stream=domains; else 20)" in out
+    assert "session_gap = 60.0   (dataset_configs/xing.yaml; else 30.0)" in output("list", "fcucr")
     assert "54,724" in output("list", "lastfm-2k")
     out = output("data", "ml-100k")
     assert "587" in out and "46,552" in out and "91.19" in out and "All counts are those expected" in out

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Mapping
 
 from rich.console import Console
 
 from ...core.errors import UserError
-from .. import add_options
+from .. import add_options, settings_of
 
 if TYPE_CHECKING:
     from ...runs.metadata import Metadata
-    from ...runs.registry import Plugin
+    from ...runs.registry import Plugin, Registry
 
+_SHOPS = "online-retail-ffmsr+amazon-pantry"
 say = Console(highlight=False, soft_wrap=True, markup=False).print
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
                         "models, and whether they can be backbones; recbole:NAME: one of them")
+    parser.add_argument("--all", action="store_true", help="of a plugin every setting that its runs have")
+    parser.add_argument("--with", dest="partner", metavar="NAME",
+                        help="the backbone (method) with which a method (backbone) is run (default: one that fits)")
+    add_options(parser, set="show what runs with this setting take, as stream=static; repeatable")
+    parser.add_argument("--dataset", metavar="NAME", help="on which it is run (default: one that fits)")
     add_options(parser, "plugins")
 
 
@@ -39,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         anywhere = name.lower() in map(str.lower, known) or name.lower().startswith(RECBOLE)
         if not anywhere and config_file(spelled(name)) is None:
             raise unknown_plugin("method, backbone, metric or dataset", name, known)
-    return _in_full(name, folders)
+    return _in_full(name, args)
 
 
 def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
@@ -74,19 +80,19 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
     return 0
 
 
-def _in_full(name: str, folders: list[Path]) -> int:
+def _in_full(name: str, args: argparse.Namespace) -> int:
     from ...data.source import beside, config_file, configured, file_there, spelled
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
-    registry = discover(folders)
+    registry = discover(args.plugins)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
     plugins = plugins or [plugin for (_, known), plugin in registry.plugins.items() if known.lower() == name.lower()]
     if name.lower().startswith(RECBOLE):
         plugins = [registry.get(kind, name) for kind in ("method", "backbone") if registry.knows(kind, name)] \
             or [registry.get("backbone", name)]
     for plugin in plugins:
-        _metric(plugin) if plugin.kind == "metric" else _plugin(plugin)
+        _metric(plugin) if plugin.kind == "metric" else _plugin(registry, plugin, args)
     if plugins:
         return 0
     if name in registry.broken:
@@ -100,31 +106,95 @@ def _in_full(name: str, folders: list[Path]) -> int:
     return 0
 
 
-def _plugin(plugin: Plugin) -> None:
-    """A plugin's reference and settings, then the settings every run has."""
-    from ...core.settings import as_text, describe
-    from ...plugin.local_settings import LocalSettings
-    from ...runs.config import CORE_SETTINGS, STREAM_AMBIGUITIES
+def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> None:
+    """A plugin's reference and settings, and what else its runs take other than by default; or every setting."""
+    from ...core.settings import as_text, flat
+    from ...runs.config import CORE_SETTINGS, STREAM_AMBIGUITIES, Layers, origins, resolve
+    from ...runs.registry import RECBOLE
 
-    cls = plugin.cls
-    say(f"{plugin.kind} {plugin.name}: {cls.title}", style="bold")
-    say(f"{cls.reference}\n{plugin.path}")
-    parts = [(f"settings of {plugin.name}", cls.Settings), *((c.__doc__.splitlines()[0], c) for c in CORE_SETTINGS)]
-    for title, settings in parts:
-        if rows := describe(settings):
-            say(f"\n{title}", style="bold")
-        for name, default, space, text in rows:
-            say(f"  {name} = {default}")
+    say(f"{plugin.kind} {plugin.name}: {plugin.cls.title}", style="bold")
+    say(f"{plugin.cls.reference}\n{plugin.path}")
+    cls, (method, backbone, dataset) = plugin.cls, _cell(registry, plugin)
+    if args.partner:
+        method, backbone = (method, args.partner) if plugin.kind == "method" else (args.partner, backbone)
+    cell = method, backbone, args.dataset or dataset
+    overrides: Layers = [("--set", settings_of(args))]
+    if plugin.kind == "backbone" and plugin.name.startswith(RECBOLE):
+        from ...recbole import domain_facts
+
+        of_users, of_domains = _by_users(plugin.name), domain_facts.status(plugin.name[len(RECBOLE):])
+        say(f"trained by users: {of_users}\ntrained by domains: {of_domains or 'no, it is not sequential'}")
+        if of_users.startswith("refused") and not of_domains.startswith("yes"):
+            return
+    values = flat(resolve(registry, *cell, overrides))
+    whence = origins(registry.get("method", cell[0]).cls, registry.get("backbone", cell[1]).cls, cell[2], overrides)
+    _settings(f"settings of {plugin.name}", cls.Settings, values, whence)
+    for settings in CORE_SETTINGS:
+        _settings(settings.__doc__.splitlines()[0], settings, values, whence, brief=not args.all)
+    if declared := {**cls.ambiguities, **STREAM_AMBIGUITIES.get(values["stream"], {})}:
+        say("\nread differently by paper and code (`sensitivity` varies them)", style="bold")
+    for name, readings in declared.items():
+        say(f"  {name}: " + ", ".join(f"{as_text(value)} ({whose})" for value, whose in readings.items()))
+    say(f"\nValues are those of {cell[0]} on {cell[1]}, {cell[2]}"
+        + ("" if args.all else "; --all shows every setting") + ". Change one with --set NAME=VALUE.")
+
+
+def _settings(title: str, cls: type, values: Mapping[str, Any], whence: Mapping[str, str], brief: bool = False) -> None:
+    """The settings of a class: each one's value, where that comes from, and what it means.
+
+    Args:
+        brief: only those that have another value than by default, without what they mean.
+    """
+    from ...core.settings import as_text, describe
+
+    rows = []
+    for name, default, space, text in describe(cls):
+        value = as_text(values[name]) or "(none)"
+        if value != default or not brief:
+            rows.append((name, value, f"   ({whence[name]}; else {default})" if value != default else "", text, space))
+    if rows:
+        say(f"\n{title}", style="bold")
+    for name, value, differs, text, space in rows:
+        say(f"  {name} = {value}{differs}")
+        if not brief:
             say(f"      {text}\n      {space}", style="dim")
-        differs = [("", cls.ambiguities)] if settings is cls.Settings else \
-            [(f" with stream={stream}", of_stream) for stream, of_stream in STREAM_AMBIGUITIES.items()
-             if settings is LocalSettings]
-        for where, declared in differs:
-            if declared:
-                say(f"\nread differently by paper and code{where} (`sensitivity` varies them)", style="bold")
-            for name, values in declared.items():
-                say(f"  {name}: " + ", ".join(f"{as_text(value)} ({whose})" for value, whose in values.items()))
-    say("\nChange one with --set NAME=VALUE.")
+
+
+def _by_users(backbone: str) -> str:
+    """Whether clients of one user each can train a model of RecBole; empty for other backbones."""
+    from ...recbole import client_facts
+    from ...runs.registry import RECBOLE
+
+    return client_facts.status(backbone[len(RECBOLE):]) if backbone.startswith(RECBOLE) else ""
+
+
+def _cell(registry: Registry, plugin: Plugin) -> tuple[str, str, str]:
+    """A method, backbone and dataset that the plugin goes with, to say what its runs take."""
+    from ...federation.compatibility import check_classes
+    from ...plugin.method import Method
+    from ...plugin.sequential import SequentialBackbone
+    from ...runs.metadata import NO_BACKBONE
+
+    def fits(method: str, backbone: str) -> bool:
+        try:
+            check_classes(registry.get("backbone", backbone).cls, registry.get("method", method).cls)
+        except UserError:
+            return False
+        return True
+
+    if plugin.kind == "backbone":
+        same = registry.knows("method", plugin.name) and registry.get("method", plugin.name).cls.needs_backbone
+        method = plugin.name if same and fits(plugin.name, plugin.name) else "ft"
+        backbone, of_sessions = plugin.name, issubclass(plugin.cls, SequentialBackbone)
+    else:
+        method, of_sessions = plugin.name, any(getattr(plugin.cls, hook, None) is not getattr(Method, hook)
+                                               for hook in ("represent", "new_private", "rescore_session"))
+        usual = [NO_BACKBONE] * (not plugin.cls.needs_backbone) + [method, "sasrec" if of_sessions else "fedmf"]
+        backbone = next(name for name in [*usual, *registry.names("backbone")]
+                        if registry.knows("backbone", name) and fits(method, name))
+    of_domains = plugin.cls.for_domains or _by_users(backbone).startswith("refused") \
+        or registry.get("backbone", backbone).cls.for_domains
+    return method, backbone, _SHOPS if of_domains else "xing" if of_sessions else "ml-100k"
 
 
 def _metric(plugin: Plugin) -> None:
