@@ -33,7 +33,7 @@ class Central(Method):
     first_step = 0
     trains, topology, needs_sequential = "server", "central", None
     ignored = {"init": "with the method central, which has no clients that could start with their own"}
-    bound = {"F1": "one party holds all data", "F4": "and trains on them"}
+    gives_up = {"F1": "one party holds all data", "F4": "and trains on them"}
 
     def trained_backbone(self, backbone, clients):
         if isinstance(backbone, SequentialBackbone) and backbone.private_output:
@@ -131,4 +131,4 @@ class CentralJoint(Central):
     numbers = 1
     title = "bound: no federation and no forgetting, one party trains on everybody's data up to the block"
     history = restarts = True
-    bound = {**Central.bound, "C1": "data of all earlier blocks are kept"}
+    gives_up = {**Central.gives_up, "C1": "data of all earlier blocks are kept"}

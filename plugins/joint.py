@@ -12,7 +12,7 @@ class Joint(Method):
     title = "bound: federated retraining from scratch on all data up to the block"
     reference = "the joint-training bound of continual learning (De Lange et al., TPAMI 2022)"
     history = restarts = True
-    bound = {"C1": "clients keep the data of all earlier blocks"}
+    gives_up = {"C1": "clients keep the data of all earlier blocks"}
 
 
 class JointWarm(Joint):

@@ -16,7 +16,7 @@ class Popularity(Method):
     trains = "nobody"
     needs_backbone = False
     history = True
-    bound = {"F4": "the server counts everybody's interactions", "C1": "of all blocks"}
+    gives_up = {"F4": "the server counts everybody's interactions", "C1": "of all blocks"}
 
     def begin_round(self, step, round_, backbone):
         self.server_state = {"counts": torch.bincount(step.train.values, minlength=step.n_items)}
@@ -32,4 +32,4 @@ class Recency(Popularity):
     numbers = 1
     title = "bound: items by their training interactions in the last block, the same for everybody"
     history = False
-    bound = {"F4": "the server counts everybody's interactions"}
+    gives_up = {"F4": "the server counts everybody's interactions"}

@@ -30,7 +30,7 @@ class SKNN(Method):
     first_step = 0
     trains = "nobody"
     needs_backbone = False
-    bound = {"F1": "one party ranks for everybody", "F4": "and holds all sessions"}
+    gives_up = {"F1": "one party ranks for everybody", "F4": "and holds all sessions"}
 
     def begin_round(self, step, round_, backbone):
         sessions = step.sessions["train"]

@@ -125,7 +125,10 @@ def train_round(chunks, model, backbone, method, settings, seed, step, round_, w
                 protection=OPEN, observe=None, add=None):
     """Clients train and the server averages, as in a round of the loop: (model, mean loss, the method's uploads)."""
     work = rounds.Work(training(backbone, method, model, settings, protection, own_start), chunks)
-    sums = rounds.train_clients([work], model, DrawKey(seed, step, round_), weights, observe)
+    key = DrawKey(seed, step, round_)
+    sums = rounds.train_clients([work], model, key, weights, observe)
+    if sums.held is not None:
+        return *server.aggregate_updates(sums, model, method, protection, key, sums.uploads), sums.uploads
     return *server.mean(sums, model, backbone, seed, add), sums.uploads
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import statistics
 
 import torch
 from recbole.model.general_recommender import BPR
@@ -287,6 +288,32 @@ class Round:
         mean = {key: sum(weight[user] * upload[key] for user, upload in uploads.items()) / sum(weight.values())
                 for key in (*snapshot.public, *snapshot.dense)}
         return mean, uploads, private
+
+
+def sizes(updates):
+    """The norm of each client's whole update."""
+    return {user: math.sqrt(sum(float(change.square().sum()) for change in update.values()))
+            for user, update in updates.items()}
+
+
+def norm_bounded(updates, weight, bound):
+    """The mean of updates, by user and parameter, of at most ``bound`` times their median norm."""
+    norms = sizes(updates)
+    most = bound * sorted(norms.values())[(len(norms) - 1) // 2]
+    return {key: sum(weight[user] * min(1.0, most / norms[user]) * update[key] for user, update in updates.items())
+            / sum(weight.values()) for key in next(iter(updates.values()))}
+
+
+def median_of_senders(updates, tables):
+    """Of every number the median of those who sent it, of item ``tables`` by rows, times their share."""
+    result = {}
+    for key, like in next(iter(updates.values())).items():
+        rows = zip(*(u[key].reshape(len(like), -1).tolist() for u in updates.values()))
+        sent = [[row for row in of_clients if key not in tables or any(row)] for of_clients in rows]
+        result[key] = torch.tensor([[statistics.median(numbers) * len(senders) / len(updates)
+                                     for numbers in zip(*senders)] if senders else [0.0] * like[0].numel()
+                                    for senders in sent], dtype=like.dtype).view(like.shape)
+    return result
 
 
 def fold_in(rounds, train, start):

@@ -121,7 +121,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
 
 
 def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=8,
-            weighted=False, layout="rows", **changes):
+            weighted=False, layout="rows", robust="", **changes):
     name, settings, training = BACKBONES[backbone_case]
     backbone = build(registry, "backbone", name, **{**settings, **changes})
     step = stream.steps[1]
@@ -129,6 +129,10 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     method_name, method_settings = METHODS[method_case]
     method, added = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = some_clients(step, count)
+    if robust:
+        aggregator = build(registry, "method", robust)
+        method.__class__ = type("Robust", (type(method),), {
+            "aggregate_updates": lambda self, updates: aggregator.aggregate_updates(updates)})
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
     assert not inner or strategy_of(backbone, method, model, train) in (Strategy.FACTORED, Strategy.FUSED)
@@ -142,6 +146,14 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
                          tolerance=train.tolerance, weighted=weighted)
     lists = {int(u): step.train.of(int(u)).tolist() for u in users}
     mean, uploads, private = plain.run(lists, model, added)
+    if robust:
+        sent = {key: model.public.get(key, model.dense.get(key)) for key in mean}
+        updates = {user: {key: upload[key] - sent[key] for key in sent} for user, upload in uploads.items()}
+        weight = {user: len(items) if weighted else 1.0 for user, items in lists.items()}
+        change = oracle.median_of_senders(updates, model.public) if robust == "median" else \
+            oracle.norm_bounded(updates, weight, aggregator.settings.norm_bound)
+        assert any(float((mean[key] - sent[key] - change[key]).abs().max()) > 1e-4 for key in sent)
+        mean = {key: sent[key] + change[key] for key in sent}
 
     def close(ours, expected):
         torch.testing.assert_close(ours, expected.reshape(ours.shape), atol=tolerance, rtol=tolerance)
@@ -252,6 +264,16 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
       for method, backbone in zip(METHODS, ["fedmf", "fedncf", "pfedrec"] * 3))])
 def test_round_equals_oracle(registry, stream, backbone, method, local, more):
     compare(registry, stream, backbone, method, LOCAL[local], **more)
+
+
+@pytest.mark.parametrize("backbone, method, robust, more", [
+    ("fedmf", "ft", "norm-bound", {}), ("fedmf", "f3crec", "median", {}), ("fedmf", "reg", "norm-bound", {}),
+    ("fedmf", "reg", "median", {}), ("fedrap", "ft", "norm-bound", {}), ("fedrap", "ft", "median", {}),
+    ("ncf", "ft", "norm-bound", {"weighted": True}), ("ncf", "ft", "median", {}),
+    ("pfedrec-local", "f3crec", "norm-bound", {"weighted": True})])
+def test_aggregators_of_single_updates_equal_oracle(registry, stream, backbone, method, robust, more, monkeypatch):
+    monkeypatch.setattr(SIZES, "compared", 1000)  # numbers of a table in several parts
+    compare(registry, stream, backbone, method, LOCAL["batch48x1"], robust=robust, **more)
 
 
 def test_every_path_of_the_engine_is_compared(stream):

@@ -31,7 +31,7 @@ from ..runs.registry import discover
 from ..runs.runner import Engine, Interrupted, Watch, execute
 from .other_worlds import NEVER, WORLDS
 from .outside import Outside
-from .recording import Tape, recorded
+from .recording import Tape, loaded, recorded
 
 STEADY_EPS = 1e-3  # of Adam
 AS_IT_IS, AGAIN = list(WORLDS)[:2]
@@ -145,7 +145,7 @@ def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
     work.mkdir()
     torch.set_num_threads(part.threads or torch.get_num_threads())
     config, stream = part.run()
-    if (config.method.cls.bound.keys() & set(world.shows)
+    if (config.method.cls.gives_up.keys() & set(world.shows)
             or not world.applies(stream, config.stream.topology_in_effect == "central")):
         return ("skipped",)
     data = [each.path.resolve() for each in config.source.parts or [config.source]]
@@ -207,7 +207,7 @@ class Honesty:
         """``honest``, ``evidence`` and ``hooks`` of a world's verdict."""
         state, *text = self._play(part)
         if state == "skipped":
-            return None, "the stream has nothing of it, or the method is a bound"
+            return None, "the stream has nothing of it, or the method gives it up"
         if state == "failed":
             return False, f"fails: {text[0]}"
         if (found := self._difference(part)) is None:
@@ -244,7 +244,7 @@ class Honesty:
         """The first event in which somebody has noticed, and what differs in it."""
         tolerance = ROUNDING if "" in WORLDS[part.world].hears else 0.0
         for number in range(len(list(part.folder.glob("*.pt")))):
-            a, b = (torch.load(each.folder / f"{number}.pt", weights_only=True) for each in (part.as_it_is, part))
+            a, b = (loaded(each.folder / f"{number}.pt") for each in (part.as_it_is, part))
             for name, theirs in b["tables"].items():
                 kept = WORLDS[part.world].kept if name[0].startswith("list") else None
                 if name in a["tables"] and (how := _differs(*a["tables"][name], *theirs, b["same"], tolerance, kept)):

@@ -23,7 +23,9 @@ from ..federation.parts import Best, Federation, Progress, Update
 from ..plugin.metric import Metric, RankedLists
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
-from ..training.trained import Trained
+from ..training.chunk_trainer import Slots
+from ..training.factored import Outer
+from ..training.trained import Change, Trained
 
 WIDTH = 8  # numbers that are kept of each row
 _Clients: Any = object  # in place of the kind of clients that ``recorded`` puts below
@@ -61,7 +63,7 @@ class Tape:
     def exchanged(self, name: str, own: Any) -> Any:
         """What the server hears."""
         if name.startswith(self.hears):
-            return _loaded(self.heard / f"{self.number}.pt")["exchanged"][name]
+            return loaded(self.heard / f"{self.number}.pt")["exchanged"][name]
         self._exchanged[name] = copy.deepcopy(own)
         return own
 
@@ -105,9 +107,11 @@ class Tape:
         self.number, self._exchanged, self._tables = self.number + 1, {}, {}
 
 
-@lru_cache(1)
-def _loaded(event: Path) -> dict[str, Any]:
-    return torch.load(event, weights_only=True)
+@lru_cache(2)
+def loaded(event: Path) -> dict[str, Any]:
+    """What is kept of an event."""
+    with torch.serialization.safe_globals([Trained, Change, Slots, Outer]):
+        return torch.load(event, weights_only=True)
 
 
 def _joined(users: tuple[Tensor, ...], rows: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,7 @@ class Sizes:
         session_users: users whose sessions are ranked together by one thread.
         similarities: queries x prototypes compared at once, 16 MiB.
         queries: of those, at most so many queries.
+        compared: clients x numbers that are handed to an aggregator together which compares clients, 32 MiB.
         normals: normal numbers drawn at once, which stay in the cache.
         adapted: rows of texts that go through an adapter's experts together.
         dropped: entries of a forward pass whose dropout is drawn at once.
@@ -85,6 +86,7 @@ class Sizes:
     session_users: int = 64
     similarities: int = 1 << 22
     queries: int = 512
+    compared: int = 1 << 23
     normals: int = 1 << 16
     adapted: int = 1024
     dropped: int = 4096

@@ -39,7 +39,7 @@ def check_divisible(federation: Federation) -> None:
     if method.trains == "server" or method.overrides("trained_backbone"):
         raise UserError(f"{spread} method '{method.name}' has no server that adds these up.\nLeave --shards out "
                         f"(`grid --ray` spreads whole runs).")
-    if method.uploads(backbone, 0) or method.uploads(backbone, 1):
+    if method.uploads(backbone, 0) or method.uploads(backbone, 1) or method.overrides("aggregate_updates"):
         raise UserError(f"{spread} the server of method '{method.name}' needs what each client uploads.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another method.")
     if federation.server.upload_noise and federation.server.weighting != "uniform":

@@ -80,7 +80,7 @@ def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
         UserError: if the dataset's config searches a setting the plugin lacks, or a value it refuses.
     """
     method = registry.get("method", combination.method).cls
-    bare = method.bound and method.needs_backbone and not search_space(method.Settings)
+    bare = method.gives_up and method.needs_backbone and not search_space(method.Settings)
     of_backbone = bool(bare) or method.name == REFERENCE
     name = combination.backbone if of_backbone else combination.method
     cls = registry.get("backbone" if of_backbone else "method", name).cls.Settings

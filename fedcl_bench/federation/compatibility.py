@@ -7,7 +7,7 @@ from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
 from ..data.stream import Stream
 from ..plugin.local_settings import LocalSettings
-from ..plugin.method import Method, does_something
+from ..plugin.method import HOOKS, Method, does_something
 from ..plugin.sequential import SequentialBackbone
 
 _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
@@ -54,10 +54,22 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
     if init == "per_client" and not sequential:
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
+    if method.overrides("aggregate_updates"):
+        _check_single_updates(backbone, method, init)
     if means and backbone.factor_names is None:
         raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
                            f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
                            f"the user.", "backbone", lambda cls: cls.factor_names is not None)
+
+
+def _check_single_updates(backbone: Backbone, method: Method, init: str) -> None:
+    """Raise UserError unless each client's upload is a change of what the server sent, and the server averages."""
+    if init == "per_client":
+        raise UserError(f"setting 'init': found per_client, accepted: server with method '{method.name}', whose server "
+                        f"looks at each client's change of what it was sent.")
+    if backbone.overrides("serve"):
+        raise Incompatible(f"method '{method.name}' aggregates clients' updates, as does the server of "
+                           f"'{backbone.name}'.", "backbone", lambda cls: cls.serve is Backbone.serve)
 
 
 def has_shared_rows(backbone: Backbone | type[Backbone]) -> bool:
@@ -135,12 +147,19 @@ def _has_representations(cls: type) -> bool:
     return _is_sequential(cls) and cls.inner_products
 
 
+def _is_server_s(cls: type[Method]) -> bool:
+    """Whether a method does no more than aggregate clients' updates, whatever these train."""
+    others = [hook for hook in HOOKS if not hook.startswith("aggregate")]
+    return (cls.aggregate_updates is not Method.aggregate_updates and cls.trains == "clients" and not cls.history
+            and all(getattr(cls, hook) is getattr(Method, hook) for hook in others))
+
+
 def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions: bool) -> None:
     """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
     def acts_on_sessions(cls: type) -> bool:
         whole = sequential and not backbone.inner_products
         return not (does_something(cls) or cls.topology) or (
-            cls.first_step == 0 and cls.needs_sequential in (None, sequential) and not whole)
+            cls.first_step == 0 and (_is_server_s(cls) or cls.needs_sequential in (None, sequential) and not whole))
 
     if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
@@ -153,13 +172,16 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
                            f"client.", "method", acts_on_sessions)
     if not does_something(method):
         return
-    if sequential and method.needs_sequential is False:
+    aggregates = _is_server_s(type(method))
+    if sequential and method.needs_sequential is False and not aggregates:
         raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
                            f"'{backbone.name}' has none of.", "method", acts_on_sessions)
     if sessions and method.first_step > 0:
         raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
                            f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
                            acts_on_sessions)
+    if aggregates:
+        return
     if sequential and not backbone.inner_products:
         raise Incompatible(f"method '{method.name}' works on representations that scores are inner products with; "
                            f"those of '{backbone.name}' are none.", "method", acts_on_sessions)

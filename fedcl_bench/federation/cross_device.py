@@ -125,9 +125,14 @@ class CrossDevice:
             return update
         f, method, sums = self.federation, self.method, update.sums
         key, users = self.key(self.step.index, progress.round), self.group.users
-        model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.all_reduce)
-        model = server.aggregate(f.backbone, model, users, self.training.protection, key, self._by_weight(key.round))
-        model = replace(model, public=checks.checked_aggregate(method, model.public))
+        protection, begun = self.training.protection, progress.model
+        if sums.held is None:
+            model, loss = server.mean(sums, begun, f.backbone, f.seed, f.population.all_reduce)
+            model = server.aggregate(f.backbone, model, users, protection, key, self._by_weight(key.round))
+        else:
+            model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads)
+        public = checks.checked_tables(method, "aggregate", method.aggregate(model.public), model.public)
+        model = replace(model, public=public)
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,

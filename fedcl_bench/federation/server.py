@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..plugin import checks
 from ..plugin.backbone import Backbone
-from ..training.factored import Outer
 from ..training.trained import Change, Trained, at_slots, beside
 from ..training.unseen_rows import start_elsewhere
 from ..data.stream import Step, Stream
@@ -24,6 +23,7 @@ from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces
 from ..stats.clip_noise import Protection, upload_key
 from .client_sampling import Attendance, Participants
+from .client_updates import HeldUpdates, held
 
 
 class Population:
@@ -82,14 +82,18 @@ class RoundSums:
         users: how many clients will be added.
         weights: weight of every user in the mean, shape (users,); None: all alike.
         own_start: clients drew the public parameters that they began with.
+        keeps: whether each client's changes are kept instead of their sum.
 
     Attributes:
         change: of the public parameters, item tables and dense ones, summed over clients.
         private: those private parameters that are others now, of all users; local: the same of clients' own copies.
         uploads: what the method uploaded, each (N, ...) in ascending order of users.
+        held: the chunks' clients, if they are kept.
     """
 
-    def __init__(self, model: Snapshot, users: int, weights: Tensor | None, own_start: bool):
+    def __init__(self, model: Snapshot, users: int, weights: Tensor | None, own_start: bool,
+                 keeps: bool = False):
+        self.held: list[Trained] | None = [] if keeps else None
         self.model, self.users, self.weights, self.own_start = model, users, weights, own_start
         device = next(iter(model.public.values())).device
         self.change = {name: torch.zeros_like(table, memory_format=torch.contiguous_format)
@@ -106,8 +110,11 @@ class RoundSums:
         """Add the clients of a chunk."""
         self._losses.append(trained.loss)
         self._order.append(trained.users)
-        for name, change in trained.public.items():
-            self._add_public(name, change, trained.users)
+        if self.held is not None:
+            self.held.append(held(trained))
+        weights = None if self.weights is None else self.weights[trained.users]
+        for name, change in trained.public.items() if self.held is None else ():
+            change.add_to(self.change[name], self.model.public.get(name, self.model.dense.get(name)), weights)
         for name, change in trained.private.items():
             self._set_private(name, change, trained.users)
         for name, tables in trained.local.items():
@@ -116,35 +123,6 @@ class RoundSums:
             self._uploads.setdefault(name, []).append(values)
         if self.own_start:
             self._add_squares(trained)
-
-    def _add_public(self, name: str, change: Change, users: Tensor) -> None:
-        """Add what clients changed of a public parameter, weighted.
-
-        First what is alike for many rows, which costs one pass over the table for all clients of a chunk; then the rows
-        that they changed themselves.
-        """
-        total, sent = self.change[name], self.model.public.get(name, self.model.dense.get(name))
-        weights = None if self.weights is None else self.weights[users]
-        shares = change.scale if weights is None else weights
-        share = len(users) if shares is None else shares.sum()
-
-        def weighted(rows: Tensor) -> Tensor:
-            return rows if weights is None else rows * beside(weights, rows)
-
-        if change.shift is not None:
-            total += change.shift * share
-        if change.decay is not None:
-            lost = (change.decay - 1.0) * (1.0 if weights is None else weights)
-            lost = lost if change.scale is None else lost * change.scale
-            total += sent * lost.sum().to(total)
-        if isinstance(change.rows, Outer):
-            (change.rows if weights is None else change.rows.scaled(weights)).add_to(total)
-        elif change.items is not None:
-            total.index_add_(0, change.items.reshape(-1), weighted(change.rows).flatten(0, 1))
-        elif change.replaces:
-            total += weighted(change.rows).sum(0) - sent * share
-        else:
-            total += weighted(change.rows).sum(0)
 
     def _set_private(self, name: str, change: Change, users: Tensor) -> None:
         """Put what clients made of a private parameter of theirs among those of all users."""
@@ -261,6 +239,25 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: A
     public, dense = ({name: _mean(totals.change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
     return Snapshot(public, private, dense, sums.local, model.personalised, model.client_context), totals.loss
+
+
+def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protection: Protection, key: DrawKey,
+                      uploads: Tables) -> tuple[Snapshot, float]:
+    """What the method makes of single clients' uploads, on which their noise is.
+
+    Args:
+        uploads: what they sent besides public parameters.
+
+    Returns:
+        As ``mean``.
+    """
+    updates = HeldUpdates(sums.held, model, sums.weights, uploads, method, protection, key)
+    change = checks.checked_tables(method, "aggregate_updates", method.aggregate_updates(updates),
+                                   {**model.public, **model.dense})
+    public, dense = ({name: table + change[name] for name, table in kind.items()}
+                     for kind in (model.public, model.dense))
+    return replace(model, public=public, private={**model.private, **sums.private}, dense=dense,
+                   local=sums.local), sums.totals().loss
 
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:

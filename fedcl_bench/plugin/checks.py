@@ -94,19 +94,19 @@ def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Table
                           f"call local.upload(name, value).")
 
 
-def checked_aggregate(method: Any, public: Tables) -> Tables:
-    """``Method.aggregate``'s tables; raises PluginError unless they are the public ones with the same shapes and
-    precision."""
-    result = method.aggregate(public)
+def checked_tables(method: Any, hook: str, result: Any, public: Tables) -> Tables:
+    """What a hook of the server made of the public parameters; raises PluginError unless all are there with the same
+    shapes and precision."""
     if not isinstance(result, Mapping) or list(result) != list(public):
-        raise PluginError(f"{_named(method, 'aggregate')} returned "
+        raise PluginError(f"{_named(method, hook)} returned "
                           f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _shown(result)},\n"
-                          f"expected the public item tables in their order: {', '.join(public)}.")
+                          f"expected the public {'item tables' if hook == 'aggregate' else 'parameters'} in their "
+                          f"order: {', '.join(public)}.")
     for name, table in public.items():
-        check_tensor(method, f"aggregate['{name}']", result[name], tuple(table.shape), "(items, ...)")
+        check_tensor(method, f"{hook}['{name}']", result[name], tuple(table.shape), "the shape that was sent")
         if result[name].dtype != table.dtype:
-            raise PluginError(f"{_named(method, 'aggregate')}['{name}'] returned {_shown(result[name])},\n"
-                              f"expected {table.dtype}, as the table had.")
+            raise PluginError(f"{_named(method, hook)}['{name}'] returned {_shown(result[name])},\n"
+                              f"expected {table.dtype}, as the parameter has.")
     return dict(result)
 
 

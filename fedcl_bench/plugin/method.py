@@ -22,7 +22,7 @@ from .state import Snapshot
 
 if TYPE_CHECKING:
     from ..data.stream import Ragged, TrainingStep
-    from .views import Local, LocalBatch, LocalSessions
+    from .views import ClientUpdates, Local, LocalBatch, LocalSessions
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Method:
             ever trains these are also all of local training and of uploads.
         topology: of a stream of domains, what the method stands for.
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
-        bound: for a method that says how much there is to gain: the statements of docs/constraints.md that it gives up
-            for that, as ``C1``, each with how. ``check`` and ``--honest`` leave them out.
+        gives_up: the statements of docs/constraints.md that the method gives up on purpose, as ``C1`` of one that says
+            how much there is to gain, each with how. Results say so; ``check`` and ``--honest`` leave them out.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
     """
@@ -102,7 +102,7 @@ class Method:
     ignored: ClassVar[Mapping[str, str]] = {}
     topology: ClassVar[str] = ""
     needs_backbone: ClassVar[bool] = True
-    bound: ClassVar[Mapping[str, str]] = {}
+    gives_up: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings
@@ -227,6 +227,14 @@ class Method:
         """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round."""
         return public
 
+    def aggregate_updates(self, updates: ClientUpdates) -> Tables:
+        """At the server, in place of the mean, of methods that look at single clients' uploads: the change of every
+        public parameter, item tables and dense ones. ``aggregate`` is given the result.
+
+        A server that does so can do without secure aggregation only, which ``gives_up`` must say (F7).
+        """
+        raise NotImplementedError
+
     def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
         """Scores to rank by, when a model is validated or tested.
 
@@ -270,8 +278,8 @@ class Method:
 
 
 HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent", "end_local",
-          "end_round", "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "rescore_session",
-          "end_step")
+          "end_round", "replayed_items", "local_loss", "row_penalty", "aggregate_updates", "aggregate", "rescore",
+          "rescore_session", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

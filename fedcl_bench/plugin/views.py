@@ -6,6 +6,7 @@ A view shows C clients at once: the first dimension of every tensor is clients.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Callable, Iterator
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class Local(ABC):
         dense: their copies of public parameters without item rows, each (C, ...), differentiable.
         draw: key of the method's own random numbers.
         kept: what the method keeps of these clients from one of its hooks to the next in the same round.
+        loss: in ``end_local``, the mean of each client's losses in its local batches, (C,); no server knows it.
     """
 
     users: Tensor
@@ -29,6 +31,7 @@ class Local(ABC):
     dense: Tables
     draw: DrawKey
     kept: dict[str, Tensor]
+    loss: Tensor
 
     @abstractmethod
     def known(self, n_users: int) -> Tensor:
@@ -44,6 +47,51 @@ class Local(ABC):
         Raises:
             PluginError: if ``Method.uploads`` does not declare it, or with another shape, or if it is a private
                 parameter.
+        """
+
+
+class ClientUpdates(ABC):
+    """What the N participants of a round have changed of the public parameters, each client's upload by itself, as its
+    change against what it downloaded. All of it but ``chunks`` is in ascending order of clients, and nothing depends on
+    how they were trained together.
+
+    A client sends what it changed: of an item table the rows that it looked up, and the change of all others is 0. With
+    ``upload_noise`` it sends all of them, with noise on each number; ``upload_clip`` has scaled them before.
+
+    Attributes:
+        users: ids, (N,), ascending.
+        weights: of each client in the mean (setting ``weighting``), float64 of shape (N,).
+        uploads: what the clients sent besides (see ``Method.uploads``), each (N, ...).
+    """
+
+    users: Tensor
+    weights: Tensor
+    uploads: Tables
+
+    @abstractmethod
+    def chunks(self) -> Iterator[tuple[Tensor, Tables]]:
+        """Some clients after the other, so that memory stays bounded: their positions among the N, (C,), and their
+        changes of every public parameter, each (C, ...). It can be asked for several times in a round."""
+
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """The L2 norm of each client's whole change, float64 of shape (N,)."""
+
+    @abstractmethod
+    def products(self) -> Tensor:
+        """The inner products of all pairs of clients' whole changes, float64 of shape (N, N)."""
+
+    @abstractmethod
+    def weighted_sum(self, factors: Tensor) -> Tables:
+        """The sum of all changes, each client's times its factor, (N,)."""
+
+    @abstractmethod
+    def coordinatewise(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tables:
+        """What a function makes of each number of the public parameters by itself.
+
+        Args:
+            function: of the changes (N, n) of some n numbers, its own to write to, and whether each client sent them,
+                bool (N, n), which is all of dense parameters; it gives (n,). It is called on several threads.
         """
 
 

@@ -210,8 +210,8 @@ class RecBoleMethod(Method):
     trains = "nobody"
     history = restarts = True
     needs_backbone = False
-    bound = {"F1": "one party ranks for everybody", "F4": "and holds all interactions", "C1": "of all blocks",
-             "F6": "RecBole draws in the order of users' numbers"}
+    gives_up = {"F1": "one party ranks for everybody", "F4": "and holds all interactions", "C1": "of all blocks",
+                "F6": "RecBole draws in the order of users' numbers"}
 
     def __init__(self, settings):
         super().__init__(settings)

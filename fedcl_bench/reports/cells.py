@@ -153,7 +153,7 @@ class Filling:
 
     @cached_property
     def bounds(self) -> list[str]:
-        """The rows that are bounds, with what they give up."""
+        """The rows that give up a constraint on purpose, with which."""
         rows = self.table.run_names() if self.table.row_spec else ()
         given_up = {name[0]: self.source.registry.gives_up(self.table.row_spec(*name).method) for name in rows}
         return [f"{self.label(name)} ({', '.join(which)})" for name, which in given_up.items() if which]

@@ -51,7 +51,7 @@ def notes(filling: Filling) -> Iterator[str]:
     if table.added:
         yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."
     if bounds := filling.bounds:
-        yield f"Bounds, which give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}."
+        yield f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}."
     if users := filling.source.pilot_users:
         yield f"{pilot_note([users])} So the paper's are not shown."
     if any(cell.is_reference for cell in filling.cells.values()):

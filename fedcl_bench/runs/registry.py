@@ -172,8 +172,8 @@ class Registry:
         return plugin is not None and plugin.cls.reimplementation
 
     def gives_up(self, method: str) -> tuple[str, ...]:
-        """The statements of docs/constraints.md that a bound gives up; none of a method that is not installed."""
-        return tuple(self.get("method", method).cls.bound) if self.knows("method", method) else ()
+        """The statements of docs/constraints.md that a method gives up; none of one that is not installed."""
+        return tuple(self.get("method", method).cls.gives_up) if self.knows("method", method) else ()
 
     def pair(self, method: str | None, backbone: str | None) -> tuple[str, str]:
         """A run's method and backbone in their spelling; a federated recommender as the method is FT on it.
@@ -257,15 +257,17 @@ def _unfit(kind: str, cls: type) -> str:
 
 
 def _undeclared(cls: type[Method]) -> str:
-    """What a method that trains on more than a client's data of the block leaves unsaid; empty if nothing."""
+    """What a method that trains or aggregates by more than others know leaves unsaid; empty if nothing."""
     if cls.trains not in ("clients", "server", "nobody"):
         return f"its trains is {quoted(cls.trains)}, accepted: clients, server or nobody"
     if cls.trains == "server" and cls.central_round is Method.central_round:
         return "its server trains, so it needs central_round"
     for gives_up, name, what in ((cls.trains == "server", "F4", "its server trains on everybody's data"),
-                                 (cls.history, "C1", "it trains on the data of earlier blocks")):
-        if gives_up and name not in cls.bound:
-            return f"{what}, so its bound must say how it gives up {name} (docs/constraints.md)"
+                                 (cls.history, "C1", "it trains on the data of earlier blocks"),
+                                 (cls.aggregate_updates is not Method.aggregate_updates, "F7",
+                                  "its server sees each client's update")):
+        if gives_up and name not in cls.gives_up:
+            return f"{what}, so its gives_up must say how it gives up {name} (docs/constraints.md)"
     return ""
 
 

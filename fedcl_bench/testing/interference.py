@@ -19,17 +19,19 @@ from ..rng import DrawKey, Tables, global_client_ids
 from ..evaluation.session_ranking import SessionTask, needs_session, session_scores
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
+from ..federation.client_updates import HeldUpdates
 from ..federation.server import aggregate, mean
-from ..federation.cross_device import begin_step, open_step
+from ..federation.cross_device import open_step
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
 from ..stats.clip_noise import OPEN
 from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated
 from .sent import uploads
-from .trials import (Pair, client_round, difference, finished, is_sequential, rounds_to_test, runs_differ,
-                     tables_differ)
+from .trials import (Pair, about_to_train, client_round, difference, finished, is_sequential, rounds_to_test,
+                     runs_differ, tables_differ)
 
+Heard = tuple[Tables, HeldUpdates | None]  # declared uploads, and what a method sees that looks at each client's
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
                  "represent", "local_loss", "row_penalty", "end_local", "rescore",
@@ -214,23 +216,29 @@ def server_knows(pair: Pair) -> str:
     """
     for start in rounds_to_test(pair):
         f = pair.federation()
-        step, begun = _begun(f, start, f.stream.steps[start.step])
+        step, begun = about_to_train(f, start)
         opened, users = open_step(f, step, begun.model), _users(f, step, start)
         work = Work(replace(opened.training, protection=OPEN), opened.protocol.chunks(users, start.round, begun.model))
         key = opened.key(opened.step.index, start.round)
         sent = upload_first([work], begun.model, key) if opened.method.uploads_first else {}
         sums = train_clients([work], begun.model, key)
-        sent, (model, _) = sent or sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
-        model = aggregate(f.backbone, model, users, OPEN, opened.key(opened.step.index, start.round))
-        mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
+        sent = sent or sums.uploads
+        if sums.held is None:
+            model, _ = mean(sums, begun.model, f.backbone, f.seed)
+            heard = sent, None
+        else:
+            model = replace(begun.model, private={**begun.model.private, **sums.private}, local=sums.local)
+            heard = sent, HeldUpdates(sums.held, begun.model, None, sent, opened.method, OPEN, key)
+        model = aggregate(f.backbone, model, users, OPEN, key)
+        mine = _server_side(f, step, start, model, heard, _begun_state(pair, start))
         for others, way in _all_and_single(step.n_users):
-            mismatch = _server_noticed(pair, start, model, sent, mine, others, way, parts_of(start))
+            mismatch = _server_noticed(pair, start, model, heard, mine, others, way, parts_of(start))
             if mismatch:
-                raise Violated(f"{mismatch} {_not_sent(pair, start, model, sent, mine, others, way)} but everything "
+                raise Violated(f"{mismatch} {_not_sent(pair, start, model, heard, mine, others, way)} but everything "
                                f"they upload is the same: the server knows what it must not. Use public parameters, "
                                f"server_state and what uploads() declares")
     _rankings_stay(pair)
-    return "aggregate, end_round and server_state follow from public parameters and declared uploads"
+    return "what the server makes and keeps follows from public parameters and declared uploads"
 
 
 def _rankings_stay(pair: Pair) -> None:
@@ -253,19 +261,20 @@ def _all_and_single(n_users: int) -> Iterator[tuple[Tensor, str]]:
         yield user == number, "content"
 
 
-def _server_noticed(pair: Pair, start: Progress, model: Snapshot, sent: Tables, mine: dict[str, Tables],
+def _server_noticed(pair: Pair, start: Progress, model: Snapshot, heard: Heard, mine: dict[str, Tables],
                     others: Tensor, way: str, parts: Collection[str]) -> str | None:
     """Which hook of the server makes something else when clients have other ``parts``; None if none does.
 
     Args:
-        model: after the clients' training; sent: what they uploaded besides.
+        model: after the clients' training; heard: what they uploaded besides.
         mine: what the server makes of them as they are.
     """
     def theirs(way: str) -> dict[str, Tables]:
         stream, elsewhere = altered(pair.stream, start, others, way, parts, past=True)
         f = pair.federation(stream)
-        step, begun = _begun(f, elsewhere, f.stream.steps[start.step])
-        return _server_side(f, step, start, altered_model(model, others, way, parts), sent, _server_tables(f, begun))
+        step, begun = about_to_train(f, elsewhere)
+        return _server_side(f, step, start, altered_model(model, others, way, parts), heard,
+                            _server_tables(f, begun))
 
     try:
         other = theirs(way)
@@ -290,19 +299,10 @@ def _users(f: Federation, step: Step, start: Progress) -> Tensor:
     return f.server.attendance.of(step, f.seed, start.round).users
 
 
-def _begun(f: Federation, start: Progress, step: Step) -> tuple[Step, Progress]:
-    """A round whose local training is about to start."""
-    f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
-    if start.round == 0:
-        start = begin_step(f, step, start)
-    f.acting_in(step).begin_round(step.training, start.round, f.backbone)
-    return step, start
-
-
 def _begun_state(pair: Pair, start: Progress) -> Tables:
     """The server's tables when local training is about to start."""
     f = pair.federation()
-    return _server_tables(f, _begun(f, start, f.stream.steps[start.step])[1])
+    return _server_tables(f, about_to_train(f, start)[1])
 
 
 def _server_tables(f: Federation, begun: Progress) -> Tables:
@@ -310,12 +310,13 @@ def _server_tables(f: Federation, begun: Progress) -> Tables:
     return {**f.method.server_state, **begun.model.public, **begun.model.dense}
 
 
-def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, sent: Tables,
+def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, heard: Heard,
                  begun: Tables) -> dict[str, Tables]:
     """What the server's hooks make of uploads and their mean, in their order; ``model`` has the clients' parameters."""
-    acting, users = f.acting_in(step), _users(f, step, start)
-    public = dict(acting.aggregate({name: table.clone() for name, table in model.public.items()}))
-    result = {"begin_step": begun, "aggregate": public}
+    acting, users, (sent, updates) = f.acting_in(step), _users(f, step, start), heard
+    change = {} if updates is None else dict(acting.aggregate_updates(updates))
+    public = dict(acting.aggregate({name: table + change.get(name, 0.0) for name, table in model.public.items()}))
+    result = {"begin_step": begun, "aggregate_updates": change, "aggregate": public}
     result["end_round's answers"] = dict(acting.end_round(start.round, users, dict(sent)))
     result["end_round"] = dict(f.method.server_state)
     model = replace(model, public={name: table.clone() for name, table in public.items()})

@@ -22,7 +22,7 @@ PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a par
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS)),
               "a new process", "worlds of their own", "ML-100K",
               "reads its settings")
-# Properties by the statement of docs/constraints.md that they show, which bounds give up.
+# Properties by the statement of docs/constraints.md that they show, which a method may give up.
 _SHOW = {"F1": "(a) other clients' data", "F4": "(c) the server's knowledge", "C1": "(d) past data"}
 _OF_EVERY_RUN = ("threads", "random numbers", "resumes")
 Watch = Callable[[Verdict], None]
@@ -89,7 +89,7 @@ def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
         return [*of_every_run, *domain_checks.OF_PAIRS[1:]]
     if pair.method_cls.trains != "clients":
         return of_every_run
-    given_up = [_SHOW[name] for name in pair.method_cls.bound if name in _SHOW]
+    given_up = [_SHOW[name] for name in pair.method_cls.gives_up if name in _SHOW]
     return [each for each in (*properties.OF_PAIRS[1:], *interference.OF_PAIRS) if each[0] not in given_up]
 
 

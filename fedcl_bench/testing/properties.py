@@ -13,7 +13,7 @@ import tempfile
 import typing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -24,17 +24,23 @@ from ..training.session_trainer import input_rows, window
 from ..plugin.silo import ModuleSettings, TextSettings
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
+from ..federation.cross_device import open_step
 from ..federation.parts import Progress
+from ..federation.round import Work, train_clients, upload_first
+from ..federation.server import aggregate_updates
 from ..plugin.backbone import ITEM
+from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
+from ..rng import DrawKey, Tables
 from ..recbole.parameters import PADDING
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import Plugin
 from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
 from ..core.settings import checked, inactive
 from ..core.tuning import SIZES
+from ..stats.clip_noise import OPEN
 from .report import Inapplicable, Violated
-from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, runs_differ,
+from .trials import (Pair, about_to_train, all_tables, client_round, difference, finished, is_sequential, runs_differ,
                      tables_differ)
 
 # Of a plugin alone.
@@ -222,7 +228,31 @@ def one_by_one(pair: Pair) -> str:
             if mismatch:
                 raise Violated(f"step {start.step}, clients trained together and {how}: {mismatch}; is a mean or a sum "
                                f"taken over the first dimension, which is clients, or over padded slots, of weight 0?")
+        if mismatch := _aggregated_otherwise(pair, start):
+            raise Violated(f"step {start.step}, aggregate_updates of the same clients in other chunks and another "
+                           f"order: {mismatch}; take what belongs to a client by its position")
     return f"{len(batched['user'])} clients together, alone, and in groups of 3 in reverse"
+
+
+def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:
+    """What a server that looks at each client's update makes otherwise when they come in another order, in words."""
+    def made(split: Callable[[Tensor], Iterable[Tensor]]) -> Tables:
+        f = pair.federation()
+        step, progress = about_to_train(f, start)
+        opened, key = open_step(f, step, progress.model), DrawKey(f.seed, step.index, progress.round)
+        groups = split(f.server.attendance.of(step, f.seed, progress.round).users)
+        work = [Work(opened.training, [chunk for users in groups for chunk in
+                                       opened.protocol.chunks(users, progress.round, progress.model)])]
+        sent = upload_first(work, progress.model, key) if opened.method.uploads_first else {}
+        sums = train_clients(work, progress.model, key)
+        if sums.held is None:  # it does not act yet
+            return {}
+        model, _ = aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent or sums.uploads)
+        return {**model.public, **model.dense}
+
+    if pair.method_cls.aggregate_updates is Method.aggregate_updates:
+        return None
+    return tables_differ(made(lambda users: [users]), made(lambda users: reversed(users.split(3))))
 
 
 def _starts(pair: Pair) -> list[Progress]:

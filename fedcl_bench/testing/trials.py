@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..audit.honesty import STEADY_EPS
-from ..data.stream import Stream
+from ..data.stream import Step, Stream
 from ..plugin.silo import TOPOLOGIES, DomainMethod, ModuleBackbone
 from ..rng import Tables
 from ..core.errors import RunFailed, UserError
@@ -25,6 +25,7 @@ from ..federation import compatibility
 from ..federation.round import Work, trainer_of, upload_first
 from ..federation.cross_device import begin_step, open_step
 from ..training.trained import Trained
+from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, metrics_of, resolve
 from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
@@ -102,11 +103,13 @@ class Pair:
         sizes = {**_SMALL, **_WIDTH.get(self.kind, {})}
         small = {name: value for name, value in sizes.items() if name in known - set(self.backbone_cls.ignored)}
         parts = resolve(self.registry, self.method, self.backbone, "ml-100k", [
-            ("check", {**_COMMON, **_STREAMS[self.kind], **self._topology(), **small, **self.settings, **settings})])
+            ("check", {**_COMMON, **_STREAMS[self.kind], **self._asked(), **small, **self.settings, **settings})])
         return parts._replace(local=replace(parts.local, adam_eps=STEADY_EPS))
 
-    def _topology(self) -> dict[str, str]:
-        """Of domains: one that both can be trained under."""
+    def _asked(self) -> dict[str, str]:
+        """What the plugins ask for: a start at the server; of domains a topology that both can be trained under."""
+        if self.kind == "sessions" and self.method_cls.aggregate_updates is not Method.aggregate_updates:
+            return {"init": "server"}
         if self.kind != "domains":
             return {}
         accepted = [getattr(cls, "topologies", TOPOLOGIES) for cls in (self.method_cls, self.backbone_cls)]
@@ -174,6 +177,16 @@ def rounds_to_test(pair: Pair) -> list[Progress]:
     return [pair.after_step(last - 1), second]
 
 
+def about_to_train(f: Federation, progress: Progress) -> tuple[Step, Progress]:
+    """The step and the state of a round whose local training is about to start: the next of ``progress``."""
+    f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+    step = f.stream.steps[progress.step]
+    if progress.round == 0:
+        progress = begin_step(f, step, progress)
+    f.acting_in(step).begin_round(step.training, progress.round, f.backbone)
+    return step, progress
+
+
 def client_round(f: Federation, progress: Progress,
                  split: Callable[[Tensor], Iterable[Tensor]] = lambda users: [users]) -> dict[str, Tensor]:
     """What each client makes of one round: the next of ``progress``.
@@ -186,13 +199,9 @@ def client_round(f: Federation, progress: Progress,
         ``private NAME`` (changes of private parameters), ``memory NAME`` (what a backbone remembers), ``state NAME``
         (the method's client state afterwards), ``loss`` and ``user``.
     """
-    f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
-    step = f.stream.steps[progress.step]
-    if progress.round == 0:
-        progress = begin_step(f, step, progress)
+    step, progress = about_to_train(f, progress)
     round_, model = progress.round, progress.model
     opened = open_step(f, step, model)
-    opened.method.begin_round(step.training, round_, f.backbone)
     users = f.server.attendance.of(step, f.seed, round_).users
     rows: dict[str, list[Tensor]] = {}
     for group in split(users):

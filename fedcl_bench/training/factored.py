@@ -60,6 +60,9 @@ class Outer:
         return replace(self, items=None if self.items is None else self.items[part], steps=self.steps[part],
                        vectors=self.vectors[part], held=None if self.held is None else self.held[part])
 
+    def __len__(self) -> int:
+        return len(self.steps)
+
     def first(self, updates: int) -> "Outer":
         """Of the first updates only."""
         return replace(self, steps=self.steps[:, :, :updates], vectors=self.vectors[:, :updates])

@@ -411,5 +411,7 @@ class ListTrainer(ChunkTrainer):
         self._finish()
         if self.draw.step == self.draw.round == 0 and self.batches:
             checks.check_moved(self.backbone, "score", self.moved.values(), parameters.values(), self.users)
-        self.method.end_local(TrainerView(self, self.draw))
-        return total / batches.clamp(min=1)
+        local = TrainerView(self, self.draw)
+        local.loss = total / batches.clamp(min=1)
+        self.method.end_local(local)
+        return local.loss

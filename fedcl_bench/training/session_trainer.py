@@ -206,7 +206,7 @@ class SessionTrainer(ChunkTrainer):
         local = SessionView(self)  # not kept here: in a circle they would live until Python looks for such
         self.method.begin_local(local)
         self.penalties = row_penalties(self.method, self.rows)
-        loss = self._epochs(local)
+        loss = local.loss = self._epochs(local)
         self.method.end_local(local)
         held = self.own_rows
         self.replaced = {name: values for name, values in self.private.items() if name not in held}

@@ -65,6 +65,47 @@ class Change:
             return change.scatter_(1, index, rows - before.gather(1, index))
         return change.scatter_add_(1, index, rows)
 
+    @property
+    def sparse(self) -> bool:
+        """Whether ``rows`` are all of the change."""
+        return not self.replaces and self.shift is None and self.decay is None
+
+    def within(self, part: slice) -> "Change":
+        """That of some rows of the parameter, which follow one another."""
+        shift = None if self.shift is None else self.shift[part]
+        if self.items is None:
+            return replace(self, rows=self.added[:, part], shift=shift)
+        inside = (self.items >= part.start) & (self.items < part.stop)
+        rows = self.added * beside(inside, self.added)
+        return replace(self, rows=rows, items=(self.items - part.start).where(inside, 0), shift=shift)
+
+    def add_to(self, total: Tensor, sent: Tensor, weights: Tensor | None) -> None:
+        """Add the sum over clients, weighted, to one of the parameter, which the server ``sent``; ``weights``: (C,).
+
+        First what is alike for many rows, which costs one pass over the table for all clients; then the rows that they
+        changed themselves.
+        """
+        shares = self.scale if weights is None else weights if self.scale is None else weights * self.scale.to(weights)
+        share = len(self.rows) if shares is None else shares.sum()
+
+        def weighted(rows: Tensor) -> Tensor:
+            return rows if weights is None else rows * beside(weights, rows)
+
+        if self.shift is not None:
+            total += self.shift * share
+        if self.decay is not None:
+            lost = (self.decay - 1.0) * (1.0 if weights is None else weights)
+            lost = lost if self.scale is None else lost * self.scale
+            total += sent * lost.sum().to(total)
+        if isinstance(self.rows, Outer):
+            (self.rows if weights is None else self.rows.scaled(weights)).add_to(total)
+        elif self.items is not None:
+            total.index_add_(0, self.items.reshape(-1), weighted(self.rows).flatten(0, 1))
+        elif self.replaces:
+            total += weighted(self.rows).sum(0) - sent * share
+        else:
+            total += weighted(self.rows).sum(0)
+
     def scaled(self, factors: Tensor) -> "Change":
         """Clipped: each client's times its factor, (C,)."""
         rows = (self.rows.scaled(factors) if isinstance(self.rows, Outer) else

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
           f"seeds. LA: learning, mean of R[t, t].")
     given_up = {name: registry.gives_up(name) for name in names}
     if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
-        print(f"Bounds, which give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
+        print(f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
     return 0
 
 
