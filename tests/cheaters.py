@@ -88,12 +88,33 @@ class CountsOnce(_Cheater):
 
 class KnowsTheLongest(_Cheater):
     """(c) the server knows how many items the client with the most has."""
+    gives_up = {"F7": "scales each"}
 
     def begin_round(self, step, round_, backbone):
         self._longest = int(step.train.lengths.max())
 
-    def aggregate(self, public):
-        return {name: table * (1.0 + 1e-3 * self._longest) for name, table in public.items()}
+    def aggregate_updates(self, updates):
+        return updates.weighted_sum((1.0 + 1e-3 * self._longest) * updates.weights / updates.weights.sum())
+
+
+class TrustsTheFirst(_Cheater):
+    """weighs updates by the place at which they come, and so by how clients are trained together."""
+    gives_up = {"F7": "by their place"}
+
+    def aggregate_updates(self, updates):
+        places = torch.cat([positions for positions, _ in updates.chunks()])
+        return updates.weighted_sum(1.0 / (1.0 + places.argsort()) / len(places))
+
+
+class WeighsByLists(_Cheater):
+    """(c) weighs a client's update by how many items it has, which it has not sent."""
+    gives_up = {"F7": "by lists"}
+
+    def begin_round(self, step, round_, backbone):
+        self._lengths = step.train.lengths
+
+    def aggregate_updates(self, updates):
+        return updates.weighted_sum(self._lengths[updates.users] / self._lengths.sum())
 
 
 class UploadsPrivate(_Cheater):

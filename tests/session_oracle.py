@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from oracle import GAMMA, MASK, mix, stream
+from oracle import GAMMA, MASK, mix, norm_bounded, stream
 from recbole.model.sequential_recommender import GRU4Rec, SASRec
 from torch import nn
 
@@ -667,7 +667,7 @@ class GELUHead(nn.Module):
 
 
 class Oracle:
-    """A federation on sessions.
+    """A federation on sessions; with ``norm_bound`` the server scales updates down to so many times their median norm.
 
     Args:
         log: for each user its training sessions, its validation and its test session, each [(item, time), ...] or None.
@@ -675,6 +675,8 @@ class Oracle:
         private: initial private parameters of each user under our names, output rows (items, d + 1) too.
         optimiser: adam or sgd.
     """
+
+    norm_bound = 0.0
 
     def __init__(self, log, n_items, name, settings, *, seed, public, dense, starts, init="server", lr=0.1, epochs=4,
                  candidates=10, head=None, private=None, method=None, weights=None, optimiser="adam"):
@@ -868,6 +870,12 @@ class Oracle:
             total = sum(self.weight(user) for user in users)
             mean = {name: sum(self.weight(user) * locals_[user][0].get_parameter(name) for user in users) / total
                     for name, _ in self.module.named_parameters()}
+            if self.norm_bound:
+                sent = dict(self.module.named_parameters())
+                updates = {user: {name: locals_[user][0].get_parameter(name) - value for name, value in sent.items()}
+                           for user in users}
+                change = norm_bounded(updates, {user: self.weight(user) for user in users}, self.norm_bound)
+                mean = {name: value + change[name] for name, value in sent.items()}
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(mean[name])
         for user in users:

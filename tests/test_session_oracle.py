@@ -130,6 +130,14 @@ def test_plain_averaging_equals_oracle(registry, name, init):
     compare(*both(registry, name, init))
 
 
+@pytest.mark.parametrize("name", ["sasrec", "miasrec"])  # of looked-up rows, and of whole tables
+def test_bounded_updates_equal_oracle(registry, name):
+    f, oracle = both(registry, name, weighting="interactions", optimiser="sgd")
+    oracle.norm_bound = 0.7
+    compare(replace(f, method=build(registry, "method", "norm-bound", norm_bound=0.7)), oracle, "interactions",
+            (1e-9, 1e-9))
+
+
 @pytest.mark.parametrize("name, init, optimiser, near", [
     *((name, "server", "sgd", (1e-9, 1e-11)) for name in sorted(SESSION_BACKBONES)),
     *((name, "per_client", "adam", (1e-5, 1e-6)) for name in ("dmi-gnn", "hearint, bce", "miasrec"))])

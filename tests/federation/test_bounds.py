@@ -187,6 +187,7 @@ def test_rows_must_be_those_of_samples(started):
 @pytest.mark.parametrize("line, lacks", [("history = True", "must say how it gives up C1"),
                                          ("trains = 'server'", "so it needs central_round"),
                                          ("trains, central_round = 'server', print", "must say how it gives up F4"),
+                                         ("aggregate_updates = print", "must say how it gives up F7"),
                                          ("trains = 'clouds'", "its trains is 'clouds', accepted: clients, server or")])
 def test_a_bound_says_what_it_gives_up(tmp_path, line, lacks):
     (tmp_path / "silent.py").write_text("from fedcl_bench import Method\n\n\nclass Silent(Method):\n"
