@@ -15,6 +15,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.registry import discover
+from fedcl_bench.plugin.method import Method
 from fedcl_bench.plugin.sequential import SequentialBackbone
 
 NAMES = discover()
@@ -22,7 +23,8 @@ BACKBONES = [name for name in NAMES.names("backbone") if name != "none"
              and not issubclass(NAMES.get("backbone", name).cls, (SequentialBackbone, ModuleBackbone))]
 METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential
            and not issubclass(NAMES.get("method", name).cls, DomainMethod)
-           and NAMES.get("method", name).cls.trains == "clients"]  # others: tests/federation/test_bounds.py
+           and NAMES.get("method", name).cls.trains == "clients"  # others: tests/federation/test_bounds.py
+           and NAMES.get("method", name).cls.aggregate_updates is Method.aggregate_updates]  # test_client_updates.py
 ALL_ROWS = ("fedrap", "gpfedrec")  # are trained by their clients, which `alone` does not go with
 
 
@@ -39,7 +41,7 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
     assert set(NAMES.names("method")) - set(METHODS) == {
         "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen", "popularity", "recency",
-        "sknn"}
+        "sknn", "median", "norm-bound"}
 
 
 # Two thirds of the pairs go to the long tests; each method and each backbone is in the others twice or more.

@@ -18,7 +18,7 @@ from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SMALL = {"fedmf": {"lr": 0.05, "dim": 4}, "fedrap": {"lr_items": 1.0, "dim": 4}, "ncf": {"dim": 4, "hidden": (6,)},
-         "pfedrec": {"lr": 0.01, "dim": 4}, "sasrec": {"dim": 6, "max_length": 5, "dropout": 0.0}}
+         "sasrec": {"dim": 6, "max_length": 5, "dropout": 0.0}}
 
 
 class PlainMean(Method):
@@ -65,8 +65,8 @@ def parts(registry, method, backbone, **server):
 @pytest.mark.parametrize("backbone, method, server", [
     ("fedmf", "ft", {"client_ratio": 0.5, "client_dropout": 0.2, "weighting": "interactions"}),
     ("fedmf", "reg", {"upload_clip": 0.05, "stragglers": 0.5, "upload_mechanism": "gaussian"}),
-    ("fedrap", "f3crec", {"upload_clip": 0.05, "weighting": "uniform"}), ("fedrap", "ft", {"fold_in": 3}),
-    ("ncf", "kd", {}), ("pfedrec", "ft", {"weighting": "interactions"}), ("sasrec", "ft", {})])
+    ("fedrap", "f3crec", {"upload_clip": 0.05, "weighting": "uniform"}),
+    ("ncf", "kd", {"fold_in": 3}), ("sasrec", "ft", {"weighting": "interactions"})])
 def test_the_mean_of_single_updates_is_the_mean(registry, backbone, method, server):
     plain = build(registry, "method", method)
     single = type("Single", (type(plain),), {"aggregate_updates": PlainMean.aggregate_updates})(plain.settings)
@@ -74,7 +74,7 @@ def test_the_mean_of_single_updates_is_the_mean(registry, backbone, method, serv
     assert_same(ends[1], ends[0], 1e-9)
 
 
-@pytest.mark.parametrize("backbone", ["fedmf", "fedrap", "ncf"])
+@pytest.mark.parametrize("backbone", ["fedrap", "ncf"])
 def test_views_agree_and_losses_are_told(registry, monkeypatch, backbone):
     monkeypatch.setattr(SIZES, "compared", 200)
     method, told = Watching(NoSettings()), {}
