@@ -18,6 +18,7 @@ from ..runs.registry import spelled
 from ..runs.specs import RunSpec, parse_method
 from ..stats.significance import LEVEL
 from .cells import Filling, Table
+from .comparison import unequal
 from .frame import check_metric, same_tests
 from .notes import pilot_note
 from .selection import Source, checked_spec, command_for, find
@@ -112,8 +113,9 @@ def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _methods(layout: Layout, source: Source) -> tuple[str, ...]:
     """The methods asked for, or all that have records and are installed; UserError for one that is not known."""
-    methods = layout.methods or tuple(sorted({run.head["method"] for run in source.runs
-                                              if source.registry.knows("method", run.head["method"])}))
+    methods = layout.methods or tuple(sorted({head["method"] for head in [*(run.head for run in source.runs),
+                                                                          *source.failed]
+                                              if source.registry.knows("method", head["method"])}))
     if layout.against and layout.against not in methods:
         if layout.methods:
             raise unknown("method in --against (one of the rows)", layout.against, methods)
@@ -249,4 +251,7 @@ def build_any(layout: Layout, source: Source) -> Table:
                    remake=lambda specs: command_for(specs, source.tuned, source.where))
     about = _about(layout, label, built, [run for several in runs.values() for run in several],
                    all(domains.values()))
-    return replace(built, notes=(*about, *built.notes))
+    names = {f"{label(name[0])}: other settings than {label(against[0])}: {differ}." for name, several in runs.items()
+             if (against := (layout.against, *name[1:])) in runs and several and runs[against]
+             and (differ := unequal(several[0], runs[against][0], source.registry, source.tuned))}
+    return replace(built, notes=(*about, *sorted(names), *built.notes))

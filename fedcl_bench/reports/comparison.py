@@ -3,17 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from ..core.errors import UserError
 from ..records.run import Run
-from ..records.store import describe, incremental, one_protocol
+from ..records.store import comparable, describe, incremental, one_protocol
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, Tuned, expected_settings
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
 from .frame import check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
 ONE_SEED = "one seed: no test over seeds"
+
+
+NAMES = ("method", "backbone", "dataset")
+
+
+def words_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as ``--set`` takes them, sorted."""
+    return {name: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            for name, value in sorted(comparable(settings).items())}
+
+
+def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dict[str, str]:
+    """The settings that the plugins and the dataset of a run have by default, or tuned; none if one of them is not
+    here."""
+    try:
+        return words_of(expected_settings(registry, RunSpec(*(run.head[name] for name in NAMES)), tuned))
+    except UserError:
+        return {}
+
+
+def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = None) -> str:
+    """The settings that runs of two methods share and have neither alike nor each by its own default (or each tuned),
+    so that a difference may be theirs, as ``rounds=2 beside 100``; empty for one method, whose variants are named."""
+    if mine.head["method"] == theirs.head["method"]:
+        return ""
+    pair = [words_of(run.head["settings"]) for run in (mine, theirs)]
+    differ = [name for name in pair[0] if name in pair[1] and pair[0][name] != pair[1][name]]
+    usual = [[defaults_of(registry, run, base) for run in (mine, theirs)]
+             for base in dict.fromkeys((None, tuned)) if differ]
+    differ = min(([name for name in differ if [each[name] for each in pair] != [each.get(name) for each in both]]
+                  for both in usual), key=len, default=[])
+    return ", ".join(f"{name}={pair[0][name]} beside {pair[1][name]}" for name in differ)
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,15 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..records.run import Run
-from ..records.store import comparable, incremental, LEAKS, leaks, protocol
+from ..records.store import incremental, LEAKS, leaks, protocol
 from ..runs.registry import Registry
-from ..runs.specs import RunSpec, expected_settings, seed_text
+from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
 from .cells import DASH
-from .comparison import Comparison, against_each
+from .comparison import NAMES, Comparison, against_each, defaults_of, unequal, words_of
 from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
 from .notes import p_text
 
-_NAMES = ("method", "backbone", "dataset")
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
 
 
@@ -88,20 +87,6 @@ class GridCell:
         return f"{self.dataset}, {self.backbone}, {self.stream}"
 
 
-def _settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as ``--set`` takes them, sorted."""
-    return {name: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            for name, value in sorted(comparable(settings).items())}
-
-
-def _defaults(registry: Registry, run: Run) -> dict[str, str]:
-    """The settings that the plugins and the dataset of a run have by default; none if one of them is not here."""
-    try:
-        return _settings(expected_settings(registry, RunSpec(*(run.meta[name] for name in _NAMES))))
-    except UserError:
-        return {}
-
-
 def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
     """The variants of every method, those with the fewest settings in their titles first; titles are unique.
 
@@ -111,14 +96,14 @@ def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
     groups: dict[tuple[str, str, int], list[Run]] = {}
     copies: Counter[tuple[str, str, int]] = Counter()
     for run in sorted(runs, key=lambda run: run.seed):
-        method, settings = run.meta["method"], repr(_settings(run.meta["settings"]))
+        method, settings = run.meta["method"], repr(words_of(run.meta["settings"]))
         copies[method, settings, run.seed] += 1
         groups.setdefault((method, settings, copies[method, settings, run.seed]), []).append(run)
     titled = []
     for method in sorted({key[0] for key in groups}):
         alike = [group for key, group in groups.items() if key[0] == method]
-        frame = pd.DataFrame([_settings(group[0].meta["settings"]) for group in alike])
-        defaults = _defaults(registry, alike[0][0]) if len(alike) > 1 else {}
+        frame = pd.DataFrame([words_of(group[0].meta["settings"]) for group in alike])
+        defaults = defaults_of(registry, alike[0][0]) if len(alike) > 1 else {}
         for group, (_, each) in zip(alike, frame.loc[:, frame.nunique() > 1].iterrows()):
             differs = [f"{name}={value}" for name, value in each.dropna().items() if defaults.get(str(name)) != value]
             said = ", ".join([*differs, *([LEAKS] if leaks(group[0].meta["settings"]) else [])])
@@ -179,18 +164,6 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
     return sorted(rows, key=lambda row: -row[cell.metric][0] if cell.metric in row else 0.0)
 
 
-def _unequal(variant: Variant, reference: Variant, registry: Registry) -> str | None:
-    """The settings that two methods share and that one of them was run with other than by default, while the other was
-    not: a difference could be theirs. Variants of one method are named by what differs."""
-    if variant.meta["method"] == reference.meta["method"]:
-        return None
-    mine, theirs = (_settings(each.meta["settings"]) for each in (variant, reference))
-    usual = [_defaults(registry, each.runs[0]) for each in (variant, reference)]
-    names = [name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]
-             and (mine[name], theirs[name]) != tuple(of.get(name) for of in usual)]
-    return ", ".join(f"{name}={mine[name]} beside {theirs[name]}" for name in sorted(names)) or None
-
-
 @dataclass(frozen=True)
 class Test:
     """A variant against one of the reference's method: the comparison over users, or why there is none."""
@@ -200,7 +173,7 @@ class Test:
     result: Comparison | str
 
 
-def compared(cell: GridCell, registry: Registry) -> list[Test]:
+def compared(cell: GridCell, registry: Registry, tuned: Tuned | None = None) -> list[Test]:
     """Every other variant against the one of the reference's method that has its settings. Holm's correction is over
     the variants of the cell."""
     found = []
@@ -208,9 +181,10 @@ def compared(cell: GridCell, registry: Registry) -> list[Test]:
     for variant in cell.variants:
         if variant is cell.reference:
             continue
-        unequal = {each.title: _unequal(variant, each, registry) for each in alike if each is not variant}
-        against = next((each for each in alike if unequal.get(each.title, "") is None), cell.reference)
-        result: Comparison | str | None = unequal[against.title]
+        differ = {each: unequal(variant.runs[0], each.runs[0], registry, tuned)
+                  for each in alike if each is not variant}
+        against = next((each for each in differ if not differ[each]), cell.reference)
+        result: Comparison | str = differ[against]
         try:
             result = result or against_each({"variant": variant.runs, "reference": against.runs}, "variant",
                                             cell.metric, draws=1)[0]
@@ -261,7 +235,7 @@ def groups(cell: GridCell) -> list[TableRow]:
 
 def differing_settings(cell: GridCell) -> list[TableRow]:
     """A row per variant and a column per setting that is not the same in all of them."""
-    frame = pd.DataFrame([_settings(variant.meta["settings"]) for variant in cell.variants]).sort_index(axis=1)
+    frame = pd.DataFrame([words_of(variant.meta["settings"]) for variant in cell.variants]).sort_index(axis=1)
     frame = frame.loc[:, frame.nunique(dropna=False) > 1]
     return [{"method": variant.title, **each.dropna()}
             for variant, (_, each) in zip(cell.variants, frame.iterrows()) if len(frame.columns)]
@@ -277,15 +251,15 @@ def environments(runs: Iterable[Run]) -> list[TableRow]:
 
 def failures(failed: Iterable[Mapping[str, Any]]) -> list[TableRow]:
     """A row per run that failed, with the first line of its error."""
-    return [{**{name: str(head[name]) for name in (*_NAMES, "seed")}, "error": head["error"].partition("\n")[0]}
+    return [{**{name: str(head[name]) for name in (*NAMES, "seed")}, "error": head["error"].partition("\n")[0]}
             for head in failed]
 
 
 def rerun_command(registry: Registry, variant: Variant, plugins: Sequence[Path] = ()) -> str:
     """The command that makes a variant's first run again: its settings that are not today's defaults."""
-    meta, defaults = variant.meta, _defaults(registry, variant.runs[0])
-    words = [word for name in _NAMES for word in (f"--{name}", meta[name])]
-    for name, value in _settings(meta["settings"]).items():
+    meta, defaults = variant.meta, defaults_of(registry, variant.runs[0])
+    words = [word for name in NAMES for word in (f"--{name}", meta[name])]
+    for name, value in words_of(meta["settings"]).items():
         if name != "split_file" and defaults.get(name) != value:
             words += ["--set", f"{name}={value}"]
     words += [word for folder in plugins for word in ("--plugins", str(folder))]

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..runs.registry import Registry
+from ..runs.specs import Tuned
 from ..records.run import Run
 from ..records.store import user_scores
 from . import dashboard
@@ -153,7 +154,8 @@ _ABOUT = {  # the sections of the page
     "Accuracy against time": "Of a whole run; it depends on the machine.",
     "Tests": "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
     "than the method in the second column. p Holm is adjusted for all variants tested on the same items. p over seeds: "
-    "each seed averaged over users, not adjusted; – where there is one seed.",
+    "each seed averaged over users, not adjusted; – where there is one seed. Methods are tested with equal settings, "
+    "those by default or tuned counting as such.",
     "Differences per user": "Share of the users by their difference from the method that the tests compare with.",
     "Groups of users and items": "The metric of groups on the block just trained, averaged over the blocks but block 0 "
     "that have somebody of the group; a group that nobody is in is left out. Groups of items have their recall.",
@@ -173,7 +175,7 @@ def _section(parts: Mapping[str, str | None], cell: int | None = None) -> str:
 
 
 def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequence[Path] = (),
-           failed: Sequence[Mapping[str, Any]] = ()) -> str:
+           failed: Sequence[Mapping[str, Any]] = (), tuned: Tuned | None = None) -> str:
     """The page of some records.
 
     Args:
@@ -181,6 +183,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         registry: of the plugins that the commands to rerun are for.
         plugins: folders of ``--plugins``, for those commands.
         failed: the content of ``run.json`` of runs that failed.
+        tuned: where the settings of methods are that may be tested, each tuned.
     """
     import plotly.express as px
     from itables.utils import read_package_file
@@ -207,7 +210,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         "Accuracy against bytes sent": drawn("bytes", _points(px, averages, "MB sent", "average", colors, log=True)),
         "Accuracy against time": drawn("seconds", _points(px, averages, "seconds", "average", colors, log=True))})]
     for i, cell in enumerate(cells):
-        compared = dashboard.compared(cell, registry)
+        compared = dashboard.compared(cell, registry, tuned)
         sections.append(_section({
             "Tests": _table(f"tests-{i}", dashboard.tests(cell, compared)),
             "Differences per user": drawn(f"differences-{i}", _differences(px, cell, compared, colors)),

@@ -20,7 +20,7 @@ from synthetic import run_of
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import dashboard
 from fedcl_bench.reports.html import LIMIT, report
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.significance import holm
 
@@ -153,18 +153,31 @@ def test_tests_are_those_of_users_with_holm(page, folder):
     assert [float(row["p Holm"][1]) for row in rows] == pytest.approx(holm(raw))
 
 
-def test_methods_with_unequal_settings_are_not_tested(registry, tmp_path):
-    """Each is tested against the reference with its settings; without one the settings that differ are named."""
+def test_methods_with_unequal_settings_are_not_tested(registry, tmp_path, capsys):
+    """Each is tested against the reference with its settings; without one the settings that differ are named, as by
+    `compare` and `tables`, where the user may ask for such a test. Those tuned each for itself are equal."""
     def rows():
         (cell,) = dashboard.gather(load_runs(tmp_path), registry)
         return [(row["method"], row["against"], row["seeds in common"])
-                for row in dashboard.tests(cell, dashboard.compared(cell, registry))]
+                for row in dashboard.tests(cell, dashboard.compared(cell, registry, Tuned.of(True, tmp_path)))]
     for method, settings in (("ft", ()), ("kd", ()), ("kd", (("rounds", 6),))):
         fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", settings), 0, level(0.1, noise=1))
     short = "kd (rounds=6)"
     assert rows() == [("kd", "ft", "0"), (short, "ft", "not tested: rounds=6 beside 100")]
+    for words in (["compare", "--backbone", "fedmf"], ["tables", "--against", "ft"]):
+        assert main([*words, "--methods", "ft,kd,kd:rounds=6", "--records", str(tmp_path)]) == 0
+        (said,) = re.findall(r"kd.*: other settings than .*", capsys.readouterr().out)
+        assert re.fullmatch(r"kd.*rounds=6.*: other settings than ft: rounds=6 beside 100\.", said)
     fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k", (("rounds", 6),)), 0, level(0.1, noise=2))
     assert rows() == [("ft (rounds=6)", "ft", "0"), ("kd", "ft", "0"), (short, "ft (rounds=6)", "0")]
+    (tmp_path / "my-tuned").mkdir()
+    for method, lr in (("ft", 0.3), ("reg", 0.2)):
+        (tmp_path / f"my-tuned/ml-100k-fedmf-{method}.json").write_text(json.dumps({"settings": {"lr": lr}}))
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", (("lr", lr),)), 0, level(0.1, noise=3))
+    (tmp_path / "my-tuned/ml-100k-fedmf-reg.json").rename(tmp_path / "away")
+    assert ("reg", "ft", "not tested: lr=0.2 beside 1.0") in rows()
+    (tmp_path / "away").rename(tmp_path / "my-tuned/ml-100k-fedmf-reg.json")
+    assert ("reg", "ft (lr=0.3)", "0") in rows()
 
 
 def test_figures_have_the_records_numbers(page, folder):

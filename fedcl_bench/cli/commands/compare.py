@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...records.store import incremental, leak_notes, load_all
-    from ...reports.comparison import against_each, over_grid
+    from ...reports.comparison import against_each, over_grid, unequal
     from ...reports.frame import parse_blocks
     from ...reports.selection import DAGGER, Source, checked_spec, find_all
     from ...runs.registry import discover
@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     (backbone, dataset), of_cell = next(iter(runs.items()))
     comparisons = against_each(of_cell, proposed, metric, blocks)
     about |= {"proposed": proposed, "backbone": backbone, "dataset": dataset}
+    notes += [f"{labels[text]}: other settings than {labels[proposed]}: {names}." for text, several in of_cell.items()
+              if (names := unequal(several[0], of_cell[proposed][0], registry, tuned))]
     notes += _few_users(comparisons, proposed, metric)
     if args.json:
         print_json({**about, "comparisons": [_as_json(comparison) for comparison in comparisons], "notes": notes})

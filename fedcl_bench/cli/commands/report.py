@@ -19,7 +19,8 @@ docs/tables.md says how to read it.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, "records")
+    add_options(parser, "records", tuned="methods are tested if both have these settings, as with default ones "
+                "(without DIR: as `compare --tuned` finds them)")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE",
                         help="default: ./report.html")
     parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the name of the folder)")
@@ -31,11 +32,13 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
     from ...records.store import load_all
+    from ...runs.specs import Tuned
 
     found, failed = load_all(args.records, left_out())
     runs = [run for run in found if run.whole]
     title = args.title or args.records.resolve().name
-    content = report(runs, discover(args.plugins), title, args.plugins, failed).encode(errors="backslashreplace")
+    content = report(runs, discover(args.plugins), title, args.plugins, failed,
+                     Tuned.of(args.tuned or True, args.records)).encode(errors="backslashreplace")
     with writing(args.out, "use --out FILE"):
         write_atomically(args.out, content)
     print(args.out)
