@@ -106,7 +106,8 @@ def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
                          "avg_incremental_std": deviation(averages) if several else None}
     first = results[0]
     means = {name: _mean_of([result[name] for result in results])
-             for name in ("continual", "rounds", "seconds", "lists", "groups") if all(name in r for r in results)}
+             for name in ("continual", "rounds", "stages", "seconds", "lists", "groups")
+             if all(name in result for result in results)}
     common = ("method", "backbone", "dataset", "device", "settings", "tested", "environment", "record", "seed")
     return {**means, **{key: first[key] for key in common}, "metrics": metrics,
             "seeds": [result["seed"] for result in results],

@@ -86,7 +86,8 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     for note in leak_notes([("", config.settings)]):
         print(note)
     metrics = result_table(result)
-    rows = [*metrics.itertuples(name=None), ("rounds", *(f"{n:g}" for n in result["rounds"]))]
+    counts = [("rounds", result["rounds"]), *((f"rounds of {name}", n) for name, n in result.get("stages", {}).items())]
+    rows = [*metrics.itertuples(name=None), *((name, *(f"{n:g}" for n in each)) for name, each in counts)]
     rows += [(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
              for what in ("users", "interactions") if result["tested"][what]]
     print_table(["test metric", *metrics.columns], rows)

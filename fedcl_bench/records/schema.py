@@ -140,6 +140,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
         lists: by metric, its value per block of the lists that were recommended.
         ratings: where ratings are predicted, errors over all of a block's test.
         groups: by group of users or items, ``users`` and metrics per block.
+        stages: of a method with several, the rounds of each per block.
         best_round: per block, the number from 1 of the round that was tested.
         files: checksums of the Parquet files; compact records have none.
     """
@@ -161,6 +162,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     peak_memory_mib: float
     block0_shared: bool
     readings: list[str] = []
+    stages: dict[str, list[Count]] = {}
     lists: dict[str, list[float | None]] = {}
     ratings: dict[str, list[float]] = {}
     groups: dict[str, dict[str, list[float | None]]] = {}
@@ -199,6 +201,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
                 *((f"matrix.{name}", rows) for name, rows in self.matrix.items()),
                 *((f"bytes.{name}", getattr(self.bytes, name)) for name in
                   ("up_per_client_round", "down_per_client_round")),
+                *((f"stages.{name}", values) for name, values in self.stages.items()),
                 *((f"lists.{name}", values) for name, values in self.lists.items()),
                 *((f"ratings.{name}", values) for name, values in self.ratings.items()),
                 *((f"groups.{group}.{name}", values) for group, of_group in self.groups.items()

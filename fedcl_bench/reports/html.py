@@ -64,14 +64,23 @@ def _points(px: Any, rows: Sequence[TableRow], x: str, y: str, colors: Mapping[s
     return figure.update_layout(legend_title_text="")
 
 
+def _stages(meta: Mapping[str, Any], block: int, rounds: int) -> list[str]:
+    """The stage of each round of a block, by the first seed's."""
+    names = [_name(name) for name, counts in meta.get("stages", {}).items() for _ in range(counts[block])] or ["train"]
+    return (names + names[-1:] * rounds)[:rounds]
+
+
 def _curves(px: Any, cell: GridCell, colors: Mapping[str, str]) -> Any:
-    """The validation metric by round, a panel per block."""
+    """The validation metric by round, a panel per block, and a kind of line per stage of methods with several."""
     frame = pd.concat(
         pd.DataFrame({"method": _name(variant.title), "block": block, "round": np.arange(len(curve.mean)) + 1,
-                      cell.metric: curve.mean.astype("float32")})
+                      cell.metric: curve.mean.astype("float32"),
+                      "stage": _stages(variant.meta, block, len(curve.mean))})
         for variant in cell.variants for block, curve in enumerate(validation_curves(variant.runs)))
+    staged = frame["stage"].nunique() > 1
     figure = px.line(frame, "round", cell.metric, color="method", facet_col="block", facet_col_wrap=_ACROSS,
-                     color_discrete_map=colors, render_mode="svg", markers=bool(frame["round"].max() <= 10))
+                     line_dash="stage" if staged else None, color_discrete_map=colors, render_mode="svg",
+                     markers=bool(staged or frame["round"].max() <= 10))
     return _panels(figure.update_xaxes(matches=None).update_yaxes(matches=None, showticklabels=True), 320,
                    "block {}".format)
 

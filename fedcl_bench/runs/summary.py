@@ -130,6 +130,14 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
     return result
 
 
+def _stages(config: RunConfig, curve: pd.DataFrame) -> dict[str, Any]:
+    """The rounds of each stage per block or domain, of a method with several."""
+    if STAGE not in curve:
+        return {}
+    counts = pd.crosstab(curve[STAGE], curve["step"])
+    return {"stages": {config.stages[number].name: each.tolist() for number, each in counts.iterrows()}}
+
+
 def _bytes_of_all(curve: pd.DataFrame) -> pd.DataFrame:
     """What all clients together sent and received in each round; who fails has received the model."""
     asked = curve["participants"] + curve.get("dropped", 0)
@@ -164,7 +172,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                    "interactions": stream and [len(unit.test.values) for unit in stream.units()]},
         **_pooled_errors(progress, stream), "continual": continual, "matrix": matrix,
         **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
-        "rounds": per_block.size().tolist(),
+        "rounds": per_block.size().tolist(), **_stages(config, curve),
         "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
         "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
                     "evaluate": float(curve["evaluate_seconds"].sum())},

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import plotly.express
 import pytest
 from standing import OPEN, judge
 from helpers import lay_shop
 
 import fedcl_bench as fb
+from fedcl_bench.cli.main import main
 from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers import Printed
+from fedcl_bench.reports.dashboard import gather
 from fedcl_bench.reports.frame import seed_averages
+from fedcl_bench.reports.html import _curves
 from fedcl_bench.reports.paper_figures import MAKERS, FigureJob, Skip
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
@@ -146,6 +150,23 @@ def test_a_setting_is_varied_in_a_panel_of_each_domain(varied, number, name, val
         expected = [seed_averages(with_only(varied, name, value), "recall@3", [block]).mean() for value in values]
         assert axes.get_title() == domain and list(marked.get_xdata()) == [chosen]
         assert list(line.get_xdata()) == values and line.get_ydata() == pytest.approx(expected)
+
+
+def test_rounds_of_stages_are_counted_and_shown(varied, registry, capsys):
+    for cell in gather(varied.source.runs, registry):
+        drawn = {trace.name: list(trace.x) for trace in _curves(plotly.express, cell, {}).data}
+        for variant in cell.variants:
+            first = variant.meta["settings"]["federated_rounds"]
+            assert variant.meta["stages"] == {"pretrain": [first] * 2, "finetune": [1, 1]}
+            assert variant.meta["rounds"] == [first + 1] * 2
+            assert [drawn[f"{variant.title}, {stage}"] for stage in ("pretrain", "finetune")] == [
+                list(range(1, first + 1)), [first + 1]]
+    sets = [word for name, value in varied.source.assignments for word in
+            ("--set", f"{name}={3 if name == 'topk' else value}")]
+    assert main(["--method", "ffmsr", "--backbone", "ffmsr", "--dataset", "books+games", *sets]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split()[-2:] for line in printed.splitlines() if "rounds" in line]
+    assert rows[:3] == [["6", "6"], ["5", "5"], ["1", "1"]] and "from its record" in printed
 
 
 def with_only(job, name, value):
