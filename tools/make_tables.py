@@ -23,7 +23,7 @@ SETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k":
 BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4rec": "GRU4Rec", "sasrec": "SASRec",
              "tisasrec": "TiSASRec"}
 BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:SASRec",
-          "recency", "popularity", "frozen", "alone", "f3crec")
+          "sknn", "recency", "popularity", "frozen", "alone", "f3crec", "fcucr")
 STATIC = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
@@ -145,6 +145,43 @@ def headroom(masked: str = "") -> str:
     return markdown(["N@20", *(f"{BACKBONES[backbone]}, {SETS[dataset]}" for backbone, dataset in cells)], [
         ["FT", *(short(rows["ft"].mean) for rows in cells.values())],
         *([f"`{name}`", *(gain(rows, name) for rows in cells.values())] for name in names)])
+
+
+# Bounds of runs with default settings but for these: folders of results/published, backbones, dataset, settings, the
+# bound, and the metrics by their titles.
+SHARES = {"xing": (("fcucr", "bounds"), ("gru4rec", "sasrec", "tisasrec"), "xing", {"patience": 0}, "central",
+                   {"hit@10": "among 100", "all:hit@10": "among all"})}
+
+
+def shares(name: str) -> str:
+    """FT, and gains over it of bounds and methods with an asterisk as in ``headroom`` and, in brackets, their share of
+    the bound's."""
+    from fedcl_bench.records.store import load_runs
+    from fedcl_bench.reports.headroom import headroom_rows
+    from fedcl_bench.reports.selection import Source, find
+    from fedcl_bench.runs.registry import discover
+    from fedcl_bench.runs.specs import RunSpec
+
+    folders, backbones, dataset, settings, bound, metrics = SHARES[name]
+    every = [run for folder in folders for run in load_runs(ROOT / "results/published" / folder)]
+    source, cells = Source(every, discover(), assignments=tuple(settings.items())), {}
+    for backbone in backbones:
+        runs = {method: found for method in ("ft", *BOUNDS)
+                if (found := find(source, RunSpec(method, backbone, dataset))[0])}
+        cells |= {(backbone, metric): {row.method: row for row in headroom_rows(runs, "ft", bound, metric)}
+                  for metric in metrics}
+
+    def gain(rows: dict, method: str) -> str:
+        if method not in rows:
+            return ""
+        against = rows[method].against
+        mean, low, high = against.gain
+        share = f" ({short(against.share[0], 2)})" if against.share and method != bound else ""
+        return signed(mean, 3) + "*" * (low > 0.0 or high < 0.0) + share
+    names = [method for method in BOUNDS if any(method in rows for rows in cells.values())]
+    return markdown(["HR@10", *(f"{BACKBONES[backbone]}, {metrics[metric]}" for backbone, metric in cells)], [
+        ["FT", *(short(rows["ft"].mean, 3) for rows in cells.values())],
+        *([f"`{method}`", *(gain(rows, method) for rows in cells.values())] for method in names)])
 
 
 POOLS = {"untrained": "all not trained on", "untouched": "released"}
@@ -561,7 +598,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "ffmsr-retail": ffmsr_retail, "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
     "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model, "leaks": leaks,
-    "headroom": headroom, "leaks-grid": leaks_grid}
+    "headroom": headroom, "shares": shares, "leaks-grid": leaks_grid}
 
 
 def pages() -> list[Path]:
