@@ -113,8 +113,8 @@ def leaks() -> str:
 # Records
 
 @cache
-def bounds(masked: bool = False) -> dict[tuple[str, str], dict[str, list]]:
-    """The runs with bounds: (backbone, dataset) to method to its runs; ``masked``: with mask_history."""
+def bounds() -> dict[tuple[str, str], dict[str, list]]:
+    """The runs with bounds: (backbone, dataset) to method to its runs."""
     from fedcl_bench.records.store import load_runs
 
     runs = load_runs(ROOT / "results/published/bounds")
@@ -122,19 +122,19 @@ def bounds(masked: bool = False) -> dict[tuple[str, str], dict[str, list]]:
     for backbone in ("fedmf", "fedncf", "pfedrec"):
         for dataset in SETS:
             for run in runs:
-                if run.head["dataset"] == dataset and run.head["backbone"] in (backbone, "none") and (
-                        run.head["settings"].get("mask_history", False) == masked):
+                if run.head["dataset"] == dataset and run.head["backbone"] in (backbone, "none") and not (
+                        run.head["settings"].get("mask_history", False)):
                     cells.setdefault((backbone, dataset), {}).setdefault(run.head["method"], []).append(run)
     return {cell: methods for cell, methods in cells.items() if {"ft", "joint"} <= methods.keys()}
 
 
-def headroom(masked: str = "") -> str:
+def headroom() -> str:
     """Gains over FT in N@20, mean of blocks 1 to 3, of bounds and methods; an asterisk where 0 is outside of the 95 %
-    interval over users and seeds. With ``masked``, of lists without what users had before."""
+    interval over users and seeds."""
     from fedcl_bench.reports.headroom import headroom_rows
 
     cells = {cell: {row.method: row for row in headroom_rows(methods, "ft", "joint", "ndcg@20")}
-             for cell, methods in bounds(bool(masked)).items()}
+             for cell, methods in bounds().items()}
     names = [name for name in BOUNDS if any(name in rows for rows in cells.values())]
 
     def gain(rows: dict, name: str) -> str:
@@ -166,7 +166,7 @@ def shares(name: str) -> str:
     every = [run for folder in folders for run in load_runs(ROOT / "results/published" / folder)]
     source, cells = Source(every, discover(), assignments=tuple(settings.items())), {}
     for backbone in backbones:
-        runs = {method: found for method in ("ft", *BOUNDS)
+        runs = {method: found for method in ("ft", "central", "sknn", "fcucr")
                 if (found := find(source, RunSpec(method, backbone, dataset))[0])}
         cells |= {(backbone, metric): {row.method: row for row in headroom_rows(runs, "ft", bound, metric)}
                   for metric in metrics}

@@ -17,6 +17,7 @@ from helpers import ROOT
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedcl_bench.plugin.method import Method
 from fedcl_bench.plugin import checks
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
@@ -118,7 +119,8 @@ def opened(f):
 def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     """For its mean loss. Methods that distil lists of the users known before ask once per chunk who they are."""
     monkeypatch.setattr(ops, "why_not", lambda: "as on a GPU")
-    settings = SESSIONS if is_sequential(backbone) else BLOCKS
+    own = registry.get("method", method).cls.rescore_session is not Method.rescore_session
+    settings = SESSIONS if own or is_sequential(backbone) else BLOCKS
     config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
     f = config.federation(load_stream(config.source, config.stream))
     f.method.client_state, f.method.server_state = {}, {}
