@@ -15,7 +15,7 @@ _EPS = 1e-5  # of layer normalisations
 
 
 @dataclass(frozen=True)
-class SessionTransformerSettings(SessionSettings):
+class SessionTransformerSettings(SessionSettings, SequentialSettings):
     """The article's values."""
 
     dim: int = setting(50, "length d of item vectors and representations", low=1)

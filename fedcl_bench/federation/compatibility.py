@@ -8,7 +8,7 @@ from ..core.errors import Incompatible, UserError
 from ..data.stream import Stream
 from ..plugin.local_settings import LocalSettings
 from ..plugin.method import HOOKS, Method, does_something
-from ..plugin.sequential import SequentialBackbone
+from ..plugin.sequential import SequentialBackbone, SessionBackbone
 
 _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
 
@@ -93,7 +93,7 @@ def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
     if backbone.new_personal(0, range(0)):
         raise UserError(f"setting 'output_embedding': found private, accepted: tied with "
                         f"{'stream=domains' if domains else 'topology=central'}, whose clients hold many users.")
-    if getattr(backbone.settings, "loss", "cross_entropy") != "cross_entropy":
+    if isinstance(backbone, SessionBackbone) and not backbone.whole_tables:
         raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
                         f"{'stream=domains' if domains else 'topology=central'}, as in the papers of "
                         f"{'cross-domain' if domains else 'session'} recommenders.")

@@ -350,7 +350,7 @@ class SequentialBackbone(Backbone):
     @property
     def private_output(self) -> bool:
         """Whether items are scored against rows of each client's own."""
-        return getattr(self.settings, "output_embedding", "tied") == "private"
+        return isinstance(self.settings, SequentialSettings) and self.settings.output_embedding == "private"
 
     def with_constant(self, vectors: Tensor) -> Tensor:
         """Vectors (C, M, d) as item rows are scored with: with a 1 for the constant of a private row, (C, M, d + 1)."""

@@ -4,6 +4,7 @@ the bit, and refused where it makes no sense."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,13 @@ from torch import nn
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.settings import setting
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
+from fedcl_bench.plugin.sequential import EncoderSettings
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config, resolve, without_effect
+from fedcl_bench.runs.memory_check import ended, require
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.tuning import SIZES
 
@@ -118,6 +122,35 @@ class Plain:
 _ADAM = {"lr_step": 2, "lr_decay": 0.5}
 CASES = [*((name, {"optimiser": "sgd", "weight_decay": 0.01, "lr": 0.05}, 1e-9) for name in sorted(BACKBONES)),
          *((name, _ADAM, 1e-6) for name in sorted(BACKBONES)[::2]), ("gru4rec", {**_ADAM, "weight_decay": 0.01}, 1e-6)]
+
+
+@dataclass(frozen=True)
+class Named(EncoderSettings):
+    """Names that settings of other backbones have, with another meaning."""
+
+    layers: str = setting("few", "")
+    heads: int = setting(2, "")
+    hidden: int = setting(3, "")
+    loss: float = setting(0.5, "")
+    output_embedding: str = setting("private", "")
+
+
+def test_nothing_is_guessed_from_names_of_settings(registry, log):
+    plain = federation_of(configured(registry, "sasrec", rounds=1))
+
+    class Other(type(plain.backbone)):
+        def __init__(self, settings):
+            super().__init__(plain.backbone.settings)
+            self.settings = settings
+        dense_starts, encode = (lambda self, *args, hook=hook: hook(*args)
+                                for hook in (plain.backbone.dense_starts, plain.backbone.encode))
+    shared = {field.name: getattr(plain.backbone.settings, field.name) for field in fields(EncoderSettings)}
+    f = replace(plain, backbone=Other(Named(**shared)))
+    f.check()
+    require(f)
+    assert "dim=N (now 6)" in str(ended(MemoryError(), f))
+    first, second = ([*run(each)][-1] for each in (plain, f))
+    assert [row["valid"] for row in first.curve] == [row["valid"] for row in second.curve]
 
 
 @pytest.mark.parametrize("name, more, near", CASES, ids=str)
