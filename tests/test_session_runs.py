@@ -142,7 +142,7 @@ def test_sknn_is_a_plain_loop(registry, stream):
 
 
 @pytest.mark.parametrize("method, backbone, reason", [
-    ("joint", "sasrec", "acts from a stream's second step on, and a stream of sessions has one"),
+    ("joint", "sasrec", "works on scores of item lists, which the sequential backbone 'sasrec' has none of"),
     ("frozen", "pfedrec", "acts from a stream's second step on, and a stream of sessions has one"),
     ("alone", "sasrec", "would hold a whole item table of 'sasrec' for every client"),
     ("central", "session-transformer", "found private, accepted: tied with the method central")])
