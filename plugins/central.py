@@ -36,7 +36,11 @@ class Central(Method):
     gives_up = {"F1": "one party holds all data", "F4": "and trains on them"}
 
     def trained_backbone(self, backbone, clients):
-        if isinstance(backbone, SequentialBackbone) and backbone.private_output:
+        sequential = isinstance(backbone, SequentialBackbone)
+        if sequential and self.settings.central_negatives != CentralSettings().central_negatives:
+            raise UserError("setting 'central_negatives': has no effect with sequential backbones, whose sessions have "
+                            "one negative; leave it out.")
+        if sequential and backbone.private_output:
             raise UserError(f"setting 'output_embedding': found private, accepted: tied with the method {self.name}, "
                             f"under which nobody has rows of its own.")
         if backbone.whole_tables or backbone.scores_local_tables or backbone.serves_tables:

@@ -151,6 +151,11 @@ def test_bounds_that_sessions_have_none_of(registry, stream, method, backbone, r
         federation(registry, stream, method, backbone)
 
 
+def test_central_training_on_sessions_has_one_negative(registry, stream):
+    with pytest.raises(UserError, match="'central_negatives': has no effect with sequential backbones"):
+        federation(registry, stream, "central", central_negatives=2)
+
+
 # Resuming.
 
 @pytest.mark.parametrize("method,backbone,after", [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
 from collections import Counter
+from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping
 
 from rich.console import Console

@@ -67,9 +67,11 @@ class Part:
             needed = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
                       *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
         changes = [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
-        return [replace(spec, settings=tuple({**dict(spec.settings), **self.set, **own, **change}.items()))
-                for spec in needed for own in [dict(spec.settings) if self.paper is None else {}]
-                for change in changes]
+
+        def settings(own: dict[str, Any]) -> dict[str, Any]:
+            return {**self.set, **own} if self.paper is None else {**own, **self.set}
+        return [replace(spec, settings=tuple({**settings(dict(spec.settings)), **change}.items()))
+                for spec in needed for change in changes]
 
 
 _NAMES = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)], "a list of names, as [ft, kd]"

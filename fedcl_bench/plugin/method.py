@@ -231,9 +231,10 @@ class Method:
         """At the server, in place of the mean, of methods that look at single clients' uploads: the change of every
         public parameter, item tables and dense ones. ``aggregate`` is given the result.
 
-        A server that does so can do without secure aggregation only, which ``gives_up`` must say (F7).
+        It is called only if it is overridden: a server that does so can do without secure aggregation only, which
+        ``gives_up`` must say (F7).
         """
-        raise NotImplementedError
+        return updates.weighted_sum(updates.weights / updates.weights.sum())
 
     def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
         """Scores to rank by, when a model is validated or tested.

@@ -16,8 +16,6 @@ from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, c
 from .frame import check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
 ONE_SEED = "one seed: no test over seeds"
-
-
 NAMES = ("method", "backbone", "dataset")
 
 

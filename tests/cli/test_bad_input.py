@@ -106,6 +106,8 @@ def sessions(method, backbone, assignment=""):
         ("--log csv --log csv", "twice"), ("--shards 2", "--shards: needs --ray"),
         ("--ray local --shards two", "found 'two', accepted: a whole number from 1"))),
     # places
+    ("list ndcg --with fedmf", ["--with: has an effect on methods and backbones"]),
+    ("list ml-100k --all", ["--all: has an effect on methods and backbones"]),
     ("report --records nowhere", ["no folder nowhere; name a results folder"]),
     (f"{RUN} --config absent.yaml", ["absent.yaml", "cannot be read"]),
     *((f"{RUN} --{option} absent", ["absent", "not a folder"]) for option in ("plugins", "data-dir")),

@@ -121,6 +121,7 @@ def test_list_data_doctor(output):
     assert "upload_noise = 0.0\n" in output("list", "f3crec", "--all")
     out = output("list", "f3crec", "--with", "fedncf", "--dataset", "lastfm-2k")
     assert "Values are those of f3crec on fedncf, lastfm-2k" in out
+    assert "kd_reduction = sum   (--set reading; else mean)" in output("list", "f3crec", "--set", "reading=paper")
     out = output("list", "ffmsr")  # a backbone and a method, of domains
     assert "federated_rounds = 5\n" in out and "optimiser = adam   (backbone ffmsr; else sgd)" in out
     assert "topk = 10,50   (stream=domains; else 20)" in out

@@ -91,6 +91,10 @@ def _in_full(name: str, args: argparse.Namespace) -> int:
     if name.lower().startswith(RECBOLE):
         plugins = [registry.get(kind, name) for kind in ("method", "backbone") if registry.knows(kind, name)] \
             or [registry.get("backbone", name)]
+    asked = {"--all": args.all, "--with": args.partner, "--dataset": args.dataset, "--set": args.assignments}
+    if any(asked.values()) and (not plugins or plugins[0].kind == "metric"):
+        option = next(option for option, value in asked.items() if value)
+        raise UserError(f"{option}: has an effect on methods and backbones, and '{name}' is none; leave it out.")
     for plugin in plugins:
         _metric(plugin) if plugin.kind == "metric" else _plugin(registry, plugin, args)
     if plugins:
@@ -151,7 +155,8 @@ def _settings(title: str, cls: type, values: Mapping[str, Any], whence: Mapping[
     for name, default, space, text in describe(cls):
         value = as_text(values[name]) or "(none)"
         if value != default or not brief:
-            rows.append((name, value, f"   ({whence[name]}; else {default})" if value != default else "", text, space))
+            source = whence.get(name, "--set reading")
+            rows.append((name, value, f"   ({source}; else {default})" if value != default else "", text, space))
     if rows:
         say(f"\n{title}", style="bold")
     for name, value, differs, text, space in rows:
