@@ -23,7 +23,7 @@ from ..data import tfidf
 from ..data.datasets import load_stream, split_rows
 from ..data.features import SIMILAR_DIM, text_vectors, texts_of
 from ..data.item_texts import item_file
-from ..data.recbole_files import Interactions, bundled
+from ..data.recbole_files import Interactions
 from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, locate, spelled
 from ..data.stream import Ragged, Step, Stream
@@ -298,7 +298,7 @@ def papers(data_dir: Path | None) -> list[dict[str, str]]:
     where that depends."""
     rows = []
     for protocol, (dataset, changes, released) in PAPERS.items():
-        found = audit(dataset, changes, None if bundled(dataset) else data_dir, released)
+        found = audit(dataset, changes, data_dir, released)
         alone = {each.name: "–" if each.alone is None else f"{each.alone:.3f}" for each in found.channels}
         rows.append({"protocol": protocol, "dataset": found.dataset, "metric": found.metric,
                      "chance": f"{found.chance:.3f}", "training": f"{found.training:.3f}",

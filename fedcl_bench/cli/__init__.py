@@ -83,8 +83,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
                 "help": "folder of run records (default: ./results)"},
     "records": {"type": Path, "default": Path("results"), "metavar": "DIR",
                 "help": "a results folder or a folder of compact records (default: ./results)"},
-    "data-dir": {"metavar": "DIR", "type": Path, "help": "folder with NAME/NAME.inter or NAME.inter (default: ./data, "
-                                                         "then RecBole's bundled files)"},
+    "data-dir": {"metavar": "DIR", "type": Path, "help": "folder with NAME/NAME.inter or NAME.inter (default: ./data); "
+                                                         "what is not there may be among RecBole's bundled files"},
     "set": {"action": "append", "default": [], "metavar": "NAME=VALUE", "dest": "assignments",
             "help": "change a setting; repeatable. `list METHOD` shows the names"},
     "methods": {**_LIST, "type": split_methods,

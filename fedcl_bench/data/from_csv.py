@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, Mapping
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.files import replacing, write_atomically
+from ..core.files import replacing
 from ..core.text import safe_name
 from . import times as units
+from .source import write_config
 from .table_reader import SEPARATORS, TableLayout, content_of, fields_of, first_lines, joined, text_batches
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
                 raise UserError(f"{path}: no row is left of {writer.rows:,}"
                                 + (f" with a rating {columns.keep}" if keeps else "") + "; nothing is written.")
         if columns.session:
-            write_atomically(config, b"SESSION_FIELD: session_id\n"
-                                     b"settings: {stream: sessions, session_from: column}\n")
+            write_config(target, {"SESSION_FIELD": "session_id",
+                                  "settings": {"stream": "sessions", "session_from": "column"}})
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
     notes = (f"separated by {SEPARATORS[layout.separator]}, "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 import yaml
 
 from ..core.errors import UserError, unknown
-from ..core.files import shipped
+from ..core.files import shipped, write_atomically
 from ..core.text import JOIN, LONGEST, for_terminal, safe_name, quoted
 from .plain_yaml import parsed
 
@@ -220,6 +220,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def write_config(inter: Path, content: Mapping[str, Any]) -> Path:
+    """Write a dataset's YAML file beside its file of interactions; its path. Raises OSError."""
+    path = inter.with_suffix(".yaml")
+    write_atomically(path, yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None).encode())
+    return path
+
+
 def load_config(name: str) -> DatasetConfig:
     """The config of a dataset, given by its name or as a path, or RecBole's usual field names if it has none.
 
@@ -283,7 +290,7 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
 
 
 def find_file(name: str, data_dir: Path | None) -> Path:
-    """The dataset's ``.inter`` file: in ``data_dir`` if given, else in ``./data``, else bundled with RecBole.
+    """The dataset's ``.inter`` file: in ``data_dir`` (if not given, ``./data``), else the copy that RecBole bundles.
 
     Args:
         name: a name, or a path to the file itself or to the folder that holds it.
@@ -291,11 +298,11 @@ def find_file(name: str, data_dir: Path | None) -> Path:
     Raises:
         UserError: naming the nearest known dataset, or the files looked for.
     """
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if path := file_there(name, data_dir):
         return path
     folder = data_dir or Path("data")
-    if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if name not in configured() and data_dir is None:
         if Path(name).is_dir():
             raise UserError(f"unknown dataset '{name}'.\nThere is a folder of this name; to take the data in it, use "
@@ -319,7 +326,7 @@ def file_there(name: str, data_dir: Path | None) -> Path | None:
     if is_path(name):
         return _atomic_file(name)
     path = _file_in(data_dir or Path("data"), name)
-    if path is None and data_dir is None:
+    if path is None:
         from .recbole_files import bundled
         folder = bundled(name)
         path = folder and folder / f"{name}.inter"

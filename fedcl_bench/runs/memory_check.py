@@ -21,6 +21,7 @@ from ..federation.parts import Federation
 from ..kernels.memory import available
 
 _SNAPSHOTS = 3  # of a model: before a round, after it, and of the best round
+_LENGTHS = ("dim", "embedding_size", "hidden_size", "max_length")  # what plugins call those of vectors and sequences
 _PER_SCORE = 3  # numbers that live for each score of a mini-batch: itself, its probability and its gradient
 
 
@@ -129,9 +130,10 @@ def _sizes(f: Federation) -> str:
 
 
 def _what_helps(f: Federation) -> str:
-    """Settings that lower what a run needs."""
-    helps = [f"a smaller --set {name}=N (now {getattr(f.backbone.settings, name)})" for name in ("dim", "max_length")
-             if hasattr(f.backbone.settings, name)]
+    """Settings that lower what a run needs, first those that its backbone and method read."""
+    lengths = {name: getattr(plugin.settings, name) for plugin in (f.backbone, f.method) for name in _LENGTHS
+               if name not in plugin.ignored and hasattr(plugin.settings, name)}
+    helps = [f"a smaller --set {name}=N (now {value or 'that of the model'})" for name, value in lengths.items()]
     if f.cross_silo:
         helps.append(f"a smaller --set batch_size=N (now {f.local.batch_size})")
     if f.server.precision == "float64":

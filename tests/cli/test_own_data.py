@@ -9,10 +9,12 @@ import pytest
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream, thin_note
+from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.data.source import (DatasetConfig, config_file, configured, dataset_name, find_file, load_config,
                                      locate, spelled)
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.experiments.grid import make_tasks
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec, spelled_spec, tuned_file
 from fedcl_bench.records.store import load_runs
@@ -72,6 +74,20 @@ def test_a_folder_named_like_a_dataset_asks_for_a_path(mine):
     Path("shop").mkdir()
     with pytest.raises(UserError, match="use ./shop"):
         find_file("shop", None)
+
+
+def test_what_recbole_bundles_is_found_whatever_data_dir_holds(registry, mine, output):
+    """By run, grid and tune, which ask `make_tasks` and `make_config`, and by `data`; one's own copy comes first."""
+    folder = Path("far/away")
+    config = make_config(registry, "ft", "fedmf", "ml-100k", data_dir=folder)
+    assert config.source.path == bundled("ml-100k") / "ml-100k.inter"
+    tasks = make_tasks(registry, [RunSpec("ft", "fedmf", "ml-100k")], [0], folder)
+    assert [task.config.hash for task in tasks] == [config.hash]
+    assert "All counts are those expected" in output("data", "ml-100k", "--data-dir", str(folder))
+    (folder / "ml-100k.inter").write_bytes(mine.read_bytes())
+    assert find_file("ml-100k", folder) == folder / "ml-100k.inter"
+    with pytest.raises(UserError, match="not a folder"):
+        find_file("ml-100k", Path("absent"))
 
 
 # No filter

@@ -13,6 +13,7 @@ from scipy import stats
 
 from fedcl_bench import rng
 from fedcl_bench.cli.main import main
+from fedcl_bench.data.source import load_config
 from fedcl_bench.data.synth import FACTORS, SPAN, START, World, activity, catalogue, step_of, write
 from fedcl_bench.core.errors import UserError
 
@@ -109,18 +110,21 @@ def test_a_step_holds_the_rows_of_the_file(rows):
 
 
 def test_the_command_makes_a_dataset_that_runs(tmp_path, capsys):
-    assert main("data synth tiny-1 --users 60 --items 80 --interactions-per-user 12 --blocks 2".split()) == 0
+    assert main("data synth tiny-1 --users 60 --items 80 --interactions-per-user 12 --blocks 2 "
+                "--base-share .7".split()) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = read(tmp_path / "data/tiny-1/tiny-1.inter")
     named = len(np.unique(rows[:, 1]))
     rest = f" ({80 - named} others have none)" if named < 80 else ""
-    assert lines[:2] == [f"tiny-1: {len(rows):,} interactions of 60 users and {named} items{rest}",
-                         "wrote: data/tiny-1/tiny-1.inter"]
-    assert lines[2] == "next: run_bench.py data tiny-1 --set blocks=2"
-    assert main(lines[2].split()[2:]) == 0
-    assert f"{int(0.6 * len(rows)):,}" in capsys.readouterr().out  # interactions of the base block
-    assert lines[3].startswith("then: run_bench.py ")
-    assert main([*lines[3].split()[2:], "--set", "rounds=1", "--quiet"]) == 0
+    assert lines[:3] == [f"tiny-1: {len(rows):,} interactions of 60 users and {named} items{rest}",
+                         "wrote: data/tiny-1/tiny-1.inter", "wrote: data/tiny-1/tiny-1.yaml"]
+    assert load_config("tiny-1").settings == {"blocks": 2, "base_share": 0.7}
+    assert lines[3] == "next: run_bench.py data tiny-1"
+    assert main(lines[3].split()[2:]) == 0
+    out = capsys.readouterr().out
+    assert f"{int(0.7 * len(rows)):,}" in out and "D1\n" in out  # of the YAML file
+    assert lines[4].startswith("then: run_bench.py ")
+    assert main([*lines[4].split()[2:], "--set", "rounds=1", "--quiet"]) == 0
     assert "ndcg@20" in capsys.readouterr().out
 
 
@@ -161,6 +165,8 @@ def test_an_existing_dataset_is_kept_unless_forced(tmp_path, capsys):
     assert (tmp_path / "data/x/x.inter").read_bytes() == before
     assert main([*command, "--seed", "1", "--force"]) == 0
     assert (tmp_path / "data/x/x.inter").read_bytes() != before
+    (tmp_path / "data/x/x.inter").unlink()
+    assert main(command) == 2 and "x.yaml: exists" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

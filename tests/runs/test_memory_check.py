@@ -110,6 +110,16 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
            f"float64).\nWhat helps: a smaller --set dim=N (now 32), --set precision=float32" in str(error.value)
 
 
+@pytest.mark.parametrize("method, backbone, words", [
+    ("ft", "session-transformer", "a smaller --set dim=N (now 50), a smaller --set max_length=N (now 50)"),
+    ("recbole:BPR", "none", "a smaller --set embedding_size=N (now 64)"),
+    ("ft", "recbole:BPR", "a smaller --set dim=N (now that of the model)")])
+def test_settings_that_help_are_those_of_backbone_and_method(registry, ml100k, method, backbone, words):
+    stream = {"stream": "sessions"} if backbone == "session-transformer" else {}
+    config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", stream)])
+    assert f"What helps: {words}, a larger machine" in str(ended(MemoryError(), config.federation(ml100k)))
+
+
 def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, monkeypatch):
     """Rows of 10^9 numbers: 8 GB each."""
     left(monkeypatch, 20 << 30)

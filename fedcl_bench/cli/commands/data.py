@@ -7,11 +7,12 @@ import difflib
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping
+from types import MappingProxyType
+from typing import Mapping
 
 from ...core.errors import UserError, unknown
 from ...core.text import safe_name
-from .. import add_options, count, interrupted, located, seed, settings_of
+from .. import add_options, count, interrupted, located, seed, settings_of, writing
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
 
@@ -104,8 +105,9 @@ def _add_synth(actions) -> None:
     synth = actions.add_parser("synth", help="make synthetic interactions of any size",
                                description="Write OUT/NAME/NAME.inter with skewed, learnable, drifting interactions: "
                                            "Zipf popularity, log-normal activity, tastes from latent factors that move "
-                                           "from block to block, users who arrive late. Memory stays bounded; the same "
-                                           "options give the same bytes.")
+                                           "from block to block, users who arrive late; and NAME.yaml, by which runs "
+                                           "have these blocks. Memory stays bounded; the same options give the same "
+                                           "bytes.")
     synth.add_argument("name", help="name of the new dataset")
     synth.add_argument("--users", type=count, default=1000, metavar="N", help="default: %(default)s")
     synth.add_argument("--items", type=count, default=1000, metavar="M",
@@ -201,7 +203,7 @@ def _import(args: argparse.Namespace) -> int:
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:
         print(f"wrote: {path}")
-    _say_next(args, {}, "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
+    _say_next(args, "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
     return 0
 
 
@@ -234,7 +236,7 @@ def _download(args: argparse.Namespace) -> int:
 
 
 def _synth(args: argparse.Namespace) -> int:
-    from ...data.settings import StreamSettings
+    from ...data.source import write_config
     from ...data.synth import World, write
     from ...core.files import bar
 
@@ -245,16 +247,18 @@ def _synth(args: argparse.Namespace) -> int:
                   args.taste, args.drift, args.seed, args.counts, args.repeats)
     world.check()
     path = args.out / args.name / f"{args.name}.inter"
-    if path.exists() and not args.force:
-        raise UserError(f"{path}: exists; replace it with --force, or choose another name.")
+    files = path, path.with_suffix(".yaml")
+    if not args.force and (exist := [file for file in files if file.exists()]):
+        raise UserError(f"{exist[0]}: exists; replace it with --force, or choose another name.")
     with bar(args.name, int(2 * world.users * world.per_user), "rows made and written") as done:
         made = write(world, path, done=done)
+    with writing(files[1]):
+        write_config(path, {"settings": {"blocks": world.blocks, "base_share": world.base_share}})
     print(f"{args.name}: {made.rows:,} interactions of {world.users:,} users and {made.items:,} items"
           + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
-    print(f"wrote: {path}")
-    settings = {"blocks": world.blocks, "base_share": world.base_share}
-    _say_next(args, {name: value for name, value in settings.items() if value != getattr(StreamSettings, name)},
-              "--method f3crec --backbone fedmf")
+    for path in files:
+        print(f"wrote: {path}")
+    _say_next(args, "--method f3crec --backbone fedmf")
     return 0
 
 
@@ -262,7 +266,7 @@ def _out(args: argparse.Namespace, option: str) -> str:
     return "" if args.out == Path("data") else f" {option} {args.out}"
 
 
-def _say_next(args: argparse.Namespace, settings: Mapping[str, Any], run_as: str = "") -> None:
+def _say_next(args: argparse.Namespace, run_as: str = "", settings: Mapping[str, str] = MappingProxyType({})) -> None:
     """The commands that go on with a dataset that was written."""
     options = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items())
     print(f"next: run_bench.py data {args.name}{options}")
@@ -288,5 +292,5 @@ def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
         print(check)
     for path in done.files:
         print(f"{'wrote' if done.changed else 'already there'}: {path}")
-    _say_next(args, done.settings)
+    _say_next(args, settings=done.settings)
     return 0

@@ -126,7 +126,6 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
 
     from ...core.settings import assemble
     from ...data.datasets import load_stream, statistics
-    from ...data.recbole_files import bundled
     from ...data.settings import StreamSettings
     from ...data.source import locate
     from ...runs.config import CORE_SETTINGS, layers
@@ -134,13 +133,7 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
     known = {field.name for field in fields(StreamSettings)}
     changes = {name: value for name, value in assignments.items() if name in known}
     settings = assemble(CORE_SETTINGS, layers(dataset, [("--set", changes)]), dataset)[0]
-    try:
-        source = locate(dataset, data_dir, settings)
-    except UserError:
-        if bundled(dataset) is None:
-            raise
-        source = locate(dataset, None, settings)  # --data-dir is for the datasets that are not bundled with RecBole
-    return statistics(load_stream(source, settings))
+    return statistics(load_stream(locate(dataset, data_dir, settings), settings))
 
 
 def run(args: argparse.Namespace) -> int:
