@@ -31,7 +31,7 @@ docs: $(VENV)/.installed-docs
 	cp README.md CHANGELOG.md CONTRIBUTING.md build/pages
 	cp -r docs build/pages
 	cp -r results/pages results/audits results/bases results/central results/domains results/sensitivity build/pages/results
-	cp results/ambiguities.md results/tutorial.md build/pages/results
+	cp results/ambiguities.md results/fcucr.md results/tutorial.md build/pages/results
 	cp results/published/README.md build/pages/results/published
 	cp -r results/published/ffmsr-pilot build/pages/results/published
 	cp -r benchmarks/README.md benchmarks/results build/pages/benchmarks

@@ -43,7 +43,7 @@ GUIDE = [ROOT / name for name in ("README.md", "docs/first-run.md", "docs/plugin
 WRITTEN = [*GUIDE, *(ROOT / f"results/{part}/README.md" for part in ("published", "domains")),
            *sorted({*(ROOT / "docs").glob("*.md")} - {*GUIDE})]
 PAGES = [*WRITTEN, *sorted((ROOT / "results/pages").glob("*.md")), ROOT / "results/domains/tables.md",
-         ROOT / "results/tutorial.md"]
+         ROOT / "results/fcucr.md", ROOT / "results/tutorial.md"]
 SLOW = (["check", "mean-of-items"], ["check", "halfway"])
 SMALL = ("--set", "rounds=1", "--set", "k_core=70")  # a round a block, on the densest part of ML-100K
 
@@ -137,9 +137,6 @@ def test_commands_of_the_guide_run(page, every, registry, tmp_path, monkeypatch,
             output = capsys.readouterr()
             assert status == 0, f"{name_of(page)}:{block.line}: {shlex.join(words)}\n{output.out}{output.err}"
             out += shlex.join(words) + output.out
-    if page.name == "README.md":  # it draws the picture of results; versions of matplotlib differ in single dots
-        drawn, kept = (image.imread(folder / "docs/figures/figure3-ndcg20.png") for folder in (tmp_path, ROOT))
-        assert drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.004 < abs(1.0 - kept).mean()
 
 
 # Commands that are parsed
@@ -319,6 +316,26 @@ def test_the_map_of_rooms_is_that_of_the_imports(tmp_path):
     assert box.search(drawn)[1] == box.search(kept)[1]
     assert parts.findall(drawn) == parts.findall(kept), "run python docs/figures/rooms.py"
     assert ("runs", "") in parts.findall(kept) and ("", "runs-imports-federation") in parts.findall(kept)
+
+
+def test_the_picture_of_results_is_drawn_by_its_command(tmp_path, monkeypatch, capsys, same_process):
+    """Versions of matplotlib differ in single dots."""
+    command, = (words for block in blocks_of(ROOT / "results/published/README.md") for words in block.commands()
+                if "figures" in words and "docs/figures" in words)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    assert main.main(command[2:]) == 0, capsys.readouterr().err
+    drawn, kept = (image.imread(folder / "docs/figures/figure3-ndcg20.png") for folder in (tmp_path, ROOT))
+    assert drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.004 < abs(1.0 - kept).mean()
+
+
+def test_the_timeline_shows_each_block_and_clients_that_begin_in_it():
+    axes, = runpy.run_path(str(ROOT / "docs/figures/timeline.py"))["drawn"]().axes
+    assert [text.get_text() for text in axes.texts if "block" in text.get_text()] == [f"block {b}" for b in range(4)]
+    first = [min(line.get_xdata().min() for line in axes.lines if len(line.get_xdata()) and line.get_ydata()[0] == y)
+             for y in range(8)]
+    starts = sorted(patch.get_x() for patch in axes.patches)
+    assert [sum(start <= x for start in starts) - 1 for x in first] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 # Generated tables
