@@ -603,7 +603,7 @@ TABLES: dict[str, Callable[..., str]] = {
 
 def pages() -> list[Path]:
     """The pages that have such a table."""
-    results = [ROOT / f"results/{name}.md" for name in ("ambiguities", "domains/README", "tutorial")]
+    results = [ROOT / f"results/{name}.md" for name in ("ambiguities", "domains/README", "fcucr", "tutorial")]
     places = [*sorted((ROOT / "docs").glob("*.md")), *results, ROOT / "benchmarks/README.md"]
     return [page for page in places if BETWEEN.search(page.read_text(encoding="utf-8"))]
 
