@@ -15,10 +15,10 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..records.run import Run
 from ..records.store import block_names, domains_of, incremental
 from ..runs.registry import spelled
-from ..runs.specs import RunSpec, parse_method
+from ..runs.specs import RunSpec, expected_settings, parse_method
 from ..stats.significance import LEVEL
 from .cells import Filling, Table
-from .comparison import unequal
+from .comparison import NAMES, unequal, words_of
 from .frame import check_metric, same_tests
 from .notes import pilot_note
 from .selection import Source, checked_spec, command_for, find
@@ -26,6 +26,7 @@ from .tables import filled
 
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
 DIMENSIONS = tuple(_PARTS)
+VARIANTS = 4  # rows of one method's settings that nobody named; with more, a table says what its records have
 _AVERAGES = ("avg", "value")  # columns of papers that are the mean over the blocks but block 0
 
 
@@ -111,11 +112,45 @@ def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
+def _changes(run: Run, source: Source) -> dict[str, str] | None:
+    """The settings by which a run differs from those that the table's rows have, as ``--set`` takes them; None where
+    they have others."""
+    there, changes = words_of(run.head["settings"]), dict(source.assignments)
+    while True:
+        spec = RunSpec(*(run.head[name] for name in NAMES), tuple(changes.items()))
+        try:
+            wanted = words_of(expected_settings(source.registry, spec, source.tuned))
+        except UserError:  # a plugin is not here, or has other settings now
+            return None
+        differs = {name: there[name] for name in wanted.keys() & there.keys() if there[name] != wanted[name]}
+        if not differs:
+            return {name: changes[name] for name in sorted(changes.keys() - dict(source.assignments).keys())}
+        if differs.keys() & changes.keys():  # --set asks for others
+            return None
+        changes |= {"stream": differs["stream"]} if "stream" in differs else differs  # others' defaults follow from it
+
+
+def _recorded(method: str, runs: Iterable[Run], source: Source) -> tuple[str, ...]:
+    """The rows of a method that nobody named: itself, or, where no record has its default settings, the few settings
+    that its records have."""
+    found: set[tuple[tuple[str, str], ...]] = set()
+    for run in {tuple(run.head[name] for name in NAMES) + tuple(words_of(run.head["settings"]).items()): run
+                for run in runs}.values():  # one of all seeds
+        if (changes := _changes(run, source)) is not None:
+            found.add(tuple(changes.items()))
+        if () in found or len(found) > VARIANTS:
+            return (method,)
+    rows = [",".join(f"{name}={value}" for name, value in changes) for changes in sorted(found)]
+    return tuple(f"{method}:{row}" for row in rows) or (method,)
+
+
 def _methods(layout: Layout, source: Source) -> tuple[str, ...]:
     """The methods asked for, or all that have records and are installed; UserError for one that is not known."""
-    methods = layout.methods or tuple(sorted({head["method"] for head in [*(run.head for run in source.runs),
-                                                                          *source.failed]
-                                              if source.registry.knows("method", head["method"])}))
+    runs: dict[str, list[Run]] = {head["method"]: [] for head in source.failed}
+    for run in source.runs:
+        runs.setdefault(run.head["method"], []).append(run)
+    methods = layout.methods or tuple(row for method in sorted(runs) if source.registry.knows("method", method)
+                                      for row in _recorded(method, runs[method], source))
     if layout.against and layout.against not in methods:
         if layout.methods:
             raise unknown("method in --against (one of the rows)", layout.against, methods)

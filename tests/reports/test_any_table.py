@@ -70,6 +70,21 @@ def test_means_are_those_of_the_records_with_settings_of_each_row(built):
     assert "Test users of lastfm-2k: 40, 40, 40." in table.tested and cell(table, "ft").users == (USERS,) * 3
 
 
+def test_without_records_of_default_settings_rows_are_the_settings_that_there_are(registry, tmp_path):
+    """Also those that follow from the stream, and not more than a few; a setting of ``--set`` is named by nobody."""
+    few, source = {"rounds": 5, "eps": 0.02}, Source([], registry)
+    for method, settings in (("f3crec", few), ("ft", {"rounds": 5}), ("ft", {"rounds": 5, "lr": 0.3}), ("kd", {})):
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", tuple(settings.items())), 0, level(0.1))
+    for values in range(5):
+        fabricate(tmp_path, registry, RunSpec("reg", "fedmf", "ml-100k", (("rounds", 5 + values),)), 0, level(0.1))
+    source = replace(source, runs=load_runs(tmp_path))
+
+    def rows(**of):
+        return [line.labels[0] for line in build_any(Layout(), replace(source, **of)).panels[0].lines]
+    assert rows() == ["f3crec (eps=0.02, rounds=5)", "ft (lr=0.3, rounds=5)", "ft (rounds=5)", "kd", "reg"]
+    assert rows(assignments=(("rounds", 5),)) == ["f3crec (eps=0.02)", "ft", "kd", "reg"]
+
+
 def test_marks_against_a_baseline_are_holms(built, source):
     table = built(methods=tuple(MEANS), against="ft")
     scores = {name: user_scores([run for run in source.runs if run.meta["settings"].get("eps") != 0.01
