@@ -12,6 +12,7 @@ import csv
 import re
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product, takewhile
 from pathlib import Path
@@ -147,41 +148,65 @@ def headroom() -> str:
         *([f"`{name}`", *(gain(rows, name) for rows in cells.values())] for name in names)])
 
 
-# Bounds of runs with default settings but for these: folders of results/published, backbones, dataset, settings, the
-# bound, and the metrics by their titles.
-SHARES = {"xing": (("fcucr", "bounds"), ("gru4rec", "sasrec", "tisasrec"), "xing", {"patience": 0}, "central",
-                   {"hit@10": "among 100", "all:hit@10": "among all"})}
+@dataclass(frozen=True)
+class Shares:
+    """A table of gains over a reference and of shares of what a bound gains.
+
+    Attributes:
+        folders: of results/published, whose runs have default settings but for ``settings``.
+        methods: by the names of their rows, with settings of their own; the first is the reference, the second the
+            bound. metrics: by their titles; head: above the rows' names.
+    """
+
+    folders: tuple[str, ...]
+    backbones: tuple[str, ...]
+    dataset: str
+    settings: dict[str, object]
+    methods: dict[str, str]
+    metrics: dict[str, str]
+    head: str
+    decimals: int = 3
+
+
+SHARES = {
+    "xing": Shares(("fcucr", "bounds"), ("gru4rec", "sasrec", "tisasrec"), "xing", {"patience": 0},
+                   {"FT": "ft", "`central`": "central", "`sknn`": "sknn", "`fcucr`": "fcucr"},
+                   {"among 100": "hit@10", "among all": "all:hit@10"}, "HR@10"),
+    "domains": Shares(("bounds",), ("sasrec",), "amazon-office+amazon-arts", {
+        "pilot_users": 2000, "pilot_core": 2, "dim": 64, "max_length": 20, "lr": 0.003, "rounds": 20, "patience": 5},
+                      {f"`topology={name}`": f"ft:topology={name}" for name in ("local", "central", "federated")},
+                      {"R@10": "recall@10", "N@50": "ndcg@50"}, "mean of domains", 4)}
 
 
 def shares(name: str) -> str:
-    """FT, and gains over it of bounds and methods with an asterisk as in ``headroom`` and, in brackets, their share of
-    the bound's."""
+    """A reference, and gains over it of a bound and of methods with an asterisk as in ``headroom`` and, in brackets,
+    their share of the bound's."""
     from fedcl_bench.records.store import load_runs
     from fedcl_bench.reports.headroom import headroom_rows
     from fedcl_bench.reports.selection import Source, find
     from fedcl_bench.runs.registry import discover
     from fedcl_bench.runs.specs import RunSpec
 
-    folders, backbones, dataset, settings, bound, metrics = SHARES[name]
-    every = [run for folder in folders for run in load_runs(ROOT / "results/published" / folder)]
-    source, cells = Source(every, discover(), assignments=tuple(settings.items())), {}
-    for backbone in backbones:
-        runs = {method: found for method in ("ft", "central", "sknn", "fcucr")
-                if (found := find(source, RunSpec(method, backbone, dataset))[0])}
-        cells |= {(backbone, metric): {row.method: row for row in headroom_rows(runs, "ft", bound, metric)}
-                  for metric in metrics}
+    table, cells = SHARES[name], {}
+    every = [run for folder in table.folders for run in load_runs(ROOT / "results/published" / folder)]
+    source = Source(every, discover(), assignments=tuple(table.settings.items()))
+    reference, bound, *_ = table.methods
+    for backbone in table.backbones:
+        runs = {row: found for row, method in table.methods.items()
+                if (found := find(source, RunSpec.of(method, backbone, table.dataset))[0])}
+        cells |= {(backbone, metric): {row.method: row for row in headroom_rows(runs, reference, bound, metric)}
+                  for metric in table.metrics.values()}
 
     def gain(rows: dict, method: str) -> str:
-        if method not in rows:
-            return ""
         against = rows[method].against
         mean, low, high = against.gain
         share = f" ({short(against.share[0], 2)})" if against.share and method != bound else ""
-        return signed(mean, 3) + "*" * (low > 0.0 or high < 0.0) + share
-    names = [method for method in BOUNDS if any(method in rows for rows in cells.values())]
-    return markdown(["HR@10", *(f"{BACKBONES[backbone]}, {metrics[metric]}" for backbone, metric in cells)], [
-        ["FT", *(short(rows["ft"].mean, 3) for rows in cells.values())],
-        *([f"`{method}`", *(gain(rows, method) for rows in cells.values())] for method in names)])
+        return signed(mean, table.decimals) + "*" * (low > 0.0 or high < 0.0) + share
+    titles = {metric: title for title, metric in table.metrics.items()}
+    return markdown([table.head, *(f"{BACKBONES[backbone]}, {titles[metric]}" for backbone, metric in cells)], [
+        [reference, *(short(rows[reference].mean, table.decimals) for rows in cells.values())],
+        *([method, *(gain(rows, method) for rows in cells.values())] for method in table.methods
+          if method != reference)])
 
 
 POOLS = {"untrained": "all not trained on", "untouched": "released"}
