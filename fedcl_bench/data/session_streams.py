@@ -35,7 +35,8 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     numbered by their first training interaction, in time order; rows of equal time keep the order of the file.
 
     With ``topology=central`` all sessions are one client's, whoever trains, and the most recent training sessions
-    validate where the data names no others; their items are known, and all their prefixes are to be continued.
+    validate where the data names no others; their items are known, and all their prefixes are to be continued. Items
+    and test sessions do not depend on the share of the sessions that train: items of others alone are the last ones.
 
     Args:
         name: what messages call the data.
@@ -66,19 +67,24 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
                             f"{settings.min_session_length} interactions; lower them with --set min_sessions=N "
                             f"(3 or more) and --set min_session_length=N (2 or more).")
         unfiltered = _counts(*(log[column].nunique() for column in ("user", "item", "session")), len(log))
-    known = [_TRAIN]
+    known, items = [_TRAIN], _first_seen(log, [_TRAIN], "item")
     if central:
         data = replace(data, user_tokens=np.array(["all"]))
         if not (log["split"] == _VALID).any():
             known = [_TRAIN, _VALID]
         log = _held_out(log.assign(user=0), settings)
-    log = log[log["item"].isin(log["item"][log["split"].isin(known)])]
+    log = log[log["item"].isin(items)]
     log = _of_length(log, _SHORTEST)  # training sessions have lost nothing
     for s, split in enumerate(SPLITS):
         if not (log["split"] == s).any():
             raise UserError(f"{name}: no {split} session has {_SHORTEST} interactions with items that anybody "
                             f"trains on, beside {log['session'][log['split'] == _TRAIN].nunique()} training sessions.")
-    return _number(log, data, unfiltered, known)
+    return _number(log, data, unfiltered, known, items)
+
+
+def _first_seen(log: pd.DataFrame, splits: list[int], column: str) -> np.ndarray:
+    """The different users or items of some splits in the order of time, ties in the order of the file."""
+    return log[log["split"].isin(splits)].sort_values(["time", "row"])[column].unique()
 
 
 def _of_length(log: pd.DataFrame, shortest: int) -> pd.DataFrame:
@@ -141,10 +147,12 @@ def _check_splits(log: pd.DataFrame, data: Interactions, name: str) -> None:
                         f"valid, then test.")
 
 
-def _number(log: pd.DataFrame, data: Interactions, unfiltered: dict[str, float], known: list[int]) -> Stream:
-    """The stream of a log; all its users and items are in the splits ``known``, by which they are numbered."""
-    train = log[log["split"].isin(known)].sort_values(["time", "row"])
-    old = [train[column].unique() for column in ("user", "item")]
+def _number(log: pd.DataFrame, data: Interactions, unfiltered: dict[str, float], known: list[int],
+            catalogue: np.ndarray) -> Stream:
+    """The stream of a log; its users and items are numbered by the splits ``known``, then come other ``catalogue``
+    items."""
+    old = [_first_seen(log, known, column) for column in ("user", "item")]
+    old[1] = pd.unique(np.concatenate([old[1], catalogue]))
     users, items = (pd.Index(numbers) for numbers in old)
     log = log.assign(user=users.get_indexer(log["user"]), item=items.get_indexer(log["item"]))
     log = log.sort_values("user", kind="stable")

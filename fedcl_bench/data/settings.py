@@ -59,8 +59,9 @@ class StreamSettings:
                             "domains, each of which is a client: they average what is public; local: each trains "
                             "alone; or central: one model is trained on all of them",
                             choices=("federated", "local", "central"), only_if="stream=sessions|domains")
-    train_share: float = setting(1.0, "share of the training sessions that are used, the most recent ones", above=0.0,
-                                 high=1.0, only_if=("topology=central", "stream=sessions"))
+    train_share: float = setting(1.0, "share of the training sessions that are used, the most recent ones; items "
+                                 "and test sessions are those of all", above=0.0, high=1.0,
+                                 only_if=("topology=central", "stream=sessions"))
     valid_share: float = setting(0.1, "share of those, the most recent ones, that validate instead where the data has "
                                  "no validation sessions", above=0.0, below=1.0,
                                  only_if=("topology=central", "stream=sessions"))

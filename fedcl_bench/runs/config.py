@@ -116,6 +116,8 @@ class RunConfig:
             identity |= {name: value for name in ("rating", "texts") if (value := getattr(source, name))}
             if self.stream.stream == "sessions":
                 identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
+                if settings.get("train_share", 1.0) < 1.0:  # a share once left out items and test sessions too
+                    identity["items"] = "all"
         if self.features:
             settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
             identity["features"] = self.features.fingerprint

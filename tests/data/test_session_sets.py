@@ -15,6 +15,7 @@ from fedcl_bench.data.convert import convert
 from fedcl_bench.data.datasets import statistics
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.runs.config import make_config
 
 NAME = "session-diginetica"
 TRAIN = [[1, 2], [3, 4, 5], [2, 3, 1, 2], [5, 1], [4, 2, 1]]
@@ -114,8 +115,21 @@ def test_a_share_is_of_the_most_recent_sessions(stream):
     assert sessions_in(made, "train") == [[2, 3, 1, 2], [5, 1]]
     assert sessions_in(made, "valid") == [[4, 2], [4, 2, 1]]
     assert sessions_in(made, "test") == [[1, 2, 3], [1, 2], [3, 4]]
-    made = stream(train_share=0.4, valid_share=0.5)
-    assert sessions_in(made, "test") == [[1, 2], [1, 2]]  # items of the validation sessions are known
+    less, whole = stream(train_share=0.4, valid_share=0.5), stream(valid_share=0.4)
+    assert sessions_in(less, "train") == [[5, 1]] and sessions_in(less, "valid") == [[4, 2], [4, 2, 1]]
+    assert sessions_in(less, "test") == sessions_in(whole, "test") == [[1, 2, 3], [1, 2], [3, 4]]
+    assert less.item_tokens.tolist() == ["5", "1", "4", "2", "3"] and set(less.item_tokens) == set(whole.item_tokens)
+    assert less.steps[0].n_items == whole.steps[0].n_items == 5  # "3" is in no session that trains or validates
+
+
+def test_a_share_of_former_meaning_has_another_hash(registry):
+    """Which left out items and test sessions; the hash of all sessions is as it was."""
+    lay(TRAIN)
+    converted(force=True)
+    def identity(**settings):
+        config = make_config(registry, "ft", "sasrec", NAME, overrides=[("test", settings)])
+        return config._identity(with_method=True)
+    assert "items" not in identity() and identity(train_share=0.5)["items"] == "all"
 
 
 def test_prefixes_are_looked_up_where_the_sessions_are(stream):
