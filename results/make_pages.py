@@ -44,6 +44,7 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.records.run import Run
 from fedcl_bench.runs.specs import Tuned, seed_text
 from fedcl_bench.records.store import load_runs
+from fedcl_bench.stats.significance import LEVEL
 
 sys.path.insert(0, str(Path(__file__).parent))
 from standing import (ABSENT, CLAIM_REPRODUCED, CLAIMS, DIFFERS, DIRECTION, FACTS, MARKS, MIN_SEEDS,  # noqa: E402
@@ -173,10 +174,17 @@ def _leads(paper: str, part: Part, source: Source) -> list[str]:
         difference = (sum(per_seed[0]) - sum(per_seed[1])) / len(common)
         tests = tests_of(list(runs[0].values()), list(runs[1].values()), lead.metric)
         wins = sum(a > b for a, b in zip(*per_seed))
-        same = "**yes**" if difference * expected > 0 else "**no**"
+        same = as_printed(difference, expected, tests.users.p)
         lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {' | '.join(_p_texts(tests))} | "
                      f"{tests.users.n} | {wins} of {len(common)} | {same} | {agreement} |")
     return lines[2:] and lines
+
+
+def as_printed(difference: float, expected: float, p: float) -> str:
+    """Whether a difference of ours, with its p, has the sign of a paper's."""
+    if difference * expected <= 0.0:
+        return "**no**"
+    return "**yes**" if p <= LEVEL else "sign only, not significant"
 
 
 def _p_texts(tests: PairedTests) -> list[str]:
@@ -302,8 +310,9 @@ def paper_page(page: Page, source: Source) -> str:
     for part in parts:
         if part.table.lead and (leads := _leads(paper, part, source)):
             lines += [f"## Does {labels[definitions.OURS]} lead {labels[definitions.BASELINE]}?", "",
-                      f"{facts.about_lead} Rank agreement: Kendall's τ between the order of the methods here and in "
-                      f"the paper.", "", *leads, ""]
+                      f"{facts.about_lead} As in the paper: the difference has the paper's sign, and p over users is at "
+                      f"most {LEVEL:g}. Rank agreement: Kendall's τ between the order of the methods here and in the "
+                      f"paper.", "", *leads, ""]
     for contrast in facts.contrasts if source.tuned is None else ():  # settings are tuned under one of its values
         lines += _contrast(definitions, contrast, source, datasets)
     for part in parts:

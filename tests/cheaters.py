@@ -640,6 +640,21 @@ class Overflows(_Named, FedMF):
         return -((labels * p.log() + (1.0 - labels) * (1.0 - p).log()) * weights).sum(1)
 
 
+class WeighsPadding(_Named, FedMF):
+    """A mean over all slots instead of the weighted sum, whose weights are 0 at padding."""
+
+    def loss(self, scores, labels, weights):
+        return torch.nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").mean(1)
+
+
+class SumsOverClients(_Named, FedMF):
+    """A client's loss has those of the others in it."""
+
+    def loss(self, scores, labels, weights):
+        each = super().loss(scores, labels, weights)
+        return each + each.mean()
+
+
 class ScoresTogether(_Named, FedMF):
     """(a) scores are centred over the users that are ranked together."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from ..data.source import dataset_name, file_there, find_file, is_path, spelled
 from ..core.errors import Corrupt, UserError
@@ -78,9 +78,11 @@ class Origin:
                             f"Put back those that it had.")
         return config
 
-    def call(self, spec: RunSpec, settings: Mapping[str, Any]) -> str:
-        """The call that makes the runs of a spec beside these, for messages."""
-        words = [repr(spec.method), repr(spec.backbone), repr(dataset_name(spec.dataset)), "seeds=5"]
+    def call(self, spec: RunSpec, settings: Mapping[str, Any], seeds: Collection[int]) -> str:
+        """The call that makes the runs of a spec beside those of some seeds, for messages."""
+        first = min(seeds)
+        words = [repr(spec.method), repr(spec.backbone), repr(dataset_name(spec.dataset)),
+                 f"seeds={max(seeds) - first + 1}", *([f"first_seed={first}"] if first else [])]
         if (self.records / "runs").is_dir() and self.records != Path("results"):
             words.append(f"results={str(self.records)!r}")
         if self.data_dir is not None and not settings.get("split_file"):

@@ -148,7 +148,7 @@ class Results:
         for other in several:
             name = other if isinstance(other, str) else other._name_beside(named)
             named[name] = other.runs if isinstance(other, Results) else versus.runs_of(
-                other, self.runs[0], self._origin, None if tuned is None else Path(tuned))
+                other, self.runs, self._origin, None if tuned is None else Path(tuned))
         if not named:
             raise UserError("compare: found no other method, accepted: one or more, as compare('ft').")
         for name, runs in named.items():

@@ -34,24 +34,26 @@ def shared_changes(run: Run, origin: Origin) -> dict[str, Any]:
     return changed
 
 
-def runs_of(text: str, run: Run, origin: Origin, tuned: Path | None) -> list[Run]:
-    """The runs of another method beside those of ``run``.
+def runs_of(text: str, beside: Sequence[Run], origin: Origin, tuned: Path | None) -> list[Run]:
+    """The runs of another method beside those of one.
 
     Args:
         text: the method, with settings of its own as ``f3crec:without=arm,eps=0.01``.
-        tuned: folder of tuned settings that it has; None: it has those that ``run`` changes and methods share.
+        beside: the seeds of the one, all with its settings.
+        tuned: folder of tuned settings that it has; None: it has those that the one changes and methods share.
 
     Raises:
         UserError: for an unknown method or setting, or if there is no such run, with the call that makes it.
     """
     method, own = parse_method(text)
+    run = beside[0]
     settings = {**({} if tuned else shared_changes(run, origin)), **dict(own)}
     spec = RunSpec(origin.registry.get("method", method).name, run.meta["backbone"], origin.dataset(run),
                    tuple(settings.items()))
     runs = matching(load_runs(origin.records, warned), origin.registry, spec, Tuned.of(tuned, origin.records))
     if not runs:
         raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {run.meta['dataset']}.\n"
-                        f"Make it with: {origin.call(spec, settings)}")
+                        f"Make it with: {origin.call(spec, settings, {each.seed for each in beside})}")
     return runs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class CrossDevice:
     observe: Observer | None = None
     group: Participants | None = None
     work: Sequence[Work] = ()
+    answered: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
@@ -73,7 +74,7 @@ class CrossDevice:
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step.to(f.device), progress)
         opened = open_step(f, step, progress.model, cls)
-        opened.observe = observe
+        opened.observe, opened.answered = observe, progress.answered
         return opened, progress
 
     @staticmethod
@@ -148,7 +149,9 @@ class CrossDevice:
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the round's participants."""
-        return server.answer(self.method, round_, self.group.users, uploads, self.step.n_users)
+        answers = server.answer(self.method, round_, self.group.users, uploads, self.step.n_users)
+        self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
+        return answers
 
     def arrived(self, model: Snapshot) -> Snapshot:
         """A model once items that arrive after the step's training have their rows, and users who do have made their
@@ -211,10 +214,11 @@ class CrossDevice:
         first, final = None if progress.round else model, best.model if ended else None
         return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.all_reduce)
 
-    def state(self, update: Update | None = None) -> dict[str, Tables]:
-        """What the run carries besides the model: the method's state."""
+    def state(self, update: Update | None = None) -> dict[str, Any]:
+        """What the run carries besides the model: the method's state, and what of it are the server's answers."""
         method = self.federation.method
-        return {"client_state": dict(method.client_state), "server_state": dict(method.server_state)}
+        return {"client_state": dict(method.client_state), "server_state": dict(method.server_state),
+                "answered": self.answered}
 
     def end(self, progress: Progress) -> Progress:
         """The progress after the step, with whose best model the method makes its memories for the next one."""
@@ -258,6 +262,8 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
         start = Snapshot({}, {})
     new = replace(step, old_users=0, old_items=0) if method.restarts else step
     model = grow(start, f.backbone, f.seed, new, getattr(torch, f.server.precision), f.device, method)
+    method.client_state |= {name: server.with_new_users(method.client_state[name], step.n_users)
+                            for name in progress.answered if name in method.client_state}
     if step.index > 0:
         method.begin_step(step.training, model, f.backbone)
         if f.server.reset_private:

@@ -93,6 +93,7 @@ class Progress:
         model: tables after the last round; best: the round that is tested; previous: that one's tables in the step
             before.
         client_state, server_state: the method's.
+        answered: the names in ``client_state`` that the server has answered (see ``Method.end_round``).
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
@@ -114,6 +115,7 @@ class Progress:
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
     ways: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
     fraction_done: float = 0.0
     within: Callable[[], PartialRound] | None = None
 

@@ -310,7 +310,11 @@ def answer(method: Method, round_: int, users: Tensor, uploads: Tables, n_users:
     """What the server answers the participants, each (N, ...); they keep it in ``client_state``."""
     answers = checks.checked_answers(method, method.end_round(round_, users, uploads), len(users))
     for name, rows in answers.items():
-        kept = method.client_state.get(name, rows[:0])
-        kept = torch.cat([kept, rows.new_zeros(n_users - len(kept), *rows.shape[1:])])  # of new users
+        kept = with_new_users(method.client_state.get(name, rows[:0]), n_users)
         method.client_state[name] = kept.index_copy(0, users, rows)
     return answers
+
+
+def with_new_users(rows: Tensor, n_users: int) -> Tensor:
+    """Rows of clients, (users, ...), with rows of zeros for those who are not among them yet."""
+    return torch.cat([rows, rows.new_zeros(n_users - len(rows), *rows.shape[1:])])

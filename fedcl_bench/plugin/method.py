@@ -79,7 +79,8 @@ class Method:
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
         gives_up: the statements of docs/constraints.md that the method gives up on purpose, as ``C1`` of one that says
             how much there is to gain, each with how. Results say so; ``check`` and ``--honest`` leave them out.
-        client_state: tensors with one row per user, by name.
+        client_state: tensors with one row per user, by name. When a step begins, the answers of ``end_round`` get rows
+            for its new users; what the method keeps itself does not.
         server_state: tensors the server keeps, by name.
     """
 
@@ -187,7 +188,8 @@ class Method:
             uploads: what they sent besides public parameters (see ``uploads``), each (N, ...).
 
         Returns:
-            What it answers them, each (N, ...); clients keep it in ``client_state`` by name, zeros before the first.
+            What it answers them, each (N, ...). Clients keep it in ``client_state`` by name, with a row of zeros for
+            each client that has had none yet; those that are new in a step have theirs when it begins.
         """
         return {}
 

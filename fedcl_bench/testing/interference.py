@@ -20,7 +20,7 @@ from ..evaluation.session_ranking import SessionTask, needs_session, session_sco
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.client_updates import HeldUpdates
-from ..federation.server import aggregate, mean
+from ..federation.server import aggregate, mean, with_new_users
 from ..federation.cross_device import open_step
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
@@ -158,7 +158,7 @@ def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
     result = {f"private '{name}'": table for name, table in model.private.items()}  # which it could write to
     for name, table in f.method.client_state.items():
         rows = table.expand(len(users)) if table.dim() == 0 else table[:len(users)]
-        result[f"client_state['{name}']"] = torch.cat([rows, rows.new_zeros(len(users) - len(rows), *rows.shape[1:])])
+        result[f"client_state['{name}']"] = with_new_users(rows, len(users))
     return {**result, "user": users}
 
 

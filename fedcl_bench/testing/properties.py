@@ -224,14 +224,24 @@ def one_by_one(pair: Pair) -> str:
         batched = client_round(pair.federation(), start)
         for how, split in (("alone", lambda users: users.split(1)),
                            ("in groups of 3, the last first", lambda users: reversed(users.split(3)))):
-            mismatch = difference(batched, client_round(pair.federation(), start, split))
-            if mismatch:
-                raise Violated(f"step {start.step}, clients trained together and {how}: {mismatch}; is a mean or a sum "
-                               f"taken over the first dimension, which is clients, or over padded slots, of weight 0?")
+            apart = client_round(pair.federation(), start, split)
+            if mismatch := difference(batched, apart):
+                raise Violated(f"step {start.step}, clients trained together and {how}: {mismatch}"
+                               f"{_cause(batched, apart)}")
         if mismatch := _aggregated_otherwise(pair, start):
             raise Violated(f"step {start.step}, aggregate_updates of the same clients in other chunks and another "
                            f"order: {mismatch}; take what belongs to a client by its position")
     return f"{len(batched['user'])} clients together, alone, and in groups of 3 in reverse"
+
+
+def _cause(batched: Tables, apart: Tables) -> str:
+    """What the cause of a difference may be: whoever has the most samples has no padding, but is a client as others."""
+    same = [int(user) for user in batched["user"] if not difference(batched, apart, user[None])]
+    if not same:
+        return "; is a mean or a sum taken over the first dimension, which is clients?"
+    return (f", not so {len(same)} of {len(batched['user'])} clients, as client {same[0]}; does a loss count padded "
+            f"slots, which clients with fewer samples than others beside them have? A backbone's ``weights`` are 0 "
+            f"there, of sessions ``sequence.real`` is the mask, and items of ``replayed_items`` have no padding")
 
 
 def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:

@@ -246,7 +246,7 @@ def test_compare_is_the_commands(results, folder, capsys):
 
 
 def test_compare_says_how_to_make_what_is_missing(results, folder):
-    call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=5, results='{folder}', k_core=70, rounds=1\)"
+    call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=70, rounds=1\)"
     with pytest.raises(fb.UserError, match=f"(?s)no record.*{call}"):
         results.compare("KD")
     with pytest.raises(fb.UserError, match="unknown method 'ftt'"):
@@ -292,11 +292,14 @@ def test_the_suggested_call_makes_what_is_missing(own_data, tmp_path):
     with pytest.raises(fb.UserError) as error:
         made.compare("Mine-Call:lr=0.5")
     call = str(error.value).rpartition("Make it with: ")[2]
-    assert call == (f"fb.run('mine-call', 'fedmf', 'mine', seeds=5, results={str(folder / 'r')!r}, "
+    assert call == (f"fb.run('mine-call', 'fedmf', 'mine', seeds=1, results={str(folder / 'r')!r}, "
                     f"data_dir={str(folder / 'data')!r}, plugins={str(tmp_path)!r}, lr='0.5')")
-    other = eval(call.replace("seeds=5", "progress=False"), {"fb": fb})
+    other = eval(call.replace("seeds=1", "progress=False"), {"fb": fb})
     assert other.method == "mine-call" and len(other.recommend(other.model().user_ids[0])) == 10
     assert made.compare("Mine-Call:lr=0.5")["users"].iloc[0] > 100
+    spec = RunSpec("ft", "fedmf", "mine")
+    assert ", 'mine', seeds=2, results=" in made._origin.call(spec, {}, {0, 1})
+    assert ", 'mine', seeds=3, first_seed=4, " in made._origin.call(spec, {}, {4, 6})
 
 
 def test_other_methods_get_the_streams_settings(tmp_path):

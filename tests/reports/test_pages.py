@@ -41,6 +41,14 @@ def test_a_page_is_that_of_its_records(monkeypatch):
     assert text == (FOLDER / page.name).read_text(encoding="utf-8"), AGAIN
 
 
+@pytest.mark.parametrize("difference, p, words", [
+    (0.0179, 0.01, "**yes**"), (0.0023, 0.39, "sign only, not significant"), (-0.0023, 0.39, "**no**"),
+    (-0.02, 0.001, "**no**"), (0.0, 1.0, "**no**")])
+def test_a_lead_is_that_of_the_paper_only_where_it_is_significant(difference, p, words):
+    assert make_pages.as_printed(difference, 0.0179, p) == words
+    assert make_pages.as_printed(-difference, -0.0179, p) == words
+
+
 def test_the_index_is_that_of_the_pages():
     assert make_pages.index(FOLDER) == (FOLDER / "README.md").read_text(encoding="utf-8"), AGAIN
 

@@ -28,6 +28,9 @@ CHEATERS = [
     (cheaters.CountsOnce, "worlds of their own", "other clients, in which the items of half of the clients differ: ",
      "block 0, round 1: public", "(aggregate (cheaters.py:"),
     (cheaters.KnowsTheLongest, "worlds of their own", "other clients, in which ", "(aggregate_updates (cheaters.py:"),
+    (cheaters.WeighsPadding, "batched = one by one", "together and alone: ", "does a loss count padded slots, which",
+     "A backbone's ``weights`` are 0 there, of sessions ``sequence.real`` is the mask"),
+    (cheaters.SumsOverClients, "batched = one by one", "is a mean or a sum taken over the first dimension, which is"),
     (cheaters.TrustsTheFirst, "batched = one by one", "aggregate_updates of the same clients in other chunks"),
     (cheaters.WeighsByLists, "(c) the server's knowledge", "aggregate_updates: 'item_embedding.weight' differs",
      "when clients have other interactions"),
@@ -147,7 +150,8 @@ class FedProx(Method):
         return sum((value - local.kept[name]).square().flatten(1).sum(1) for name, value in local.dense.items())
 
     def local_loss(self, batch):
-        return 0.1 * self.distance(batch)
+        share = self.client_state.get("share")  # of clients that are new in a step too, zeros
+        return 0.1 * self.distance(batch) * (1.0 if share is None else 1.0 + share[batch.users])
 
     def end_local(self, local):
         local.upload("moved", self.distance(local).sqrt())
