@@ -25,7 +25,7 @@ class Execution:
     """How the seeds of a run are run, and the stream that they share; no number depends on it.
 
     Attributes:
-        results, stop, rerun: as for ``execute`` and its ``Watch``.
+        results, stop, rerun, save_lists: as for ``execute`` and its ``Watch``.
         quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
         check: raises UserError if the run cannot be done by what does it.
         engine_of: makes what trains a run, given its configuration and where to warn.
@@ -35,6 +35,7 @@ class Execution:
     results: Path
     stop: Callable[[], bool]
     rerun: bool = False
+    save_lists: bool = False
     quiet: bool = False
     verbose: bool = False
     logs: Sequence[Target] = ()
@@ -84,7 +85,7 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execut
 
             done = execute(config, lambda: execution.load(configs[0], display), execution.results,
                            Watch(update, display.warn, display.note, execution.stop), rerun=execution.rerun,
-                           engine=execution.engine_of(config, display.warn))
+                           save_lists=execution.save_lists, engine=execution.engine_of(config, display.warn))
             log.finish(Path(done["record"]))
         return done
     return [run(config) for config in configs]

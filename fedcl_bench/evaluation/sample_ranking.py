@@ -65,7 +65,8 @@ def rank_by_module(backbone: Backbone, module: DomainModule, step: Step, split: 
                 if lists is not None:
                     lists[chosen[part]] = highest(scores, topk[-1])
     numbers = torch.arange(len(order), device=order.device)
-    return UserScores(numbers, measure(ranking.metrics, ranked_lists(ranks, topk, lists, ranking.catalogue), topk))
+    values = measure(ranking.metrics, ranked_lists(ranks, topk, lists, ranking.catalogue), topk)
+    return UserScores(numbers, values, lists)
 
 
 @torch.no_grad()

@@ -279,7 +279,7 @@ class CrossSilo:
         """A domain's row R[t, .]: of this and every earlier step the scores of its users, by their ids among those of
         all domains; of one that holds all sessions, by the number of the session. Nothing is analysed."""
         f, domain, catalogue = self.federation, self.units[unit], None
-        if any(metric.of_items for metric in f.metrics):
+        if f.on_test or any(metric.of_items for metric in f.metrics):
             with torch.no_grad():
                 catalogue = catalogue_of([domain.step], domain.load(best.model).eval().item_vectors())
         ranking = Ranking(f.topk, f.metrics, catalogue, f.evaluation.mask_history)

@@ -81,8 +81,11 @@ def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStoppin
     for unit in due:
         if clients.last_stage and stops[unit].ended and (ended or not clients.together):
             with locate_errors(clients.federation, clients.key(unit, progress.round)):
-                found = clients.test(unit, best)
-            tests, analysis = [*tests, *found[0]], [*analysis, *found[1]]
+                found, of_lists = clients.test(unit, best)
+            for test in found if clients.federation.on_test is not None else ():
+                clients.federation.on_test(*test)
+            tests += [(trained, tested, replace(scores, lists=None)) for trained, tested, scores in found]
+            analysis += of_lists
     shifts = clients.analyse(progress, update.model, best, ended)
     return replace(progress, round=progress.round + 1, trained=clients.last_stage and ended, model=update.model,
                    best=best, fraction_done=0.0, within=None, curve=(*progress.curve, *rows),

@@ -142,6 +142,7 @@ class Federation:
         metrics: of its tests; the one that validates is among them.
         topology: of a stream of sessions, ``central`` if one client holds all; of domains as the setting says (see
             ``cross_silo.py``).
+        on_test: told of every test, (trained unit, tested unit, scores), which then has ranked lists; None: nobody.
     """
 
     stream: Stream
@@ -155,6 +156,7 @@ class Federation:
     population: Population = Population()
     metrics: tuple[Metric, ...] = DEFAULT
     topology: str = "federated"
+    on_test: Callable[[int, int, UserScores], None] | None = None
 
     def __post_init__(self):
         if isinstance(self.method, DomainMethod) and isinstance(self.backbone, ModuleBackbone):

@@ -81,12 +81,12 @@ class Lists:
         tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid, *self._had_before(earlier, "test")],
                           f.topk, self.method,
                           draw_candidates(earlier, f.evaluation, f.seed).get("test"), f.metrics,
-                          catalogue if of_items or earlier is steps[-1] else None)
+                          catalogue if of_items or f.on_test or earlier is steps[-1] else None)
                  for earlier in steps]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
         errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
-        return [(step.index, earlier.index, UserScores(scores.users, {**scores.values, **more}))
+        return [(step.index, earlier.index, replace(scores, values={**scores.values, **more}))
                 for earlier, scores, more in zip(steps, tests, errors)], analysis
 
     def _had_before(self, tested: Step, split: str) -> list[Ragged]:
@@ -151,7 +151,7 @@ class SessionSteps:
         scores = ranking.scores
         probabilities = {TARGET: ranking.probabilities, NEGATIVE: ranking.negatives}
         analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.all_reduce)
-        return ([(t, t, UserScores(scores.users, scores.values))],
+        return ([(t, t, scores)],
                 [*((t, kind, scores.users, values) for kind, values in probabilities.items() if values is not None),
                  *analysis])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -20,6 +20,7 @@ from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require
 from .model_file import write_model
+from .ranked_lists import RankedLists, folder_of
 from .summary import failed, frames, summary
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
@@ -184,7 +185,7 @@ def _client_updates(progress: Progress | None, blocks: int) -> list[int]:
 
 
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
-            rerun: bool = False, engine: Engine = Engine()) -> dict[str, Any]:
+            rerun: bool = False, engine: Engine = Engine(), save_lists: bool = False) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
 
     Args:
@@ -193,20 +194,25 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         watch: what is told of its rounds, and may stop it.
         rerun: run again even if there is a finished record.
         engine: what trains it; no number and no hash depends on it but by rounding.
+        save_lists: whether ranked lists are written beside (see ``ranked_lists.py``); not by all engines.
 
     Returns:
         The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
 
     Raises:
-        UserError: also if there is not enough memory. RunFailed, Interrupted.
+        UserError: also if there is not enough memory, or a finished run has no lists. RunFailed, Interrupted.
     """
     began = time.perf_counter()
     record = Record.of(config.name, results)
     if not rerun and (done := _finished(record, lambda error: None)):
         _tidy(record, results)
+        if save_lists and not (lists := folder_of(config.name, results)).is_dir():
+            raise UserError(f"--save-lists: {record.folder} is finished, and its run wrote no lists ({lists}).\nRun it "
+                            f"again with --rerun.")
         return {**done, "record": str(record.folder), "reused": True}
     stream = load()
-    federation = config.federation(stream)
+    federation, lists = config.federation(stream), RankedLists.of(config, stream, results) if save_lists else None
+    federation = replace(federation, on_test=lists and lists.write)
     config.check(federation)  # before anything is written
     engine.check(federation)
     with record.locked():
@@ -218,7 +224,11 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
         base = config.base_file(results) if shares_base else None
-        checkpoints = _Checkpoints(config, federation, engine, watch, record.checkpoint, base, rerun, began)
+        checkpoints = _Checkpoints(config, federation, engine, watch, record.checkpoint, base, rerun or save_lists,
+                                   began)
+        if lists and not lists.complete(checkpoints.start):
+            raise UserError(f"--save-lists: {record.folder} was begun without, so lists of its first blocks are "
+                            f"missing.\nBegin it again with --rerun.")
         progress = checkpoints.start
         try:
             for progress in engine.run(federation, progress):

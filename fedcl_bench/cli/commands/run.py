@@ -65,6 +65,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
                              "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     parser.add_argument("--rerun", action="store_true", help="run again even if the record exists")
+    parser.add_argument("--save-lists", action="store_true",
+                        help="also write users' ranked lists (TREC run files), the items to find (qrels) and their "
+                             "origin (ir_metadata) to lists/RUN in the results folder, for ir-measures, ranx, ...")
     parser.add_argument("--honest", action="store_true",
                         help="instead, try short runs on other test items, other clients' data and the like: whoever "
                              "must not know does the same. No record is made; exit status 1 if somebody noticed")
@@ -141,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
         show_result(configs[0], result)
         if args.by:
             show_groups(result, args.by)
+        if args.save_lists:
+            print(f"lists: {args.results / 'lists' / configs[0].name}" + " and beside" * (len(configs) > 1))
     return 0
 
 
@@ -154,8 +159,8 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     from ...experiments.worker import Job
     from ..show import print_table
 
-    if args.ray or args.log:
-        raise UserError(f"--honest: found {'--ray' if args.ray else '--log'}, accepted: runs in this process without.")
+    if found := next((name for name in ("ray", "log", "save_lists") if getattr(args, name)), ""):
+        raise UserError(f"--honest: found --{found.replace('_', '-')}, accepted: runs in this process without.")
     words = tuple(word for word in args.words if not word.startswith("--honest"))
     job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
               config.seed, overrides, args.data_dir, args.results, tuple(folder.absolute() for folder in args.plugins),
@@ -177,6 +182,8 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
 
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
+    if args.ray and args.save_lists:
+        raise UserError("--save-lists: found --ray, accepted: runs in this process, which sees all users' lists.")
     from ...api.seeds import Execution, run_seeds
     from ...api.stopping import stop_between_rounds
     from ...runs.logs import targets
@@ -184,8 +191,8 @@ def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Laye
     with ExitStack() as stack:
         sharding = _sharding(args, stack) if args.ray else {}
         stop = stack.enter_context(stop_between_rounds())
-        return run_seeds(configs, overrides, Execution(args.results, stop, args.rerun, args.quiet, args.verbose,
-                                                       targets(args.log, args.results), **sharding))
+        return run_seeds(configs, overrides, Execution(args.results, stop, args.rerun, args.save_lists, args.quiet,
+                                                       args.verbose, targets(args.log, args.results), **sharding))
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
