@@ -9,25 +9,29 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn
 
 from ..training.strategies import Strategy, meaning_of
 from ..data.stream import Stream
 from ..plugin.silo import Stage
 from ..federation.parts import STAGE, Progress
+from ..core.clock import EveryMinute, duration
 from ..core.text import for_terminal
 from ..runs.config import RunConfig
 
 
 class Display:
-    """A progress bar per block with the validation metric and the time left; a line per finished block.
+    """A progress bar per block with the validation metric and the time left; a line per finished block. Without a
+    terminal there is a line of progress a minute instead of the bar.
 
     The time left assumes that every block uses all its rounds, so it is an upper bound. ``verbose`` also says how
-    clients are trained.
+    clients are trained. ``clock`` gives seconds.
     """
 
-    def __init__(self, config: RunConfig, quiet: bool = False, verbose: bool = False):
-        self._config, self._quiet, self._verbose = config, quiet, verbose
+    def __init__(self, config: RunConfig, quiet: bool = False, verbose: bool = False,
+                 clock: Callable[[], float] = time.perf_counter):
+        self._config, self._quiet, self._verbose, self._clock = config, quiet, verbose, clock
+        self._due, self._start = EveryMinute(clock), clock()
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
                         TextColumn("{task.fields[status]}"), console=self._console, transient=True,
@@ -56,14 +60,33 @@ class Display:
     def counting(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar for work before the first round; yields what is to be called with the number of things done."""
         task = self._bar.add_task(f"  {label}", total=total, status="")
-        yield lambda count: self._bar.update(task, advance=count)
+
+        def advance(count: int) -> None:
+            self._bar.update(task, advance=count)
+            self._report(task)
+        yield advance
         self._bar.remove_task(task)
+
+    def _report(self, task: TaskID) -> None:
+        """Where there is no bar, a line a minute with what it would show and the time since the beginning."""
+        if self._quiet or self._console.is_terminal or not self._due():
+            return
+        shown = self._bar.tasks[self._bar.task_ids.index(task)]
+        most = "at most " * (task == self._task)  # rounds may end early
+        parts = [f"{shown.description}: {shown.completed:.0f} of {most}{shown.total:.0f}", shown.fields["status"],
+                 f"{duration(self._clock() - self._start)} elapsed"]
+        self._console.print(", ".join(filter(None, parts)))
 
     def update(self, stream: Stream, progress: Progress) -> None:
         """Show the state within or after a round, and a line when a block or all domains have ended."""
         if self._quiet or not (progress.fraction_done or progress.curve):
             return
-        step, server, metric = progress.step, self._config.server, self._config.evaluation.valid_metric
+        self._advance(stream, progress)
+        if self._task is not None and not progress.trained:  # the end of a block has a line of its own
+            self._report(self._task)
+
+    def _advance(self, stream: Stream, progress: Progress) -> None:
+        step, metric = progress.step, self._config.evaluation.valid_metric
         if progress.fraction_done:
             best = f", best validation {progress.best_value:.4f}" if progress.curve and not stream.domains else ""
             return self._show(stream, progress, f"round {progress.round + 1}: {progress.fraction_done:.0%}{best}")
@@ -82,32 +105,31 @@ class Display:
         text = f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else \
             "not validated yet"
         self._show(stream, progress, text)
-        done = progress.round - self._first
-        if done > 1:
-            later = sum(s.interactions for s in stream.steps[step + 1:]) / stream.steps[step].interactions
-            rounds = server.rounds - progress.round + server.rounds * later
-            left = int((time.perf_counter() - self._began) / (done - 1) * rounds)
-            self._bar.update(self._task, status=f"{text}, at most {left // 60}:{left % 60:02d} left")
         if progress.trained:
             self._ended(f"block {step}", progress, step)
 
     def _show(self, stream: Stream, progress: Progress, status: str) -> None:
-        """The bar of a block or of all domains, which begins with its first round."""
-        step = progress.step
+        """The bar of a block or of all domains, which begins with its first round, with the time left at its end."""
+        step, rounds = progress.step, self._config.rounds
         if self._block != step:
-            self._block, self._began = step, time.perf_counter()
+            self._block, self._began = step, self._clock()
             self._first = progress.round - (not progress.fraction_done)
             if self._task is not None:
                 self._bar.remove_task(self._task)
             several = not stream.domains or len(stream.steps) > 1
             name = f"block {step} of 0-{len(stream.steps) - 1}" if several else "domains"
-            self._task = self._bar.add_task(f"  {name}", total=self._config.rounds, status="")
+            self._task = self._bar.add_task(f"  {name}", total=rounds, status="")
         about = 0 if stream.domains else step  # the topology is said once
         if self._verbose and self._told != about and (stream.domains or len(progress.ways) > step):
             self._told = about
             self._console.print(
                 f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}" if stream.domains else
                 f"  block {step}: clients are trained '{progress.ways[step]}' ({meaning_of(progress.ways[step])})")
+        done = progress.round - self._first
+        if done > 1:
+            later = sum(s.interactions for s in stream.steps[step + 1:]) / stream.steps[step].interactions
+            left = (self._clock() - self._began) / (done - 1) * (rounds - progress.round + rounds * later)
+            status += f", at most {duration(left)} left"
         self._bar.update(self._task, completed=progress.round, status=status)
 
     def _stage(self, row: Mapping[str, Any]) -> Stage:

@@ -111,7 +111,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "out": {"type": Path, "default": Path("results/figures"), "metavar": "DIR", "help": "default: ./results/figures"},
     "format": {**_LIST, "default": ("png", "pdf"), "help": "png, pdf, svg; repeatable (default: png,pdf)"},
     "dry-run": {"action": "store_true", "help": "show which runs there are and which have records"},
-    "quiet": {"action": "store_true", "help": "no progress, only the result"},
+    "quiet": {"action": "store_true", "help": "no progress, only the result; otherwise a log gets a line a minute"},
     "json": {"action": "store_true", "help": "print one JSON object and nothing else on standard output"},
 }
 CELLS = ("methods", "backbones", "datasets")

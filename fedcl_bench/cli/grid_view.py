@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import indent
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,9 +17,10 @@ from rich.text import Text
 from ..data.source import dataset_name
 from ..api.stopping import stop_between_rounds
 from ..core.settings import as_text
+from ..core.clock import EveryMinute, duration
 from ..core.text import for_terminal
 from ..experiments.grid import Outcome, Task, state
-from ..experiments.pool import GridState, Pool
+from ..experiments.pool import GridState, Pool, Running
 from ..experiments.tune import Result
 from ..runs.specs import seed_text
 from ..stats.significance import ALIKE
@@ -27,26 +28,33 @@ from . import cores, interrupted, print_json
 from .show import print_table
 
 
-def duration(seconds: float) -> str:
-    """Seconds as 1:02:03, 2:03 or 0:03."""
-    minutes, rest = divmod(int(round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def _left(board: GridState) -> str:
     left = board.time_left()
     return f", about {duration(left)} left" if left and (board.running or board.waiting) else ""
 
 
-class View:
-    """The live table where standard error is a terminal; a line per run that ends everywhere."""
+def _counts(board: GridState) -> str:
+    failed = board.count("failed", "error", "busy")
+    return (f"{board.count('finished')} of {board.tasks} done, {len(board.running)} running, "
+            + (f"{failed} failed, " if failed else "") + f"{len(board.waiting)} waiting")
 
-    def __init__(self, quiet: bool = False):
+
+def _at(running: Running) -> str:
+    """Where a run is."""
+    step, steps, round_, rounds = running.at or (0, 0, 0, 0)
+    return f"block {step} of 0-{steps - 1}, round {round_} of at most {rounds}" if running.at else "starting"
+
+
+class View:
+    """The live table where standard error is a terminal, else a line of progress a minute; a line per run that ends
+    everywhere. ``clock`` gives monotonic seconds."""
+
+    def __init__(self, quiet: bool = False, clock: Callable[[], float] = time.monotonic):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-        self._quiet = quiet
+        self._quiet, self._clock, self._start = quiet, clock, clock()
         self._live = Live(console=self._console, transient=True, auto_refresh=False)
         self._shows = not quiet and self._console.is_terminal
+        self._due = EveryMinute(clock)
         self._shown = 0.0
 
     def __enter__(self) -> "View":
@@ -72,19 +80,19 @@ class View:
         self.note(f"{number} {outcome.status}: {outcome.task.label}: {what}{_left(board)}")
 
     def show(self, board: GridState) -> None:
-        """Draw the table anew, at most four times a second."""
-        if not self._shows or time.monotonic() - self._shown < 0.25:
+        """Draw the table anew, at most four times a second; without a terminal a line a minute."""
+        if not self._shows:
+            if board.running and self._due():
+                runs = "".join(f"; {running.task.label}: {_at(running)}" for running in board.running)
+                self.note(f"{_counts(board)}, {duration(self._clock() - self._start)} elapsed{_left(board)}{runs}")
             return
-        self._shown = time.monotonic()
-        failed = board.count("failed", "error", "busy")
-        head = Text(f"{board.count('finished')} of {board.tasks} done, {len(board.running)} running, "
-                    + (f"{failed} failed, " if failed else "") + f"{len(board.waiting)} waiting{_left(board)}")
+        if self._clock() - self._shown < 0.25:
+            return
+        self._shown = self._clock()
         table = Table(box=None, show_header=False, pad_edge=False)
         for running in board.running:
-            step, steps, round_, rounds = running.at or (0, 0, 0, 0)
-            at = f"block {step} of 0-{steps - 1}, round {round_} of at most {rounds}" if running.at else "starting"
-            table.add_row("  " + running.task.label, at, duration(time.monotonic() - running.began))
-        self._live.update(Group(head, table), refresh=True)
+            table.add_row("  " + running.task.label, _at(running), duration(self._clock() - running.began))
+        self._live.update(Group(Text(_counts(board) + _left(board)), table), refresh=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import ROOT, SameProcess, records, same_numbers
 
+from fedcl_bench.cli.grid_view import View
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid
@@ -29,6 +30,7 @@ CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", 
 DISTURBED = """
 import os, signal, sys
 from fedcl_bench.cli import grid_view
+from fedcl_bench.cli.grid_view import View
 from fedcl_bench.cli.main import main
 
 condition, action, *arguments = sys.argv[1:]
@@ -335,3 +337,21 @@ def test_time_left(tasks, monkeypatch):
     done.append(Outcome(kd0, "finished", 99.0, took=30.0))
     assert GridState(4, 2, done, [Running(ft1, 100.0)], [kd1]).time_left() == (6 + 30) / 2
     assert GridState(4, 8, done, [], [kd1]).time_left() == 30
+
+
+def test_a_log_gets_a_line_of_progress_a_minute(tasks, monkeypatch, capsys):
+    """Standard error is no terminal here, as in logs of a cluster; a quiet command and a finished one say nothing."""
+    monkeypatch.setattr(pool.time, "monotonic", lambda: 130.0)
+    ft0, ft1, kd0, _ = tasks("ft", "kd", seeds=2)
+    board = GridState(3, 1, [Outcome(ft0, "finished", 99.0, took=50.0)], [Running(ft1, 100.0, (1, 5, 7, 100))], [kd0])
+    now = [0.0]
+    views = [View(clock=lambda: now[0]), View(quiet=True, clock=lambda: now[0])]
+    for now[0] in (0.25, 59.75, 60.0, 60.25, 119.75, 3725.0):
+        for view in views:
+            view.show(board)
+    rest = f"about 1:10 left; {ft1.label}: block 1 of 0-4, round 7 of at most 100"
+    assert capsys.readouterr().err.splitlines() == [
+        f"1 of 3 done, 1 running, 1 waiting, {elapsed} elapsed, {rest}" for elapsed in ("1:00", "1:02:05")]
+    now[0] = 9999.0
+    views[0].show(GridState(1, 1, board.outcomes))
+    assert capsys.readouterr().err == ""
