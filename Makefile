@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' fedcl_bench/core/version.py)
 
-.PHONY: bench lint test test-long coverage docs clean
+.PHONY: bench lint test test-long coverage docs archive clean
 
 bench: $(VENV)/.installed
 	$(BIN)/python run_bench.py --method f3crec --backbone fedmf
@@ -37,6 +38,13 @@ docs: $(VENV)/.installed-docs
 	cp -r benchmarks/README.md benchmarks/results build/pages/benchmarks
 	cp -r examples build/pages
 	$(BIN)/python -m mkdocs build --strict
+
+# What a DOI is given to: all that is committed, as Zenodo takes it with CITATION.cff.
+ARCHIVE ?= build/fedcl_bench-$(VERSION).zip
+archive:
+	@git diff --quiet HEAD || { echo "make archive: commit your changes first; the archive holds what is committed"; exit 2; }
+	mkdir -p $(dir $(ARCHIVE))
+	git archive --format=zip --prefix=fedcl_bench-$(VERSION)/ -o $(ARCHIVE) HEAD
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 14) or sys.exit("fedcl_bench needs Python 3.10 to 3.14, and \"$(PYTHON)\" is %d.%d; name another: make PYTHON=python3.11" % sys.version_info[:2])'

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,19 @@ def test_versions_agree(capsys):
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert __version__ in headings
+
+
+def test_the_archive_is_what_is_committed(tmp_path):
+    """With the file that says how to cite it; never with results of somebody's own."""
+    if not (ROOT / ".git").exists() or subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT).returncode:
+        pytest.skip("no checkout of git without changes")
+    words = ["make", "archive", f"ARCHIVE={tmp_path}/archive.zip"]
+    made = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    with zipfile.ZipFile(tmp_path / "archive.zip") as archive:
+        names = {name.removeprefix(f"fedcl_bench-{__version__}/") for name in archive.namelist()}
+    assert {"CITATION.cff", "LICENSE", "README.md", "plugins/f3crec.py"} <= names
+    assert not any(name.startswith(("results/runs", "build", ".venv")) for name in names)
 
 
 def test_the_dockerfile_copies_what_exists_and_installs_what_was_tested():

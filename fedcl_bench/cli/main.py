@@ -19,7 +19,7 @@ from .commands import COMMANDS
 
 # What takes half the time of a command, or of an action of `data`: it is imported without Python's search for
 # unreachable objects.
-_IMPORTS = {**dict.fromkeys(("tables", "compare", "headroom", "figures", "report", "pack"),
+_IMPORTS = {**dict.fromkeys(("tables", "compare", "headroom", "figures", "report", "checklist", "pack"),
                             "fedcl_bench.reports.tables"),
             **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"),
                             "fedcl_bench.runs.config")}

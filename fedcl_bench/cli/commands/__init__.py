@@ -11,6 +11,7 @@ COMMANDS = {
     "figures": "draw figures for print, from finished runs",
     "sensitivity": "vary every setting that a paper and its code read differently, and draw what it moves",
     "report": "records as one HTML page to look at",
+    "checklist": "answer a reproducibility checklist from records",
     "audit": "attack clients' uploads: what do they tell the server?",
     "leaks": "measure what of validation and test reaches training or ranking",
     "list": "show methods, backbones, metrics and datasets, or one in full",

@@ -1,0 +1,42 @@
+"""Answer the questions of a reproducibility checklist (as of ACM TORS and RecSys) from records.
+
+What no record knows is marked as to be answered by the authors.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ...core.errors import UserError
+from .. import OF_RECORDS, add_options, left_out, tuned_of
+
+EXAMPLES = """\
+examples:
+  run_bench.py checklist                                             of all records in ./results
+  run_bench.py checklist --methods ft,my-method --datasets ml-100k --tuned --format latex > appendix.tex
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, "records")
+    add_options(parser, methods="only the runs of these, as ft,kd (default: all that have records)",
+                backbones="only these, as fedmf; repeatable", datasets="only these, as ml-100k; repeatable",
+                tuned=OF_RECORDS)
+    parser.add_argument("--format", choices=("md", "latex"), default="md", help="Markdown (default), or LaTeX")
+    add_options(parser, "plugins")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...records.store import load_all
+    from ...reports.checklist import Answered, answers, as_latex, as_markdown
+    from ...runs.registry import discover
+
+    chosen = {kind: getattr(args, f"{kind}s") for kind in ("method", "backbone", "dataset")}
+    runs, failed = load_all(args.records, left_out())
+    runs = [run for run in runs if all(names is None or run.head[kind] in names for kind, names in chosen.items())]
+    failed = [head for head in failed if all(names is None or head[kind] in names for kind, names in chosen.items())]
+    if not runs:
+        raise UserError(f"checklist: no finished run of these in {args.records}; name another folder with --records.")
+    parts = answers(Answered(runs, failed, discover(args.plugins), tuned_of(args)))
+    print((as_latex if args.format == "latex" else as_markdown)(parts), end="")
+    return 0

@@ -1,0 +1,63 @@
+"""The reproducibility checklist: what records know is answered, and the rest is left to the authors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fabricate import fabricate, fabricate_methods, level
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.reports.checklist import AUTHORS, QUESTIONS
+from fedcl_bench.runs.specs import RunSpec
+
+
+@pytest.fixture(scope="module")
+def folder(registry, tmp_path_factory):
+    results = tmp_path_factory.mktemp("checklist")
+    fabricate_methods(results, registry, {"ft": 0.08, "kd": 0.081})
+    fabricate(results, registry, RunSpec("ft", "fedncf", "ml-100k", (("rounds", 7),)), 4, level(0.09))
+    return results
+
+
+def answered(capsys, *words):
+    assert main(["checklist", *map(str, words)]) == 0
+    return dict(re.findall(r"^- \*\*(.+?)\*\* (.+)$", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_every_question_has_an_answer_of_the_records_or_is_the_authors(folder, capsys):
+    found = answered(capsys, "--records", folder)
+    assert list(found) == [question for questions in QUESTIONS.values() for question in questions]
+    assert found["Which methods and baselines?"].count(" on fedmf, ") == 4
+    assert "rounds=7 (ft on fedncf, ml-100k)" in found["Which settings beside the defaults?"]
+    assert found["Which seeds?"] == "0-2 (4 combinations); 4 (1 combination)"
+    assert "rounds 100 or 150 or 7" in found["What chooses the model that is tested?"]
+    assert AUTHORS in found["How were methods and baselines tuned, with which budgets?"]
+    assert [question for question, answer in found.items() if answer == AUTHORS] == [
+        "Under which licences, and where can they be had?", "Where is the code, under which licence?"]
+
+
+def test_tuning_is_that_of_the_files_of_tune(folder, capsys):
+    words = "--records", folder, "--methods", "ft,kd", "--datasets", "ml-100k", "--backbones", "fedmf", "--tuned"
+    found = answered(capsys, *words)["How were methods and baselines tuned, with which budgets?"]
+    assert re.search(r"ft on fedmf, ml-100k: 3 of 3 points of lr, budget of 24 runs of FT on 2 seeds", found)
+    assert "kd on fedmf, ml-100k: " in found and "fedncf" not in found
+
+
+def test_leaks_and_failures_are_said(registry, tmp_path, capsys):
+    spec = RunSpec("ft", "fedmf", "ml-100k", (("stream", "static"), ("negative_pool", "untouched")))
+    fabricate(tmp_path, registry, spec, 0, level(0.1))
+    found = answered(capsys, "--records", tmp_path)
+    assert found["Does information of the test reach training or ranking?"] == "1 of 1 runs: leaks test items"
+
+
+def test_latex_has_the_same_answers_with_its_letters_escaped(folder, capsys):
+    assert main(["checklist", "--records", str(folder), "--format", "latex"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(r"\item[") == sum(map(len, QUESTIONS.values())) and r"k\_core 10" in text
+    assert text.count(r"\begin{description}") == text.count(r"\end{description}") == len(QUESTIONS)
+
+
+def test_nothing_to_ask_about(folder, capsys):
+    assert main(["checklist", "--records", str(folder), "--methods", "reg"]) == 2
+    assert "--records" in capsys.readouterr().err
