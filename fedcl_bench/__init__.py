@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from .core.parallel import in_order
     from .core.settings import inherited, setting
     from .core.tuning import SIZES
+    from .data.stream import TrainingStep
     from .plugin.backbone import ITEM, USER, Backbone, BackboneSettings
     from .plugin.local_settings import LocalSettings
-    from .plugin.method import Method
+    from .plugin.method import Encoding, Method
     from .plugin.metric import Catalogue, Metric, RankedLists
     from .plugin.sequential import (Dropout, Sequence, SequentialBackbone, SequentialSettings, SessionBackbone,
                                     SessionSettings, SessionVectors, Start, linear_start, norm_start, xavier, zeros)
     from .plugin.silo import (TEXT_MODEL, DomainData, DomainMethod, DomainModule, Histories, ModuleBackbone,
                               ModuleSettings, Stage, TextSettings, once_in_ranking)
     from .plugin.state import Snapshot, all_keys, in_pieces, pair_keys, score_users
+    from .plugin.views import ClientUpdates, Local, LocalBatch, LocalSessions
     from .training.sampling import Chunk, draw_negatives, make_chunks, padded
     from .training.session_trainer import session_losses
 
@@ -50,9 +52,10 @@ _BY_MODULE = {
     "core.parallel": ("in_order",),
     "core.settings": ("inherited", "setting"),
     "core.tuning": ("SIZES",),
+    "data.stream": ("TrainingStep",),
     "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
     "plugin.local_settings": ("LocalSettings",),
-    "plugin.method": ("Method",),
+    "plugin.method": ("Encoding", "Method"),
     "plugin.metric": ("Catalogue", "Metric", "RankedLists"),
     "plugin.sequential": ("Dropout", "linear_start", "norm_start", "Sequence", "SequentialBackbone",
                           "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors", "Start",
@@ -60,18 +63,19 @@ _BY_MODULE = {
     "plugin.silo": ("DomainData", "DomainMethod", "DomainModule", "Histories", "ModuleBackbone", "ModuleSettings",
                     "once_in_ranking", "Stage", "TEXT_MODEL", "TextSettings"),
     "plugin.state": ("all_keys", "in_pieces", "pair_keys", "score_users", "Snapshot"),
+    "plugin.views": ("ClientUpdates", "Local", "LocalBatch", "LocalSessions"),
     "training.sampling": ("Chunk", "draw_negatives", "make_chunks", "padded"),
     "training.session_trainer": ("session_losses",),
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
-__all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "DomainMethod", "DomainModule",
-           "Dropout", "Histories", "ITEM", "Incompatible", "LocalSettings", "Method", "Metric", "Model",
-           "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence",
-           "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors",
-           "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "USER", "UserError", "all_keys",
-           "draw_negatives", "in_order", "in_pieces", "inherited", "linear_start", "load", "make_chunks", "norm_start",
-           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier",
-           "zeros"]
+__all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "ClientUpdates", "DomainData", "DomainMethod",
+           "DomainModule", "Dropout", "Encoding", "Histories", "ITEM", "Incompatible", "Local", "LocalBatch",
+           "LocalSessions", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone", "ModuleSettings",
+           "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
+           "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
+           "TextSettings", "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",
+           "inherited", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys",
+           "run", "score_users", "session_losses", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -335,7 +335,7 @@ class FCUCR(Method):
         if "teacher" not in local.kept:
             return None
         distance = (local.features - local.kept["teacher"]).square().mean((1, 2))
-        return self.weight(local.recommendation.detach(), distance.detach()) * distance
+        return self.weight(local.loss.detach(), distance.detach()) * distance
 
     def weight(self, recommendation: Tensor, distance: Tensor) -> Tensor | float:
         """The weight w of the self-distillation loss at each client, shape (C,): lambda (paper: distillation=fixed) or

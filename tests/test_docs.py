@@ -25,6 +25,7 @@ from matplotlib import image
 import fedcl_bench
 from fedcl_bench import testing, toolbox
 from fedcl_bench.cli import commands, main
+from fedcl_bench.cli.commands import new_plugin
 from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import describe, parse_assignments
@@ -242,10 +243,29 @@ def test_hooks_exist(registry):
     attributes = {name for cls in classes for name in (*dir(cls), *getattr(cls, "__dataclass_fields__", {}))}
     modules = {path.stem for path in Path(toolbox.__file__).parent.glob("*.py")}
     plugins = [name for kind in ("method", "backbone") for name in registry.names(kind)]
-    others = {*OTHERS, *plugins, *commands.COMMANDS, *settings_of(registry), *attributes, *modules,
+    others = {*OTHERS, *plugins, *new_plugin.METHODS, *commands.COMMANDS, *settings_of(registry), *attributes, *modules,
               *fedcl_bench.__all__}
     named = re.findall(r"`(?:\w+\.)*([a-z]\w+)(?: = \S+)?`", without_blocks(ROOT / "docs/plugins.md"))
     assert len(named) > 100 and [name for name in named if name not in others] == []
+
+
+@pytest.mark.parametrize("name, backbone", [("stays", "fedmf"), ("near", "ncf"), ("fair", "fedmf")])
+def test_methods_of_the_page_pass_check(name, backbone, tmp_path):
+    """As they stand there."""
+    (block,) = [block for block in blocks_of(GUIDE[2]) if block.file.endswith("at_clients.py")]
+    (tmp_path / "at_clients.py").write_text(block.text)
+    mine = discover([tmp_path])
+    testing.assert_passed(testing.check_plugin(mine, mine.get("method", name), partners=[backbone], process=False))
+
+
+def test_all_that_a_local_batch_shows_is_on_the_page():
+    """In the table, with each attribute's shape."""
+    rows = re.search(r"^\| attribute \|.*?\n\n", without_blocks(GUIDE[2]), re.DOTALL | re.MULTILINE)[0]
+    first = "".join(row.split("|")[1] for row in rows.splitlines()[2:] if row)
+    named = set(re.findall(r"`(\w+)(?:\([\w, ]+\))?`", first))
+    attributes = {name for cls in fedcl_bench.LocalBatch.__mro__[:2] for name in (*vars(cls), *cls.__annotations__)
+                  if not name.startswith("_")}
+    assert named == attributes - {"upload"}  # of `end_local`
 
 
 def test_twenty_lines_are_f3crecs_server(registry, tmp_path):

@@ -71,21 +71,38 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
     """Raise RunFailed if the loss or any parameter is not finite."""
     extremes = (torch.stack(torch.aminmax(table)) for table in model.tables() if table.numel())  # nan if one is nan
     if not (math.isfinite(loss) and all(bool(torch.isfinite(ends).all()) for ends in extremes)):
-        backbone = f.backbone_in(key.step)
-        name, lr = "lr" if backbone is f.backbone else "lr_later", backbone.settings.lr
-        rates = ", ".join(f"{part} {rate:g}" for part, rate in backbone.learning_rates(n_items, key.round).items())
-        others = _raised(backbone.settings, f.method.settings, f.server, f.local)
-        less = f", or less of what is above its default: {others}" if others else ""
         raise RunFailed(f"training diverged in {f.stream.name_of(key.step)}, round {key.round + 1}: the loss "
-                        f"({loss:g}) or a parameter is not finite.\n{name}={lr:g} (learning rates: {rates}); try a "
-                        f"smaller one with --set {name}={lr / 10:g}{less}.")
+                        f"({loss:g}) or a parameter is not finite.\n{_remedies(f, n_items, key)}")
 
 
-def _raised(*parts: Any) -> str:
-    """The settings besides lr whose numbers are above their defaults: each of them may be why a run diverges."""
-    return ", ".join(f"{field.name}={getattr(part, field.name):g}" for part in parts for field in fields(part)
-                     if isinstance(field.default, float) and field.name not in ("lr", "lr_later")
-                     and getattr(part, field.name) > field.default)
+def _remedies(f: Federation, n_items: int, key: DrawKey) -> str:
+    """What may have made training diverge, and the options that change it."""
+    backbone, acts = f.backbone_in(key.step), f.cross_silo or key.step >= f.method.first_step
+    name, lr = "lr" if backbone is f.backbone else "lr_later", backbone.settings.lr
+    rates = backbone.learning_rates(n_items, key.round)
+    said = ", ".join(f"{part} {rate:g}" for part, rate in rates.items())
+    result = f"{name}={lr:g} (learning rates: {said}); try a smaller one with --set {name}={lr / 10:g}"
+    if acts and (own := _numbers(f.method.settings)):
+        result += f", or less of what the method '{f.method.name}' adds: {_listed(own)}"
+    if raised := _numbers(backbone.settings, f.server, f.local, raised=True):
+        result += f", or less of what is above its default: {_listed(raised)}"
+    part = max(rates, key=rates.__getitem__, default="")
+    adds = acts and (f.method.overrides("local_loss") or f.method.penalises_rows)
+    if adds and f.local.optimiser == "sgd" and rates[part] >= 10.0 * lr:
+        result += (f".\nA step moves {part} by {rates[part]:g} times the gradient, so a penalty w/2 |x|^2 on it "
+                   f"overshoots from w={2.0 / rates[part]:.2g} on")
+    return f"{result}."
+
+
+def _numbers(*parts: Any, raised: bool = False) -> dict[str, float]:
+    """The settings besides lr that are positive numbers, or above their defaults."""
+    return {field.name: value for part in parts for field in fields(part)
+            if isinstance(value := getattr(part, field.name), float) and field.name not in ("lr", "lr_later")
+            and value > (field.default if raised else 0.0)}
+
+
+def _listed(numbers: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in numbers.items())
 
 
 def largest(model: Snapshot) -> float:

@@ -23,7 +23,9 @@ class Local(ABC):
         dense: their copies of public parameters without item rows, each (C, ...), differentiable.
         draw: key of the method's own random numbers.
         kept: what the method keeps of these clients from one of its hooks to the next in the same round.
-        loss: in ``end_local``, the mean of each client's losses in its local batches, (C,); no server knows it.
+        loss: (C,). In ``local_loss``, each client's recommendation loss in this local batch, to which the method's
+            term is added; differentiable, so that a term of ``(weight - 1) * loss`` weighs it anew. In ``end_local``,
+            the mean of each client's losses in its local batches, terms of the method included. No server knows it.
     """
 
     users: Tensor
@@ -96,12 +98,40 @@ class ClientUpdates(ABC):
 
 
 class LocalBatch(Local):
-    """What a method sees of C clients in one local batch on lists of items."""
+    """What a method sees of C clients in one local batch on lists of items.
+
+    ``scores``, ``labels``, ``weights`` and ``mask`` have the same n columns. A client with fewer samples than others
+    has *padded* columns among them; rows of replayed items and of samples of other local batches may be there too. All
+    of these have mask False, weight 0 and label 0, and their scores mean nothing: multiply by ``weights``, or by
+    ``mask``, before taking a sum over columns. A client may have no sample in a local batch: divide by no sum of them
+    without ``clamp``.
+    """
 
     @property
     @abstractmethod
     def scores(self) -> Tensor:
         """Logits of the local rows that the batch scores, (C, n), differentiable."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Tensor:
+        """What the scores are trained to: 1 for positives, 0 for negatives, of explicit feedback the rating; (C, n).
+
+        Raises:
+            UserError: of a backbone that makes samples of its own (RecBole's), here and in ``weights`` and ``mask``.
+        """
+
+    @property
+    @abstractmethod
+    def weights(self) -> Tensor:
+        """What each score counts in the client's loss, (C, n): pointwise losses are the mean over samples, so the sum
+        over columns is 1, and an item that is drawn twice counts twice. Of a pairwise loss, the sum of the weights of
+        the pairs that the score is in, so that positives and negatives sum to 1 each."""
+
+    @property
+    def mask(self) -> Tensor:
+        """Whether a column is a sample of the client's in this batch, bool of shape (C, n)."""
+        return self.weights > 0.0
 
     @abstractmethod
     def replay_scores(self, clients: Tensor) -> Tensor:
@@ -147,14 +177,12 @@ class LocalSessions(Local):
             ``encodes_next_session``.
         session: the number of that session among all training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
-        recommendation: the recommendation loss of that pass, shape (C,).
     """
 
     sequence: Sequence
     next_sequence: Sequence | None
     session: Tensor
     features: Tensor | None
-    recommendation: Tensor | None
 
     @abstractmethod
     def encode(self) -> Tensor:

@@ -158,13 +158,14 @@ class FactoredTrainer(ListTrainer):
         vectors, constants = self._factors(self.clients)
         term = None
         if self.method.overrides("local_loss"):
-            batch = BatchView(self, view, lambda: self._logits_of(vectors, constants), replace(self.draw, batch=number))
+            batch = BatchView(self, view, replace(self.draw, batch=number),
+                              lambda: self._logits_of(vectors, constants),
+                              lambda scores: self.backbone.loss(scores, self._labels, view.weights))
             term = self.method.local_loss(batch)
         self.idle_are_still = term is None and self.settings.tolerance == 0.0
         if term is not None:
             self.outer = replace(self.outer, few=False)
-            checks.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
-            loss = self.backbone.loss(batch.scores, self._labels, view.weights) + term
+            loss = self._plus(batch.loss, term, self.method, "local_loss")
             return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
         needed = vectors.requires_grad, constants is not None and constants.requires_grad, self.name in parameters
         members = view.members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ..plugin.backbone import OwnBatch
 from ..toolbox.distillation import ranks_of
 from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
+from ..core.errors import UserError
 from ..kernels import ops
 from .sampling import Chunk, draw_negatives
 from ..core.tuning import SIZES
@@ -76,14 +77,43 @@ class LocalBatch:
 class BatchView(TrainerView, views.LocalBatch):
     """``views.LocalBatch`` of a trainer's clients."""
 
-    def __init__(self, trainer: "ListTrainer", view: LocalBatch, scores: Callable[[], Tensor], draw: DrawKey):
+    def __init__(self, trainer: "ListTrainer", view: LocalBatch, draw: DrawKey, scores: Callable[[], Tensor],
+                 loss: Callable[[Tensor], Tensor]):
         super().__init__(trainer, draw)
-        self._view, self._score = view, scores
+        self._view, self._score, self._loss = view, scores, loss
 
     @cached_property
     def scores(self) -> Tensor:
         with torch.enable_grad():  # whoever asks first
             return self._score()
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """Of the batch; ``_loss`` makes it of the scores."""
+        with torch.enable_grad():
+            return self._loss(self.scores)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        labels = self._trainer._labels if self._view.labels is None else self._view.labels
+        if self._view.pairs is not None and self._view.slots is not None:  # positives are listed first
+            labels = torch.ones_like(self._view.weights)
+            labels = torch.cat([labels, torch.zeros_like(labels)], 1)
+        return labels * self.mask
+
+    @cached_property
+    def weights(self) -> Tensor:
+        view, weights = self._view, self._view.weights
+        if view.chosen is not None:
+            backbone = self._trainer.backbone
+            raise UserError(f"the backbone '{backbone.name}' makes samples of its own, which have no labels, weights "
+                            f"or mask that a method could see; use batch.loss or batch.replay_scores, or another "
+                            f"backbone.")
+        if view.pairs is not None:
+            of_pairs, weights = weights, weights.new_zeros(self.scores.shape)
+            for slots in view.pairs:
+                weights.scatter_add_(1, slots, of_pairs)
+        return weights
 
     def replay_scores(self, clients: Tensor) -> Tensor:
         trainer = self._trainer
@@ -265,15 +295,17 @@ class ListTrainer(ChunkTrainer):
 
             def scores() -> Tensor:
                 return made
-        for plugin, name, term in ((self.backbone, hook, loss), (self.backbone, "regulariser", own_term),
-                                   (self.method, "local_loss",
-                                    self.method.local_loss(BatchView(self, view, scores, draw)))):
-            if term is None:
-                continue
-            checks.check_tensor(plugin, name, term, (len(self.users),), "(C,): one number per client")
-            if term is not loss:
-                loss = loss + term
-        return loss + self._penalty() + self._distance()
+        loss = self._plus(None, loss, self.backbone, hook)
+        own = self._plus(loss, own_term, self.backbone, "regulariser")
+        term = self.method.local_loss(BatchView(self, view, draw, scores, lambda scores: own))
+        return self._plus(own, term, self.method, "local_loss") + self._penalty() + self._distance()
+
+    def _plus(self, loss: Tensor | None, term: Tensor | None, plugin: Any, hook: str) -> Tensor:
+        """A loss and a term that a plugin's hook returned, if it did, (C,). Raises PluginError for another shape."""
+        if term is None:
+            return loss
+        checks.check_tensor(plugin, hook, term, (len(self.users),), "(C,): one number per client")
+        return term if loss is None else loss + term
 
     def _scored_loss(self, view: LocalBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Scores, the loss on them, and the backbone's own term."""

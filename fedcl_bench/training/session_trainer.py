@@ -130,7 +130,6 @@ class SessionView(TrainerView, views.LocalSessions):
         super().__init__(trainer, trainer.draw)
         self.sequence, self.next_sequence, self.session = trainer.sequence, trainer.next_sequence, trainer.session
         self.features: Tensor | None = None
-        self.recommendation: Tensor | None = None
 
     def encode(self) -> Tensor:
         trainer = self._trainer
@@ -282,7 +281,7 @@ class SessionTrainer(ChunkTrainer):
         if self.backbone.private_output:
             rows = self.gather(self.slots.sample[:, :samples], {OUTPUT: self.private[OUTPUT]})[OUTPUT]
         targets = Targets(rows, self.sampled, real, scores, dropout)
-        loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
+        loss = local.loss = self.backbone.session_loss(replace(session, vectors=outputs), targets)
         checks.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
         self.dropped = dropout.entries
         extra = self.method.local_loss(local)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import runpy
 import subprocess
@@ -13,11 +14,16 @@ import torch
 from helpers import ROOT, build, one_step, ragged
 
 from fedcl_bench import testing
+from fedcl_bench.cli.commands.new_plugin import METHODS
 from fedcl_bench.cli.main import main
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.registry import discover
 
+HOOKS_OF = {"server": ("def aggregate", "def end_step"), "penalty": ("def row_penalty", "def downloads_previous_model"),
+            "proximal": ("def begin_local", "def local_loss", "batch.dense"),
+            "upload": ("def uploads", "def end_local", "def end_round", "batch.loss"),
+            "replay": ("def replayed_items", "batch.replay_scores", "self.client_state")}
 ROUNDS = ["--set", "rounds=1", "--set", "k_core=70"]
 MINE = ["--plugins", "my_plugins"]
 
@@ -132,6 +138,18 @@ def test_the_written_test_asks_for_every_property(written, monkeypatch, name, ki
     assert asked == [(kind, name.replace("_", "-")), None]
 
 
+@pytest.mark.parametrize("kind", METHODS)
+def test_every_kind_of_method_passes_check(kind, monkeypatch, tmp_path, output):
+    """At first try, with no edits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(testing, "check_plugin", functools.partial(testing.check_plugin, process=False))
+    assert main(["new-plugin", "method", f"my-{kind}", "--kind", kind]) == 0
+    (text,) = [path.read_text() for path in Path("my_plugins").glob("*.py")]
+    assert all(words in text for words in ("setting(", "title = ", *HOOKS_OF[kind])), text
+    partner = "ncf" if kind == "proximal" else "fedmf"  # which has dense parameters
+    assert "all properties hold" in output("check", f"my-{kind}", *MINE, "--with", partner)
+
+
 # What is refused
 
 
@@ -143,6 +161,8 @@ def test_the_written_test_asks_for_every_property(written, monkeypatch, name, ki
     (["method", "test-mine"], "'test-mine', which means something else"),
     (["method", "kd"], "the name 'kd' is taken by the method in"),
     (["method", "fedmf"], "the name 'fedmf' is taken by the backbone in"),
+    (["backbone", "mine", "--kind", "replay"], "--kind: found 'replay' for a backbone; only methods come in several"),
+    (["method", "mine", "--kind", "proximate"], "kind of method in --kind 'proximate'. Did you mean 'proximal'"),
     (["backbone", "xing"], "the name 'xing' is taken by a dataset"),
     (["method", "mine", "--plugins", "file"], "--plugins: 'file' is not a folder"),
     (["method", "mine", "--plugins", "file/below"], "cannot be written"),

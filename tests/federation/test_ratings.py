@@ -16,6 +16,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.prepared import folder_of, save
 from fedcl_bench.evaluation.rating_errors import pooled, rating_errors
 from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.training.sampling import Needs, make_chunks
@@ -71,6 +72,25 @@ def test_a_round_equals_the_oracle(registry, rated, batch_size, local_epochs):
         for key, expected in values.items():
             ours = after.private[key][user]
             torch.testing.assert_close(ours, expected.reshape(ours.shape), atol=1e-9, rtol=1e-9)
+
+
+class SumsErrors(Method):
+    """Makes the mean squared error of what it sees."""
+
+    def local_loss(self, batch):
+        errors = ((batch.scores - batch.labels).square() * batch.weights).sum(1)
+        self.client_state["padded"] = self.client_state.get("padded", 0) + (~batch.mask).sum()
+        torch.testing.assert_close(errors, batch.loss)
+
+
+def test_a_method_sees_ratings_as_labels(registry, rated):
+    config, stream = stream_of(registry, "rated", "biasmf", **SMALL, batch_size=8)
+    f, step = config.federation(stream), stream.steps[0]
+    model = grow(Snapshot({}, {}), f.backbone, 3, step, torch.float64, torch.device("cpu"))
+    chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), f.local, 16, Needs())
+    method = SumsErrors(NoSettings())
+    train_round(chunks, model, f.backbone, method, f.local, 3, 1, 4)
+    assert method.client_state["padded"] > 0
 
 
 def test_ratings_are_those_of_their_rows(registry, rated, rows):

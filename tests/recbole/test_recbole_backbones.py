@@ -286,6 +286,28 @@ WITH_DROPOUT = {"SimpleX": SMALL["SimpleX"],
                 "GRU4Rec": dict(dim=6, max_length=7, model="{num_layers: 2}")}
 
 
+class WeighsTwice(Method):
+    """Doubles each client's loss, or asks for its samples' weights."""
+
+    def local_loss(self, batch):
+        return batch.weights.sum(1) if self.settings == "weights" else batch.loss
+
+
+def test_a_method_can_weigh_the_loss_but_sees_no_samples(registry, step):
+    settings = LocalSettings(optimiser="sgd", batch_size=4, negatives=2, local_epochs=1)
+
+    def trained(method, lr):
+        backbone = backbone_of(registry, "BPR", lr=lr)
+        own = backbone.own_samples(settings)
+        chunks = make_chunks(step, torch.arange(5), settings, 6, Needs(whole_tables=True, sampler=own))
+        return train_round(chunks, start(backbone, step), backbone, method, settings, SEED, 1, 2)[0]
+    for one, two in zip(trained(WeighsTwice("loss"), 0.1).tables(), trained(Method(NoSettings()), 0.2).tables(),
+                        strict=True):
+        torch.testing.assert_close(one, two)
+    with pytest.raises(UserError, match="the backbone 'recbole:BPR' makes samples of its own.*use batch.loss"):
+        trained(WeighsTwice("weights"), 0.1)
+
+
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_vectorised_equals_one_by_one_for_any_chunks_and_threads(registry, step, name):
     """With dropout and other draws: keyed by client, they depend neither on grouping nor on threads."""

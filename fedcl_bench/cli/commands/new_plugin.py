@@ -10,22 +10,32 @@ from string import Template
 from ...core.errors import UserError, unknown
 
 KINDS = ("method", "backbone", "metric")
+METHODS = {"server": "the server averages item tables over blocks (end_step, aggregate); the default",
+           "penalty": "item rows are pulled to those of the block before (row_penalty)",
+           "proximal": "public parameters are pulled to what the server sent in the round (begin_local, local_loss)",
+           "upload": "clients send their loss, and weigh it by the server's answer (uploads, end_local, end_round)",
+           "replay": "clients keep items and train on them again (client_state, replayed_items, local_loss)"}
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 
 EXAMPLES = """\
 examples:
   run_bench.py new-plugin method ewma                       ./plugins/ewma.py, or ./my_plugins/ewma.py
+  run_bench.py new-plugin method ewc --kind penalty         one that adds to the clients' loss
   run_bench.py new-plugin backbone my-mf --plugins mine     mine/my_mf.py and mine/tests/test_my_mf.py
   run_bench.py new-plugin metric first-hit                  a number for each user's ranked list
 
-The file is a small method (backbone, metric) that runs as it stands, with comments on what to change. docs/plugins.md
-writes a published method in 20 lines from it.
-"""
+The file is a small method (backbone, metric) that runs as it stands and passes `check`, with comments on what to
+change. Begin with the kind of method whose hooks yours has; docs/plugins.md shows three of them.
+
+kinds of methods:
+""" + "\n".join(f"  {name:10}{meaning}" for name, meaning in METHODS.items())
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", metavar="KIND", help="method, backbone or metric")
     parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
+    parser.add_argument("--kind", dest="starts_as", metavar="KIND",
+                        help=f"of a method, which one to start from: {', '.join(METHODS)} (default: server)")
     parser.add_argument("--plugins", type=Path, metavar="DIR",
                         help="folder of the file (default: ./plugins if there is one, else ./my_plugins)")
 
@@ -37,6 +47,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.kind not in KINDS:
         raise unknown("kind of plugin", args.kind, KINDS)
+    if args.starts_as and args.kind != "method":
+        raise UserError(f"--kind: found '{args.starts_as}' for a {args.kind}; only methods come in several, leave it "
+                        f"out.")
+    if args.starts_as and args.starts_as not in METHODS:
+        raise unknown("kind of method in --kind", args.starts_as, METHODS)
     folder = args.plugins or Path("plugins" if Path("plugins").is_dir() else "my_plugins")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--plugins: '{folder}' is not a folder.")
@@ -48,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
                             f"{registry.plugins[kind, args.name].path}; choose another.")
     if args.name in configured():
         raise UserError(f"the name '{args.name}' is taken by a dataset; choose another.")
-    files = {folder / f"{words['module']}.py": args.kind, folder / "tests" / f"test_{words['module']}.py": "test"}
+    files = {folder / f"{words['module']}.py": args.starts_as or {"method": "server"}.get(args.kind, args.kind),
+             folder / "tests" / f"test_{words['module']}.py": "test"}
     for path in files:
         if path.exists():
             raise UserError(f"{path} exists and is left as it is; choose another name, or another folder with "

@@ -1,0 +1,118 @@
+"""What a method sees of a local batch on lists: scores, labels, weights, mask and the clients' own loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import build, one_step, ragged, train_round
+
+import fedcl_bench as fb
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.kernels.functional import weighted_bce
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.training.sampling import Needs, make_chunks
+
+STEP = one_step(ragged([0, 1, 2, 3, 4, 4], [5], [1, 3, 6], [7, 8]), 12)
+INNER = ("fedmf", "fedncf", "pfedrec")  # whose item rows are not copied
+SMALL = {"ncf": {"hidden": [8]}, "gpfedrec": {"hidden": [8]}}
+
+
+class Seen(Method):
+    """Keeps what it sees of every local batch."""
+
+    def __init__(self):
+        super().__init__(NoSettings())
+        self.batches = []
+
+    def replayed_items(self, users, draw):
+        return (users[:, None] + torch.arange(2)) % STEP.n_items
+
+    def local_loss(self, batch: fb.LocalBatch):
+        assert batch.scores.requires_grad and batch.loss.requires_grad
+        self.batches.append({name: getattr(batch, name).detach().clone() for name in (
+            "users", "scores", "labels", "weights", "mask", "loss")})
+
+
+class Weighs(Method):
+    """Weighs each client's loss anew."""
+
+    def __init__(self, factor):
+        super().__init__(NoSettings())
+        self.factor = factor
+
+    def local_loss(self, batch):
+        return (self.factor - 1.0) * batch.loss
+
+
+def train(registry, name, method, settings, **options):
+    """The model after a round of all clients."""
+    backbone = build(registry, "backbone", name, **{**SMALL.get(name, {}), **options})
+    model = grow(Snapshot({}, {}), backbone, 0, STEP, torch.float64, torch.device("cpu"))
+    needs = Needs(backbone.pairwise, backbone.whole_tables, inner=name in INNER)
+    chunks = make_chunks(STEP, torch.arange(4), settings, 8, needs)
+    assert max(len(chunk.users) for chunk in chunks) > 1  # so that there is padding
+    return train_round(chunks, model, backbone, method, settings, 0, 0, 0)[0]
+
+
+def views_of(registry, name, batch_size, **options):
+    """What a method saw of one epoch, and how many samples each client has in each of its batches."""
+    seen = Seen()
+    train(registry, name, seen, LocalSettings(batch_size=batch_size, negatives=2, local_epochs=1), **options)
+    for view in seen.batches:
+        weights, mask = view["weights"], view["mask"]
+        assert view["scores"].shape == view["labels"].shape == weights.shape == mask.shape
+        assert torch.equal(mask, weights > 0.0) and not view["labels"][~mask].any()
+    assert any((~view["mask"]).any() for view in seen.batches)
+    return seen.batches
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedncf", "pfedrec", "fedrap", "gpfedrec"])
+@pytest.mark.parametrize("batch_size", [64, 5])
+def test_columns_of_a_pointwise_batch(registry, name, batch_size):
+    """Weights sum to 1, a third of it positives if the batch is all there is; the loss is what columns say."""
+    positives = torch.zeros(4, dtype=torch.float64)
+    for view in views_of(registry, name, batch_size):
+        users, sums = view["users"], view["weights"].sum(1)
+        torch.testing.assert_close(sums, (sums > 0.0).to(sums))  # a client that sits the batch out has none
+        of_columns = weighted_bce(view["scores"], view["labels"], view["weights"])
+        if name != "fedrap":  # which adds a term of its own
+            torch.testing.assert_close(view["loss"], of_columns)
+        positives[users] += (view["weights"] * view["labels"]).sum(1)
+    if batch_size == 64:
+        turns = 2 if name == "pfedrec" else 1  # its parameters take turns
+        torch.testing.assert_close(positives, torch.full_like(positives, turns / 3.0))
+
+
+@pytest.mark.parametrize("name", ["ncf", "biasmf"])
+@pytest.mark.parametrize("batch_size", [64, 5])
+def test_columns_of_a_pairwise_batch(registry, name, batch_size):
+    for view in views_of(registry, name, batch_size):
+        weights, positive = view["weights"], view["labels"] == 1.0
+        one = (weights.sum(1) > 0.0).to(weights)
+        torch.testing.assert_close((weights * positive).sum(1), one)
+        torch.testing.assert_close((weights * ~positive).sum(1), one)
+
+
+def test_an_item_drawn_twice_counts_twice_in_one_column(registry):
+    """User 0 has item 4 twice: with two negatives for each of 6 positives it is 2 of 18 samples."""
+    (view,) = [view for view in views_of(registry, "gpfedrec", 64) if 0 in view["users"]]
+    row = int((view["users"] == 0).nonzero())
+    weights = view["weights"][row][view["labels"][row] == 1.0]
+    assert sorted((weights * 18).round().int().tolist()) == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name, batch_size", [("fedmf", 64), ("fedmf", 5), ("fedncf", 64), ("ncf", 5), ("biasmf", 64)])
+def test_a_loss_of_double_weight_is_double_the_learning_rate(registry, name, batch_size):
+    """Under SGD, padding, replay and all."""
+    settings = LocalSettings(batch_size=batch_size, negatives=2, local_epochs=2)
+    doubled = train(registry, name, Weighs(2.0), settings, lr=0.1)
+    expected = train(registry, name, Weighs(1.0), settings, lr=0.2)
+    for table, other in zip(doubled.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(table, other)
+    plain = train(registry, name, Method(NoSettings()), settings, lr=0.2)
+    for table, other in zip(plain.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(table, other)
+    single = train(registry, name, Weighs(1.0), settings, lr=0.1)
+    assert not any(map(torch.allclose, doubled.public.values(), single.public.values()))
