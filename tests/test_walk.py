@@ -34,4 +34,4 @@ def test_a_new_user_arrives(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
     done = subprocess.run(["bash", SCRIPT], env=environment, capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0 and "all 16 steps passed" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.returncode == 0 and "all 17 steps passed" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]

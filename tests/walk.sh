@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A new user's way through the suite in 16 steps, each checked by what it leaves and says.
+# A new user's way through the suite in 17 steps, each checked by what it leaves and says.
 #
 #   tests/walk.sh                       in an environment where fedcl_bench is installed
 #   BENCH="python -m fedcl_bench" PYTHON=python3.11 KEEP=1 tests/walk.sh
@@ -8,6 +8,7 @@
 # KEEP=1 leaves there. Takes some minutes on two cores and needs no network.
 set -euo pipefail
 
+OWN=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/user_plugins
 read -r -a BENCH <<< "${BENCH:-run_bench.py}"
 PYTHON=${PYTHON:-python}
 WALK=$(mktemp -d "${TMPDIR:-/tmp}/fedcl-walk.XXXXXX")
@@ -126,6 +127,20 @@ step "Check it: is it correct, federated and continual?"
 bench check my-ewc --plugins my_plugins
 says 'all properties hold'
 
+step "Three methods and a backbone written from the pages alone: check each, and run them"
+cp -r "$OWN" own
+bench check ewc --plugins own --with fedmf
+says 'all properties hold'
+bench check fedprox --plugins own --with ncf
+says 'all properties hold'
+bench check norm-weighted --plugins own --with fedmf
+says 'all properties hold'
+bench check two-tower --plugins own --with ft
+says 'all properties hold'
+bench grid --methods ewc,fedprox,norm-weighted --backbones two-tower --datasets shop --plugins own "${QUICK[@]}" \
+    --results own-results
+says '3 of 3 runs finished, 3 of them now'
+
 step "Run it, and compare it with another"
 bench --method my-ewc --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}" --quiet
 says '^my-ewc on fedmf, shop'
@@ -195,5 +210,5 @@ best = mine.recommend(user, k=5)
 assert mine.seeds[0] == 0 and user.startswith("c") and best["item"].str.startswith("a").all() and len(best) == 5, best
 PY
 
-[ "$STEP" = 16 ] || fail "these were not 16 steps"
+[ "$STEP" = 17 ] || fail "these were not 17 steps"
 printf '\nall %s steps passed\n' "$STEP"

@@ -146,8 +146,7 @@ def test_every_kind_of_method_passes_check(kind, monkeypatch, tmp_path, output):
     assert main(["new-plugin", "method", f"my-{kind}", "--kind", kind]) == 0
     (text,) = [path.read_text() for path in Path("my_plugins").glob("*.py")]
     assert all(words in text for words in ("setting(", "title = ", *HOOKS_OF[kind])), text
-    partner = "ncf" if kind == "proximal" else "fedmf"  # which has dense parameters
-    assert "all properties hold" in output("check", f"my-{kind}", *MINE, "--with", partner)
+    assert "all properties hold" in output("check", f"my-{kind}", *MINE, "--with", "fedmf")
 
 
 # What is refused

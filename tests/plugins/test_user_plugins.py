@@ -1,0 +1,34 @@
+"""Methods and a backbone as a user writes them from the pages alone, in ``tests/user_plugins``: they pass ``check`` as
+they stand, and change what is learnt."""
+
+from __future__ import annotations
+
+import fedcl_bench as fb
+import pytest
+from helpers import ROOT
+
+from fedcl_bench.testing import assert_passed, check_plugin, discover
+
+FOLDER = ROOT / "tests/user_plugins"
+SMALL = {"k_core": 70, "rounds": 2, "blocks": 2}
+
+
+@pytest.fixture(scope="module")
+def mine():
+    return discover([FOLDER])
+
+
+@pytest.mark.parametrize("kind, name, partner", [
+    ("method", "ewc", "fedmf"), ("method", "fedprox", "fedmf"), ("method", "norm-weighted", "fedmf"),
+    ("backbone", "two-tower", "ft")])
+def test_it_passes_check(mine, kind, name, partner):
+    assert_passed(check_plugin(mine, mine.get(kind, name), partners=[partner], process=False))
+
+
+def test_they_run_and_differ_from_fine_tuning(tmp_path):
+    """On real data, each with another result than FT."""
+    def scores(method, backbone="fedmf", **settings):
+        run = fb.run(method, backbone, results=tmp_path, plugins=FOLDER, progress=False, **SMALL, **settings)
+        return dict(zip(run.metrics["metric"], run.metrics["mean"]))["ndcg@20"]
+    ft = scores("ft")
+    assert len({ft, scores("ewc", strength=1e-3), scores("fedprox", mu=1e-3), scores("norm-weighted")}) == 4
