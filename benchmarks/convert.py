@@ -2,7 +2,7 @@
 
     python benchmarks/convert.py [--rows 1000000,10000000] [--users 1000003] [--items 100003]
 
-Each line is one `data convert --csv` in a process of its own. Memory should not grow with the rows: it holds a piece of
+Each line is one `data convert --table` in a process of its own. Memory should not grow with the rows: it holds a piece of
 the table, and 8 bytes per user and item.
 """
 
@@ -41,7 +41,7 @@ def write_table(path: Path, rows: int, users: int, items: int) -> None:
 
 def convert(folder: Path) -> tuple[float, float]:
     """Seconds and MiB of converting ``folder/table.csv``."""
-    words = ["data", "convert", "--csv", str(folder / "table.csv"), "--user", "user", "--item", "item", "--time",
+    words = ["data", "convert", "--table", str(folder / "table.csv"), "--user", "user", "--item", "item", "--time",
              "time", "--rating", "rating", "--out", str(folder), "--force", "big"]
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", COMMAND, *words], capture_output=True, text=True, cwd=BENCH.parent)

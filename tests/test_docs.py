@@ -162,7 +162,7 @@ def understood(*words: str) -> None:
     args = main.parse(words)
     if getattr(args, "plugins", None):
         return  # the page makes them
-    if args.command == "data" and args.action in ("convert", "download") and not getattr(args, "csv", None):
+    if args.command == "data" and args.action in ("convert", "download") and not getattr(args, "table", None):
         assert args.name in FORMATS
     for spec in list(dict.fromkeys(spec for spec in specs_of(args) if "/" not in spec.dataset))[:4]:
         config.resolve(discover(), spec.method, spec.backbone, spec.dataset, spec.layers(None))

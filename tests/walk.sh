@@ -68,8 +68,8 @@ head -n 3 orders.csv | sed 's/^/      /'
 
 step "Convert it; a wrong column is answered with those that there are"
 refused "its columns are customer, article, stars, bought_at" \
-    data convert --csv orders.csv --user customer --item article --time date shop
-bench data convert --csv orders.csv --user customer --item article --time bought_at --rating stars --keep '>=3' shop
+    data convert --table orders.csv --user customer --item article --time date shop
+bench data convert --table orders.csv --user customer --item article --time bought_at --rating stars --keep '>=3' shop
 says '82,520 interactions of 943 users and 1,574 items, from 1997-09-20 to 1998-04-22'
 says 'left out: 17,480 rows'
 NEXT=$(sed -n 's/^next: run_bench.py //p' out)

@@ -5,11 +5,7 @@ Nothing is written before everything is checked.
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 import itertools
-import re
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,11 +16,12 @@ from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequenc
 from ..core.errors import UserError, unknown
 from ..core.files import write_atomically
 from . import archives
+from .item_texts import clean, item_table
 from .overlap import persons_file
 from .publishers import FORMATS, TEXT, Format, Kind, RawTable
 from .source import Published, load_config
 from .table_reader import (SEPARATORS, TableLayout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
-                           read_parquet, text_batches)
+                           parquet_batches, text_batches)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +87,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         inter, counts, interactions = _interactions(format, files[:logs])
         contents = {".inter": inter}
         if format.items:
-            contents[".item"], counts["titles"] = _items(format, files[logs:])
+            described = format.describe(*map(_rows, files[logs:]))
+            contents[".item"], counts["titles"] = item_table(format.described, described)
         if format.persons:
             contents[".overlap"] = persons_file(inter, format.persons)
     expected = published.counts if format.counted else {}
@@ -229,9 +227,10 @@ def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:
     if is_text:
         layout = _layout(file)
         header, batches = int(layout.header), text_batches(file.path, file.label, layout, names)
+    elif table.reader:
+        batches = (frame_batch(frame, names) for frame in table.reader(file.path, file.label))
     else:
-        frames = table.reader(file.path, file.label) if table.reader else [read_parquet(file.path, file.label, names)]
-        batches = (frame_batch(frame, names) for frame in frames)
+        batches = parquet_batches(file.path, file.label, names)
     for batch in batches:
         columns = []
         for name, kind in table.columns.items():
@@ -273,6 +272,9 @@ def _layout(file: RawFile) -> TableLayout:
         if missing := [name for name in columns if name not in names]:
             raise UserError(f"{file.label}, line 1: has no column '{missing[0]}' ({first[:60]!r}), expected "
                             f"{', '.join(columns)}, separated by {SEPARATORS[table.separator]}.")
+    else:  # a sample of somebody's may have more columns, which are not read
+        more = range(len(columns), len(fields_of(first, table.separator)))
+        names += tuple(f"column {i + 1}" for i in more)
     return TableLayout(table.separator, names, table.header, table.separator == ",", encoding)
 
 
@@ -336,24 +338,6 @@ def _new(lines: pa.Array, seen: set[str]) -> pa.Array:
     return pa.array(new, pa.string())
 
 
-def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:
-    """The ``.item`` file, quoted as RecBole's reader expects it, and the number of items in it."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(("item_id:token", *(f"{name}:token_seq" for name in format.described)))
-    count = 0
-    for item, *texts in format.describe(*(_rows(file) for file in files)):
-        writer.writerow((item, *map(clean, texts)))
-        count += 1
-    return buffer.getvalue().encode(), count
-
-
 def _rows(file: RawFile) -> Iterator[tuple[str, ...]]:
     for batch in batches_of(file):
         yield from zip(*(column.to_pylist() for column in batch.columns))
-
-
-def clean(text: str) -> str:
-    """Text as a field of an atomic file: HTML character references resolved, control characters to spaces."""
-    text = re.sub(r"&(#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);", lambda match: html.unescape(match[0]), text)
-    return re.sub("[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)

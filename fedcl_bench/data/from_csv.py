@@ -1,7 +1,7 @@
 """Any table of interactions to an atomic file, in pieces, so that memory does not grow with the table.
 
-What is not said about the table is detected from its first lines: the separator, whether there is a header, and how
-times are written. The answer says what was detected.
+What is not said about the table is detected (see ``table_files``), and from the first rows how times are written. The
+answer says what was detected.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import operator
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.files import replacing
+from ..core.files import replacing, write_atomically
 from ..core.text import safe_name
 from . import times as units
+from .item_texts import item_file, item_table
 from .source import write_config
-from .table_reader import SEPARATORS, TableLayout, content_of, fields_of, first_lines, joined, text_batches
+from .table_files import BadRows, TableFile, detect
+from .table_reader import content_of, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +34,8 @@ _ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
               "<": operator.lt}
 ATOMIC = {"user": "user_id:token", "item": "item_id:token", "rating": "rating:float", "session": "session_id:token",
-          "time": "timestamp:float"}
+          "split": "split:token", "time": "timestamp:float"}
+_OF_REPEATS = 10_000_000  # rows that are looked at for repeated ones, of 8 bytes each
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,42 @@ class Columns:
     @property
     def named(self) -> dict[str, str]:
         """Part to column, in the order of the atomic file, of those that are read."""
-        return {part: getattr(self, part) for part in ATOMIC if getattr(self, part)}
+        return {part: getattr(self, part) for part in ATOMIC if getattr(self, part, "")}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Column to the first option that names it."""
+        options: dict[str, str] = {}
+        for part, column in self.named.items():
+            options.setdefault(column, f"--{part}")
+        return options
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The files of a dataset, and how they are read.
+
+    Attributes:
+        interactions: a table; of sessions that are trained on, where others are in ``valid`` or ``test``.
+        encoding: of text. skip_bad: rows that cannot be read are left out.
+        items: a table of items, with their ids in the column ``items_id`` and texts in the columns ``texts``.
+    """
+
+    interactions: Path
+    columns: Columns
+    encoding: str = "utf-8"
+    skip_bad: bool = False
+    valid: Path | None = None
+    test: Path | None = None
+    items: Path | None = None
+    items_id: str = ""
+    texts: tuple[str, ...] = ()
+
+    @property
+    def by_split(self) -> dict[str, Path]:
+        """Split to the table of its sessions; one of an empty name if there are no splits."""
+        others = {split: path for split in ("valid", "test") if (path := getattr(self, split))}
+        return {"train" if others else "": self.interactions, **others}
 
 
 @dataclass(frozen=True)
@@ -83,47 +122,89 @@ def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:
     return lambda numbers: _OPERATORS[match[1]](numbers, float(match[2]))
 
 
-def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool = False) -> Imported:
-    """Write ``out/name/name.inter`` from a table of text, and ``name.yaml`` beside it if there is a session column.
+def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> Imported:
+    """Write ``out/name/name.inter`` from tables, ``name.item`` if there is one of items, and ``name.yaml`` if there is
+    a session column.
 
     Args:
-        path: the table, UTF-8, compressed (.gz, .bz2, .zst) or not.
         force: replace files of that name.
 
     Raises:
-        UserError: for a name that is not safe, a missing file or column, one column for several parts, a row of another
-            width, a time or rating that cannot be read, times in several units, or files that exist. Nothing has been
-            written then.
+        UserError: for a name that is not safe, a missing file or column, one column for several parts, rows that cannot
+            be read, times in several units, or files that exist. Nothing has been written then.
     """
-    target = out / safe_name(name, "data convert") / f"{name}.inter"
-    config = target.with_suffix(".yaml")
+    columns, target = tables.columns, out / safe_name(name, "data convert") / f"{name}.inter"
     keeps = condition(columns.keep) if columns.keep else None
     _refuse_same(columns)
-    files = (target, config) if columns.session else (target,)
+    files = [target, *([item_file(target)] if tables.items else []),
+             *([target.with_suffix(".yaml")] if columns.session else [])]
     if not force and (exist := [file for file in files if file.exists()]):
         raise UserError(f"{exist[0]}: exists; replace it with --force, or write elsewhere with --out DIR.")
-    layout = detect(path, columns)
-    writer = _Writer(path, columns, layout, keeps)
+    detected = {split: detect(path, columns.options, f"--{split}" if split in ("valid", "test") else "--table",
+                              tables.encoding) for split, path in tables.by_split.items()}
+    bad = BadRows(tables.skip_bad)
+    writer = _Writer(columns, keeps, bad)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
-            file.write(("\t".join(ATOMIC[part] for part in columns.named) + "\n").encode())
-            for piece in text_batches(path, str(path), layout, list(dict.fromkeys(columns.named.values()))):
-                writer.write(piece, file)
-            units.refuse_several(writer.times.counts, f"{path}, column '{columns.time}'")
+            parts = [*columns.named, *(["split"] if "" not in detected else [])]
+            file.write(("\t".join(ATOMIC[part] for part in writer.order(parts)) + "\n").encode())
+            for split, table in detected.items():
+                writer.read(table, split, file)
+            bad.require_none()
+            units.refuse_several(writer.times.counts, f"{tables.interactions}, column '{columns.time}'")
             if not writer.written:
-                raise UserError(f"{path}: no row is left of {writer.rows:,}"
+                raise UserError(f"{tables.interactions}: no row is left of {writer.rows:,}"
                                 + (f" with a rating {columns.keep}" if keeps else "") + "; nothing is written.")
+            described = _describe(tables, target, writer, bad)
         if columns.session:
-            write_config(target, {"SESSION_FIELD": "session_id",
-                                  "settings": {"stream": "sessions", "session_from": "column"}})
+            write_config(target, _config_of(tables))
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
-    notes = (f"separated by {SEPARATORS[layout.separator]}, "
-             f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note,
-             writer.times.days, *writer.control_notes())
+    if bad.count:
+        writer.left_out["that cannot be read"] = bad.count
+    notes = (detected[next(iter(detected))].note, writer.times.note, writer.times.days, *writer.control_notes(),
+             *writer.repeated_notes(), *described, *(f"left out: {said}" for said in bad.first))
     different = (ids.count() for ids in writer.different.values())
-    return Imported(writer.rows, writer.written, *different, writer.left_out, notes, files)
+    return Imported(writer.rows + bad.count, writer.written, *different, writer.left_out, notes, tuple(files))
+
+
+def _config_of(tables: Tables) -> dict[str, Any]:
+    """The YAML file of sessions."""
+    settings = {"stream": "sessions", "session_from": "column"}
+    if len(tables.by_split) == 1:
+        return {"SESSION_FIELD": "session_id", "settings": settings}
+    settings["session_split"] = "column"
+    if tables.columns.user == tables.columns.session:  # nobody has several
+        settings["topology"] = "central"
+    return {"SESSION_FIELD": "session_id", "SPLIT_FIELD": "split", "settings": settings}
+
+
+def _describe(tables: Tables, target: Path, writer: _Writer, bad: BadRows) -> list[str]:
+    """Write what a table says of items; gives a sentence on it. Raises UserError if its ids are none of the items'."""
+    if tables.items is None:
+        return []
+    columns = [tables.items_id, *tables.texts]
+    wanted = {tables.items_id: "--items-id"} | {column: "--texts" for column in tables.texts}
+    table = detect(tables.items, wanted, "--items", tables.encoding)
+    texts: dict[str, Sequence[str]] = {}
+    rows = 0
+    for batch in table.batches(columns, bad):
+        rows += batch.num_rows
+        for item, *described in zip(*(_clean(column).to_pylist() for column in batch.columns)):
+            texts.setdefault(item, described)
+    bad.require_none()
+    texts.pop("", None)
+    known, items = writer.different["item"].known(list(texts)), writer.different["item"].count()
+    if not known:
+        example = f" (as {next(iter(texts))!r})" if texts else ""
+        raise UserError(f"{tables.items}: none of its {len(texts):,} ids in the column '{tables.items_id}'{example} is "
+                        f"an item of {tables.interactions}.\nName the column of ids with --items-id COLUMN.")
+    content, _ = item_table(tables.texts, ((item, *described) for item, described in texts.items()))
+    write_atomically(item_file(target), content)
+    again = f"; rows without an id or of an item that stands above, which are left out: {rows - len(texts):,}"
+    return [f"{tables.items}: {table.note}; texts of {known:,} of the {items:,} items"
+            + again * (rows > len(texts))]
 
 
 def _refuse_same(columns: Columns) -> None:
@@ -132,42 +213,6 @@ def _refuse_same(columns: Columns) -> None:
     for part, column in columns.named.items():
         if part != "session" and (first := options.setdefault(column, part)) != part:
             raise UserError(f"--{part}: found '{column}', the column of --{first}; accepted: another column.")
-
-
-def detect(path: Path, columns: Columns) -> TableLayout:
-    """How a table is written, from its first lines.
-
-    Raises:
-        UserError: if it cannot be read, is empty, or lacks one of the columns; names those that it has.
-    """
-    if not path.is_file():
-        raise UserError(f"--csv: no file {path}.")
-    first = first_lines(path, str(path), "a line of columns, then one interaction per line")[0]
-    wanted = list(columns.named.values())
-    rows = {separator: fields_of(first, separator) for separator in SEPARATORS}
-    for separator, names in rows.items():
-        if set(wanted) <= set(names):
-            if doubled := [name for name in wanted if names.count(name) > 1]:
-                raise UserError(f"{path}: has several columns '{doubled[0]}'; rename one of them.")
-            return TableLayout(separator, tuple(names), True)
-    separator = max(rows, key=lambda candidate: len(rows[candidate]))
-    names = rows[separator]
-    if all(re.fullmatch("[1-9][0-9]*", column) for column in wanted):
-        numbers = tuple(str(i + 1) for i in range(len(names)))
-        if set(wanted) <= set(numbers):
-            return TableLayout(separator, numbers, not _is_time(names[int(columns.time) - 1]))
-    missing = next(column for column in wanted if column not in names)
-    headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
-    hint = "\nIf that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
-    raise UserError(f"{path}: has no column '{missing}'; its columns are {', '.join(names)} (separated by "
-                    f"{SEPARATORS[separator]}).{hint}")
-
-
-def _is_time(text: str) -> bool:
-    import pandas as pd
-
-    return bool(pd.notna(pd.to_numeric(text, errors="coerce"))
-                or pd.notna(pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")))
 
 
 class _Times:
@@ -231,25 +276,44 @@ class _Distinct:
         if sum(map(len, self._hashes[1:])) > max(1 << 20, len(self._hashes[0])):
             self.count()
 
+    def known(self, texts: Sequence[str]) -> int:
+        """How many of some different texts have been added."""
+        import pandas as pd
+
+        self.count()
+        return int(np.isin(pd.util.hash_array(np.array(texts, dtype=object), categorize=False), self._hashes[0]).sum())
+
     def count(self) -> int:
         self._hashes = [np.unique(np.concatenate(self._hashes))]
         return len(self._hashes[0])
 
 
 class _Writer:
-    """Rows of the table to lines of the atomic file, and what is counted on the way."""
+    """Rows of tables to lines of the atomic file, and what is counted on the way."""
 
-    def __init__(self, path: Path, columns: Columns, layout: TableLayout, keeps: Callable | None) -> None:
-        self.path, self.columns, self.layout, self.keeps = path, columns, layout, keeps
-        self.rows = self.written = 0
+    def __init__(self, columns: Columns, keeps: Callable | None, bad: BadRows) -> None:
+        self.columns, self.keeps, self.bad = columns, keeps, bad
+        self.rows = self.written = self.before = 0  # of the files before the present one
         self.left_out: Counter[str] = Counter()
         self.different = {"user": _Distinct(), "item": _Distinct()}
+        self.lines, self.of_lines = _Distinct(), 0
         self.uncleaned: dict[str, _Distinct] = {}  # ids as they were, if there are control characters
         self.control: Counter[str] = Counter()
         self.times = _Times()
 
-    def write(self, piece: pa.RecordBatch, file: BinaryIO) -> None:
-        """Add a piece of the table to the file; raises UserError for a time or rating that cannot be read."""
+    @staticmethod
+    def order(parts: Collection[str]) -> list[str]:
+        """Parts in the order of the atomic file."""
+        return [part for part in ATOMIC if part in parts]
+
+    def read(self, table: TableFile, split: str, file: BinaryIO) -> None:
+        """Add the rows of a table to the file."""
+        self.before = self.rows
+        for piece in table.batches(list(dict.fromkeys(self.columns.named.values())), self.bad):
+            self.write(piece, table, split, file)
+
+    def write(self, piece: pa.RecordBatch, table: TableFile, split: str, file: BinaryIO) -> None:
+        """Add a piece of a table to the file."""
         import pyarrow as pa
         from pyarrow import compute as pc
 
@@ -259,10 +323,10 @@ class _Writer:
                         for part in ("user", "item", "session") if part in texts], axis=0)
         rows = self._narrowed(np.arange(piece.num_rows), whole, "without user, item or session")
         if "rating" in texts:
-            ratings = self._numbers(texts["rating"], rows, "rating", "a number")
+            rows, ratings = self._numbers(texts["rating"], rows, "rating", table)
             if self.keeps is not None:
                 rows = self._narrowed(rows, self.keeps(ratings), f"with a rating that is not {self.columns.keep}")
-        seconds = self._numbers(texts["time"], rows, "time", "a time as 1262304000 or 2010-01-01T00:00:00Z")
+        rows, seconds = self._numbers(texts["time"], rows, "time", table)
         self.rows += piece.num_rows
         self.written += len(rows)
         if not len(rows):
@@ -271,10 +335,24 @@ class _Writer:
         values = {part: text.take(pa.array(rows)) for part, text in texts.items()}
         is_whole = bool((seconds == np.floor(seconds)).all())
         values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
-        for part, different in self.different.items():
+        for part in ("user", "item"):
             self._count_control(part, piece.column(named[part]).take(pa.array(rows)), values[part])
+        if split:
+            values |= _of_split(values, split, self.columns)
+        for part, different in self.different.items():
             different.add(values[part])
-        file.write(content_of(joined([values[part] for part in named])))
+        lines = joined([values[part] for part in self.order(values)])
+        if self.of_lines < _OF_REPEATS:
+            self.lines.add(lines)
+            self.of_lines += len(lines)
+        file.write(content_of(lines))
+
+    def repeated_notes(self) -> Iterator[str]:
+        """A sentence if rows repeat others."""
+        if repeated := self.of_lines - self.lines.count():
+            among = f" of the first {self.of_lines:,}" * (self.of_lines < self.written)
+            yield (f"{repeated:,} row{'s repeat' if repeated > 1 else ' repeats'} another{among} in all columns "
+                   f"that are read, and {'are' if repeated > 1 else 'is'} kept")
 
     def _count_control(self, part: str, ids: pa.Array, cleaned: pa.Array) -> None:
         """Count ids with control characters, and the different ones before these are spaces."""
@@ -298,21 +376,34 @@ class _Writer:
             self.left_out[reason] += int((~kept).sum())
         return rows[kept]
 
-    def _numbers(self, texts: pa.Array, rows: np.ndarray, part: str, accepted: str) -> np.ndarray:
-        """Times in seconds, or ratings, of some rows of a piece."""
+    def _numbers(self, texts: pa.Array, rows: np.ndarray, part: str, table: TableFile
+                 ) -> tuple[np.ndarray, np.ndarray]:
+        """Those of some rows of a piece whose times, or ratings, can be read, and these, times in seconds."""
         chosen = texts.to_numpy(zero_copy_only=False)[rows]
         if not len(chosen):
-            return np.empty(0)
+            return rows, np.empty(0)
         numbers = self.times.seconds(chosen) if part == "time" else _floats(chosen)
-        bad = ~np.isfinite(numbers)
-        if bad.any():
-            at = int(np.argmax(bad))
-            row = self.rows + int(rows[at]) + 1
-            raise UserError(f"{self.path}, row {row}{' below the header' * self.layout.header}: "
-                            f"column '{self.columns.named[part]}' is {str(chosen[at])[:60]!r}, expected {accepted}"
-                            + (f" ({self.times.note if self.times.scale else 'such columns are read as ISO 8601'})."
-                               if part == "time" else "."))
-        return numbers
+        good = np.isfinite(numbers)
+        for at in np.flatnonzero(~good):
+            self.bad.add(partial(self._said, part, str(chosen[at]), self.rows - self.before + int(rows[at]), table))
+        return rows[good], numbers[good]
+
+    def _said(self, part: str, text: str, position: int, table: TableFile) -> str:
+        """What is said of a row whose time or rating cannot be read."""
+        accepted = "a time as 1262304000 or 2010-01-01T00:00:00Z" if part == "time" else "a number"
+        how = f" ({self.times.note if self.times.scale else 'such columns are read as ISO 8601'})" * (part == "time")
+        return (f"{table.path}, row {self.bad.row(position, table.header)}{' below the header' * table.header}: column "
+                f"'{self.columns.named[part]}' is {text[:60]!r}, expected {accepted}{how}.")
+
+
+def _of_split(values: Mapping[str, pa.Array], split: str, columns: Columns) -> dict[str, pa.Array]:
+    """Sessions, and users who are their sessions, with ids that no other split has; and the split."""
+    import pyarrow as pa
+    from pyarrow import compute as pc
+
+    parts = ("session", "user") if columns.user == columns.session else ("session",)
+    return {**{part: pc.binary_join_element_wise(split, values[part], "-") for part in parts},
+            "split": pa.array([split] * len(values["session"]), pa.string())}
 
 
 def _floats(texts: np.ndarray) -> np.ndarray:

@@ -6,7 +6,12 @@ joined in the order of the columns, are an item's text.
 
 from __future__ import annotations
 
+import csv
+import html
+import io
+import re
 from pathlib import Path
+from typing import Iterable, Sequence
 
 from ..core.errors import UserError
 from ..core.text import quoted
@@ -47,3 +52,25 @@ def read_texts(path: Path, item_column: str) -> dict[str, str]:
                 raise UserError(f"{path}, line {line_of(path, len(texts) + 2)}: {wrong}.")
             texts[item] = " ".join(" ".join(text).split())
     return texts
+
+
+def item_table(described: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[bytes, int]:
+    """A ``.item`` file, quoted as RecBole's reader expects it, and the number of items in it.
+
+    Args:
+        described: names of the columns of texts. rows: an item and its texts each.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(("item_id:token", *(f"{name}{_WORDS}" for name in described)))
+    count = 0
+    for item, *texts in rows:
+        writer.writerow((item, *map(clean, texts)))
+        count += 1
+    return buffer.getvalue().encode(), count
+
+
+def clean(text: str) -> str:
+    """Text as a field of an atomic file: HTML character references resolved, control characters to spaces."""
+    text = re.sub(r"&(#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);", lambda match: html.unescape(match[0]), text)
+    return re.sub("[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)

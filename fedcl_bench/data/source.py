@@ -21,8 +21,8 @@ from .plain_yaml import parsed
 if TYPE_CHECKING:
     from .settings import StreamSettings
 
-_MAKE_IT = ("Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN --time COLUMN "
-            "NAME")
+_MAKE_IT = ("Make one of a table with: run_bench.py data convert --table FILE --user COLUMN --item COLUMN --time "
+            "COLUMN NAME")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _atomic_file(dataset: str) -> Path:
         if len(named or inside) != 1:
             listed = ", ".join(file.name for file in inside[:5])
             raise UserError(f"dataset {dataset}: the folder holds {listed or 'no .inter file'}; "
-                            + ("name one of them." if inside else "make one with `data convert --csv FILE`."))
+                            + ("name one of them." if inside else "make one with `data convert --table FILE`."))
         return (named or inside)[0]
     if path.suffix != ".inter":
         is_there = "is no atomic file (.inter)" if path.exists() else "is not there"

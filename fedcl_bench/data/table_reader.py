@@ -9,10 +9,14 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import lzma
 import re
+import zipfile
+import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,6 +26,7 @@ from ..core.files import bar
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from pyarrow import parquet as pq
 
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
@@ -60,16 +65,54 @@ def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") 
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise OSError("it is no file")
-        with pa.input_stream(str(path), compression="detect") as stream:
-            text = stream.read(_HEAD).decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
+        with opened(path) as stream:
+            head = stream.read(_HEAD)
     except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{label}: cannot be read ({_reason(error)}).") from None
+        raise UserError(f"{label}: cannot be read ({reason_of(error)}).") from None
+    text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
     lines = [line for line in re.split("[\r\n]+", text) if line.strip()]  # str.splitlines knows more ends than a table
     if not lines:
         raise UserError(f"{label}: is empty; expected {expected}.")
     if "\ufffd" in lines[0]:
-        raise UserError(f"{label}, line 1: is not UTF-8 text ({lines[0][:60]!r}).\nSave the table as UTF-8.")
+        raise UserError(f"{label}, line 1: is not {encoding.upper()} text ({lines[0][:60]!r}).\n{_guess(head)}")
     return lines
+
+
+def _guess(head: bytes) -> str:
+    """What may be done about text of another encoding, by its beginning."""
+    guess = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
+    if "\ufffd" in head.decode(guess, errors="replace"):
+        guess = "latin-1"
+    line = next((line for line in head.decode(guess, errors="replace").splitlines() if not line.isascii()), "")
+    return (f"Save the table as UTF-8; or `data convert --table` takes --encoding NAME, perhaps {guess}, in which it "
+            f"reads {line[:60]!r}.")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The bytes of a file, decompressed by its suffix: .gz, .bz2, .zst, .lz4, .xz, or .zip with one file in it.
+
+    Raises:
+        OSError, pa.ArrowInvalid: if it cannot be read, or what is compressed is damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                files = [file for file in archive.infolist() if not file.is_dir()]
+                if len(files) != 1:
+                    raise OSError(f"the zip holds {len(files)} files, accepted: one; unpack it")
+                with archive.open(files[0]) as stream:
+                    yield stream
+        elif path.suffix == ".xz":
+            with lzma.open(path) as stream:
+                yield stream
+        else:
+            with pa.input_stream(str(path), compression="detect") as stream:
+                yield stream
+    except (zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, NotImplementedError) as error:
+        raise OSError(reason_of(error)) from None
 
 
 def fields_of(line: str, separator: str) -> list[str]:
@@ -77,20 +120,21 @@ def fields_of(line: str, separator: str) -> list[str]:
     return next(csv.reader([line], delimiter=separator))
 
 
-def line_of(path: Path, row: int) -> int:
+def line_of(path: Path, row: int, encoding: str = "utf-8") -> int:
     """The line of a row of a table, both counted from 1; empty lines are no rows, and quoted fields have no ends."""
-    import pyarrow as pa
-
-    with pa.input_stream(str(path), compression="detect") as stream:
-        filled = (number for number, line in enumerate(io.BufferedReader(stream), start=1) if line.strip(b"\r\n"))
+    with opened(path) as stream:
+        lines = io.TextIOWrapper(io.BufferedReader(stream), encoding, errors="replace", newline="\n")
+        filled = (number for number, line in enumerate(lines, start=1) if line.strip("\r\n"))
         return next(itertools.islice(filled, row - 1, None), row)
 
 
-def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str],
+                 left_out: Callable[[int, Callable[[], str]], None] | None = None) -> Iterator[pa.RecordBatch]:
     """Columns of a table of text, compressed or not, as text, some rows at a time.
 
     Args:
         label: what messages call the file.
+        left_out: is told of rows of another width, by their numbers and in words, which are left out then.
 
     Raises:
         UserError: for a row of another width, or text of another encoding; names the line.
@@ -102,7 +146,17 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
 
     def of_another_width(row: Any) -> str:
         found = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)} ({row.text[:60]!r})"
-        wrong.append(f"{label}, line {line_of(path, row.number)}: found {found}, expected {layout.expected}.")
+
+        def said() -> str:
+            line = line_of(path, row.number, layout.encoding)
+            return f"{label}, line {line}: found {found}, expected {layout.expected}."
+        if left_out and not wrong:
+            try:
+                left_out(row.number, said)
+                return "skip"
+            except UserError as error:  # pyarrow would print it
+                wrong.append(str(error))
+        wrong.append(said())
         return "error"
 
     read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
@@ -113,7 +167,7 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
                                  strings_can_be_null=False)
     try:
         with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, \
-                pa.input_stream(str(path), compression="detect") as stream:
+                opened(path) as stream:
             source = stream if layout.quoted else pa.PythonFile(_WithoutReturns(stream), mode="r")
             for batch in reader.open_csv(source, read, parse, text):
                 yield batch
@@ -121,18 +175,21 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeDecodeError) as error:
         if "Empty CSV file" in str(error):
             return
-        raise UserError(wrong[0] if wrong else _not_text(error, label, layout)) from None
+        raise UserError(wrong[0] if wrong else _not_text(error, path, label, layout)) from None
     except OSError as error:
-        raise UserError(f"{label}: cannot be read ({error.strerror or _reason(error)}).") from None
+        raise UserError(f"{label}: cannot be read ({error.strerror or reason_of(error)}).") from None
 
 
-def _not_text(error: Exception, label: str, layout: TableLayout) -> str:
+def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> str:
     """What a message says of an error of pyarrow's."""
     place = re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error))
     if place:
+        with opened(path) as stream:
+            hint = _guess(stream.read(_HEAD))
         return (f"{label}, line {place[2]}: column '{layout.columns[int(place[1])]}' is not UTF-8 text, which is "
-                f"expected.\nSave the table as UTF-8.")
-    return f"{label}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text, lines of {layout.expected}."
+                f"expected.\n{hint}")
+    return (f"{label}: cannot be read as a table ({reason_of(error)}).\nExpected: {layout.encoding.upper()} text, "
+            f"lines of {layout.expected}.")
 
 
 class _WithoutReturns:
@@ -151,7 +208,8 @@ class _WithoutReturns:
         self.closed = True
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """What an error of a reader says, in one line."""
     return " ".join(str(error).split())[:160]
 
 
@@ -162,10 +220,60 @@ def read_parquet(path: Path, label: str, columns: Sequence[str] = ()) -> pd.Data
     try:
         frame = pd.read_parquet(path)
     except Exception as error:  # pyarrow raises errors of several families
-        raise UserError(f"{label}: cannot be read as a Parquet table ({_reason(error)[:100]}).") from None
+        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
     if missing := [name for name in columns if name not in frame]:
         raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(map(str, frame.columns))}.")
     return frame
+
+
+def parquet_file(path: Path, label: str) -> pq.ParquetFile | None:
+    """A file of Parquet; None if it is none. Raises UserError if it is a damaged one."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with open(path, "rb") as file:
+            if file.read(4) != b"PAR1":
+                return None
+        return parquet.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
+
+
+def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Columns of a Parquet table as text, some rows at a time.
+
+    Raises:
+        UserError: if the file, which messages call ``label``, is none, or lacks a column.
+    """
+    import pyarrow as pa
+
+    file = parquet_file(path, label)
+    if file is None:
+        raise UserError(f"{label}: cannot be read as a Parquet table (it does not begin as one).")
+    names = file.schema_arrow.names
+    if missing := [name for name in columns if name not in names]:
+        raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(names)}.")
+    try:
+        for batch in file.iter_batches(columns=list(dict.fromkeys(columns))):
+            values = [as_text(batch.column(name), f"{label}, column '{name}'") for name in columns]
+            yield pa.RecordBatch.from_arrays(values, list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
+
+
+def as_text(values: pa.Array, where: str) -> pa.Array:
+    """Values as text; what is missing is empty, and lists are joined by spaces. Raises UserError for other types."""
+    import pyarrow as pa
+    from pyarrow import compute as pc
+
+    try:
+        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+            values = pc.binary_join(values.cast(pa.list_(pa.string())), " ")
+        return values.cast(pa.string()).fill_null("")
+    except pa.ArrowException:
+        raise UserError(f"{where}: found values of type {values.type}, accepted: texts, numbers, times, and lists of "
+                        f"them.") from None
 
 
 def frame_batch(frame: pd.DataFrame, columns: Sequence[str]) -> pa.RecordBatch:

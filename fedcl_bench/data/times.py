@@ -44,4 +44,4 @@ def check(numbers: np.ndarray, where: str) -> None:
     refuse_several(counts, where)
     if are_days(numbers):
         raise UserError(f"{where}: found days, as {numbers[0]:.0f}, in all rows ({len(numbers):,}), accepted: "
-                        f"seconds since 1970.\n`data convert --csv FILE` writes days as seconds.")
+                        f"seconds since 1970.\n`data convert --table FILE` writes days as seconds.")

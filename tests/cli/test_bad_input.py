@@ -112,7 +112,7 @@ def sessions(method, backbone, assignment=""):
     (f"{RUN} --config absent.yaml", ["absent.yaml", "cannot be read"]),
     *((f"{RUN} --{option} absent", ["absent", "not a folder"]) for option in ("plugins", "data-dir")),
     *((f"{FT} --dataset '{path}'", words) for path, words in (
-        ("orders.csv", ["orders.csv: is no atomic file", "data convert --csv FILE"]),
+        ("orders.csv", ["orders.csv: is no atomic file", "data convert --table FILE"]),
         ("far/none.inter", ["no such file"]), ("far/nothing", ["is not there"]), ("./far", ["holds no .inter file"]),
         ("two/", ["holds a.inter, b.inter", "name one of them"]),
         ("odd/my data.inter", ["found the name 'my data'", "letters, digits"]))),

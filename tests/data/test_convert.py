@@ -194,6 +194,19 @@ def test_ml100k_gives_what_recbole_bundles(capsys):
     assert "All counts are those expected" in out and "data/ml-100k/ml-100k.inter" in out
 
 
+@pytest.mark.parametrize("name, separator", [("ml-100k", "\t"), ("ml-latest-small", ","), ("retailrocket", ","),
+                                             ("tmall", ",")])
+def test_a_sample_may_have_additional_columns(name, separator):
+    """Behind the publisher's, with a header or without; what is read of it is the same."""
+    (file, content), *_ = SMALL[name].items()
+    lines = content.decode().splitlines()
+    more = "\n".join(f"{line}{separator}{'x' if i else 'split'}{separator}{i}" for i, line in enumerate(lines)) + "\n"
+    lay(name)
+    Path("raw", file).write_bytes(more.encode())
+    convert(name, Path("raw"), Path("out"), any_checksum=True)
+    assert Path("out", name, f"{name}.inter").read_text() == ATOMIC[name][0]
+
+
 # XING, which there is in two formats
 
 HDF = {"user_id": [1, 1], "item_id": [5, 5], "interaction_type": [1, 3], "created_at": [1443439587, 1443439602],

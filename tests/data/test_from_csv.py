@@ -11,7 +11,7 @@ import pytest
 from fedcl_bench.cli import located
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import table_reader
-from fedcl_bench.data.from_csv import Columns, condition, import_table
+from fedcl_bench.data.from_csv import Columns, Tables, condition, import_table
 from fedcl_bench.core.errors import UserError
 
 COLUMNS = Columns("user", "item", "time")
@@ -24,7 +24,7 @@ def table(text: str, name: str = "t.csv") -> Path:
 
 def imported(text: str, columns: Columns = COLUMNS, **options):
     """What became of a table, and the lines of the atomic file."""
-    done = import_table(table(text), columns, "mine", Path("out"), **options)
+    done = import_table(Tables(table(text), columns), "mine", Path("out"), **options)
     return done, Path("out/mine/mine.inter").read_text(encoding="utf-8").splitlines()
 
 
@@ -133,7 +133,7 @@ def test_neither_pieces_nor_compression_show(monkeypatch):
     assert imported(text, force=True) == whole
     Path("t.csv").write_bytes(gzip.compress(Path("t.csv").read_bytes()))
     Path("t.csv").rename("t.csv.gz")
-    done = import_table(Path("t.csv.gz"), COLUMNS, "mine", Path("out"), force=True)
+    done = import_table(Tables(Path("t.csv.gz"), COLUMNS), "mine", Path("out"), force=True)
     assert done == whole[0] and Path("out/mine/mine.inter").read_text().splitlines() == whole[1]
     assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 4001
 
@@ -157,8 +157,9 @@ def test_the_command_says_what_was_done_and_what_comes_next(capsys):
 
 
 @pytest.mark.parametrize("options,words", [
-    ([], ["one of the arguments --raw --csv is required"]),
-    (["--csv", "t.csv", "--user", "user", "--item", "item"], ["--time is missing"]),
+    ([], ["one of the arguments --raw --table/--csv is required"]),
+    (["--csv", "t.csv", "--user", "user", "--item", "item"],
+     ["no column 'timestamp'", "its columns are user, item, time", "with --time COLUMN"]),
     (["--raw", "t.csv", "--user", "user"], ["--user has no effect with --raw"]),
     (["--csv", "t.csv", "--user", "user", "--item", "item", "--time", "time", "--keep", ">=4"], ["needs --rating"]),
     (["--csv", "none.csv", "--user", "user", "--item", "item", "--time", "time"], ["no file none.csv"]),

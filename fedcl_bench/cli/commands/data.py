@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import difflib
 import sys
 import tempfile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ...core.errors import UserError, unknown
-from ...core.text import safe_name
-from .. import add_options, count, interrupted, located, seed, settings_of, writing
+from ...core.text import quoted, safe_name
+from .. import add_options, count, interrupted, located, names, seed, settings_of, writing
+
+if TYPE_CHECKING:
+    from ...data.from_csv import Tables
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
 
@@ -24,7 +28,9 @@ examples:
   run_bench.py data convert lastfm-2k --raw ~/hetrec2011-lastfm-2k.zip --out ~/atomic
   run_bench.py data lastfm-2k --data-dir ~/atomic                its statistics, from there
   run_bench.py data xing --set session_from=gap --set session_split=last     with sessions cut and split anew
-  run_bench.py data convert --csv log.csv --user uid --item sku --time when mine     your own table
+  run_bench.py data convert --table log.csv --user uid --item sku --time when mine     your own table
+  run_bench.py data convert --table log.parquet --items items.jsonl --texts title,brand mine       with items' texts
+  run_bench.py data convert --table train.csv --test test.csv --session SessionId --item ItemId --time Time shop
   run_bench.py data ~/logs/mine.inter                            the blocks of an atomic file anywhere
   run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
   run_bench.py data prepare big                                  read and split once; runs then start at once
@@ -33,12 +39,23 @@ examples:
 
 _OUT = {"type": Path, "default": Path("data"), "metavar": "DIR",
         "help": "where to write NAME/NAME.inter (default: ./data, where datasets are looked for)"}
-_TABLE_OPTIONS = {"user": "the column of users, by its name, or by its number from 1 if the table has no header",
-                  "item": "that of items",
-                  "time": "that of times: seconds, milli-, micro- or nanoseconds since 1970, or ISO 8601",
-                  "rating": "that of ratings, if they are to be kept",
-                  "keep": "only rows with such a rating, as '>=4'",
-                  "session": "that of sessions"}
+_FILE = {"metavar": "FILE", "type": Path}
+_TABLE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "user": ("the column of users, by its name, or by its number from 1 if the table has no header (default: user_id; "
+             "of sessions without users, that of sessions)", {}),
+    "item": ("that of items (default: item_id)", {}),
+    "time": ("that of times: seconds, milli-, micro- or nanoseconds since 1970, or ISO 8601 (default: timestamp)", {}),
+    "rating": ("that of ratings, if they are to be kept", {}),
+    "keep": ("only rows with such a rating, as '>=4'", {"metavar": "COND"}),
+    "session": ("that of sessions", {}),
+    "valid": ("a table of sessions that validate, with the same columns", _FILE),
+    "test": ("a table of sessions that are tested; those of --table then train", _FILE),
+    "items": ("a table of items, of any kind that --table has, for NAME.item", _FILE),
+    "items-id": ("its column of items (default: that of --item)", {}),
+    "texts": ("its columns of texts, as title,genres", {"metavar": "A,B", "type": names}),
+    "encoding": ("of text that is not UTF-8, as cp1252 or gb18030", {"metavar": "NAME"}),
+    "skip-bad": ("leave out and count rows that cannot be read: of another width, or with a time or rating that is "
+                 "none", {"action": "store_true", "default": None})}
 
 
 def with_action(arguments: list[str]) -> list[str]:
@@ -60,19 +77,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     show.add_argument("name", help="dataset, or the path of an atomic file or its folder")
     add_options(show, "data-dir", "set")
     convert = actions.add_parser("convert", help="turn your own table, or the publisher's files, into atomic files",
-                                 description="With --csv: write OUT/NAME/NAME.inter from any table of interactions, in "
-                                             "bounded memory. With --raw: check a publisher's raw files (checksums "
-                                             "where published, format, number of rows, users and items) and write "
-                                             "OUT/NAME/NAME.inter, and NAME.item where items are described. `list "
-                                             "NAME` says where to get them.")
+                                 description="With --table: write OUT/NAME/NAME.inter from any table of interactions, "
+                                             "in bounded memory: text separated by commas, tabs, semicolons or bars, "
+                                             "JSON Lines, or Parquet; text also as .gz, .bz2, .xz, .zst or .zip; "
+                                             "column names may have RecBole's types, as user_id:token. With --raw: "
+                                             "check a publisher's raw files (checksums where published, format, number "
+                                             "of rows, users and items) and write OUT/NAME/NAME.inter, and NAME.item "
+                                             "where items are described. `list NAME` says where to get them.")
     convert.add_argument("name", help="name of your dataset, or of a published one")
     origin = convert.add_mutually_exclusive_group(required=True)
     origin.add_argument("--raw", type=Path, metavar="DIR",
                         help="folder of the publisher's files, or the publisher's zip")
-    origin.add_argument("--csv", type=Path, metavar="FILE",
-                        help="a table of text: separated by commas, tabs, semicolons or bars, compressed or not")
-    for option, text in _TABLE_OPTIONS.items():
-        convert.add_argument(f"--{option}", metavar="COND" if option == "keep" else "COL", help=f"with --csv: {text}")
+    origin.add_argument("--table", "--csv", type=Path, metavar="FILE",
+                        help="your own table of interactions: text, JSON Lines or Parquet")
+    for option, (text, more) in _TABLE_OPTIONS.items():
+        usual = {} if "action" in more else {"metavar": "COL"}
+        convert.add_argument(f"--{option}", help=f"with --table: {text}", **usual | more)
     download = actions.add_parser("download", help="fetch the publisher's files and convert them",
                                   description="Fetch a dataset from its publisher, then do as `data convert`. By using "
                                               "it you accept the publisher's terms: `list NAME` names them.")
@@ -149,9 +169,9 @@ def _show(args: argparse.Namespace) -> int:
     status = show_statistics(source, settings, statistics(stream), {} if args.assignments else source.config.expected)
     for name, texts in texts_of(source, stream).items():
         print(f"note: {sum(map(bool, texts)):,} of {len(texts):,} items of {name} have a text")
-    for names, users in shared_users(source, stream).items() if stream.domains else ():
+    for pair, users in shared_users(source, stream).items() if stream.domains else ():
         if len(users):
-            print(f"note: {len(users):,} users of {' and '.join(names)} are known to be the same; runs use that "
+            print(f"note: {len(users):,} users of {' and '.join(pair)} are known to be the same; runs use that "
                   f"with known_users=true alone")
     if text := thin_note(stream, settings):
         print(f"note: {text}")
@@ -173,28 +193,43 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    if args.csv is not None:
+    if args.table is not None:
         return _import(args)
-    if given := [option for option in _TABLE_OPTIONS if getattr(args, option) is not None]:
-        raise UserError(f"--{given[0]} has no effect with --raw; it says which columns of --csv to take.")
+    if given := [option for option in _TABLE_OPTIONS if getattr(args, option.replace("-", "_")) is not None]:
+        raise UserError(f"--{given[0]} has no effect with --raw; it says how to read --table.")
     return _report(args, args.raw)
 
 
-def _import(args: argparse.Namespace) -> int:
-    """Convert the user's own table and say what was detected and done."""
-    from ...data.from_csv import Columns, import_table
+def _tables_of(args: argparse.Namespace) -> Tables:
+    """The user's own tables, as the options say; raises UserError for options that lack another."""
+    from ...data.from_csv import Columns, Tables
 
-    if missing := [option for option in ("user", "item", "time") if not getattr(args, option)]:
-        raise UserError(f"data convert --csv: --{missing[0]} is missing; name the columns of users, items and times, "
-                        f"as --user user_id --item item_id --time timestamp.")
-    if args.keep and not args.rating:
-        raise UserError("--keep: needs --rating, the column that it compares.")
+    for option, needed in (("keep", "rating"), ("valid", "session"), ("test", "session"), ("items", "texts"),
+                           ("texts", "items"), ("items_id", "items")):
+        if getattr(args, option) and not getattr(args, needed):
+            raise UserError(f"--{option.replace('_', '-')}: needs --{needed}; `data convert --help` says what it is.")
     if args.any_checksum:
-        raise UserError("--any-checksum has no effect with --csv; leave it out.")
-    _refuse_taken(args.name, "convert --csv")
-    done = import_table(args.csv, Columns(**{option: getattr(args, option) or "" for option in _TABLE_OPTIONS}),
-                        args.name, args.out, args.force)
-    print(f"{args.csv}: {', '.join(done.notes[:1])}; {done.notes[1]}")
+        raise UserError("--any-checksum has no effect with --table; leave it out.")
+    try:
+        codecs.lookup(args.encoding or "utf-8")
+    except LookupError:
+        raise UserError(f"--encoding: found {quoted(args.encoding)}, accepted: one of Python's, as cp1252, latin-1, "
+                        f"utf-16 or gb18030.") from None
+    item = args.item or "item_id"
+    columns = Columns(args.user or args.session or "user_id", item, args.time or "timestamp", args.rating or "",
+                      args.session or "", args.keep or "")
+    return Tables(args.table, columns, args.encoding or "utf-8", bool(args.skip_bad), args.valid, args.test, args.items,
+                  args.items_id or item, args.texts or ())
+
+
+def _import(args: argparse.Namespace) -> int:
+    """Convert the user's own tables and say what was detected and done."""
+    from ...data.from_csv import import_table
+
+    tables = _tables_of(args)
+    _refuse_taken(args.name, "convert --table")
+    done = import_table(tables, args.name, args.out, args.force)
+    print(f"{args.table}: {done.notes[0]}; {done.notes[1]}")
     print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items, "
           f"{done.notes[2]}")
     for note in done.notes[3:]:

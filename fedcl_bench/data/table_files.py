@@ -1,0 +1,231 @@
+"""A user's own table, whatever it is written as: text, JSON Lines or Parquet, as batches of columns of text.
+
+What it is is detected from its first bytes. Rows that cannot be read are collected in ``BadRows``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+
+from ..core.errors import UserError
+from .table_reader import (SEPARATORS, TableLayout, fields_of, first_lines, opened, parquet_batches, parquet_file,
+                           reason_of, text_batches)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
+_TYPE = re.compile(":(token|float)(_seq)?$")  # of a column of an atomic file
+_AT_ONCE = 1 << 14  # rows of a batch of JSON Lines
+_SHOWN = 3  # bad rows of a message
+_MOST_BAD = 1000  # before it is clear that the table is another one than was said
+
+
+@dataclass
+class BadRows:
+    """Rows that cannot be read.
+
+    Attributes:
+        skip: whether they are left out, instead of ending the command.
+        count: how many there are; first: what is said of the first of them.
+        ragged: of the present file, the numbers from 1 of rows that its reader has left out, its header counted.
+    """
+
+    skip: bool = False
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    ragged: list[int] = field(default_factory=list)
+
+    def add(self, said: Callable[[], str]) -> None:
+        """Note a row; ``said`` says what is wrong with it. Raises UserError as ``require_none`` if there are many."""
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(said())
+        if self.count >= _MOST_BAD:
+            self.require_none("at least ")
+
+    def left_out(self, number: int, said: Callable[[], str]) -> None:
+        """Note a row that a reader leaves out."""
+        self.ragged.append(number)
+        self.add(said)
+
+    def row(self, position: int, header: int) -> int:
+        """The number from 1 below the header of a row that was read, given its position among these."""
+        number = position + 1 + header
+        for left_out in self.ragged:  # ascending
+            number += left_out <= number
+        return number - header
+
+    def require_none(self, at_least: str = "") -> None:
+        """Raise UserError if there are bad rows and they are not to be left out."""
+        if not self.count or self.skip:
+            return
+        rows = f"{at_least}{self.count:,} rows cannot be read; the first:\n" if self.count > 1 else ""
+        raise UserError(rows + "\n".join(self.first) + "\nLeave such rows out with --skip-bad.")
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table on disk.
+
+    Attributes:
+        kind: TEXT, JSON or PARQUET.
+        columns: name as it is asked for to name as it is written.
+        layout: of a table of text.
+        encoding: of text and JSON Lines.
+    """
+
+    path: Path
+    kind: str
+    columns: Mapping[str, str]
+    layout: TableLayout | None = None
+    encoding: str = "utf-8"
+
+    @property
+    def header(self) -> int:
+        """Rows of a header."""
+        return int(self.layout is not None and self.layout.header)
+
+    @property
+    def note(self) -> str:
+        """What was detected."""
+        if self.layout is None:
+            return self.kind
+        return (f"separated by {SEPARATORS[self.layout.separator]}, "
+                f"{'with a header' if self.layout.header else 'without header: columns are numbers from 1'}")
+
+    def batches(self, wanted: Sequence[str], bad: BadRows) -> Iterator[pa.RecordBatch]:
+        """Columns of the table as text, some rows at a time; raises UserError if the file cannot be read."""
+        bad.ragged = []
+        written = [self.columns[name] for name in wanted]
+        if self.kind == TEXT:
+            batches = text_batches(self.path, str(self.path), self.layout, written, bad.left_out)
+        elif self.kind == JSON:
+            batches = _json_batches(self, written, bad)
+        else:
+            batches = parquet_batches(self.path, str(self.path), written)
+        for batch in batches:
+            yield batch.rename_columns(list(wanted))
+
+
+def detect(path: Path, wanted: Mapping[str, str], option: str, encoding: str = "utf-8") -> TableFile:
+    """How a table is written.
+
+    Args:
+        wanted: column to the option that names it.
+        option: the option that names the file.
+
+    Raises:
+        UserError: if it cannot be read, is empty, or lacks one of the columns; names those that it has.
+    """
+    if not path.is_file():
+        raise UserError(f"{option}: no file {path}.")
+    if parquet := parquet_file(path, str(path)):
+        names = parquet.schema_arrow.names
+        return TableFile(path, PARQUET, _found(path, wanted, names, PARQUET))
+    first = first_lines(path, str(path), "a line of columns, then one interaction per line", encoding)[0]
+    if first.lstrip().startswith("["):
+        raise UserError(f"{path}: is a JSON array, accepted: JSON Lines, which have an object in each line.\n"
+                        f"Make them with: jq -c '.[]' {path.name}")
+    if first.lstrip().startswith("{"):
+        names = list(_object(first) or ())
+        return TableFile(path, JSON, _found(path, wanted, names, f"{JSON}, first line"), encoding=encoding)
+    return _detect_text(path, wanted, first, encoding)
+
+
+def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: str) -> TableFile:
+    """How a table of text is written, given its first line."""
+    rows = {separator: fields_of(first, separator) for separator in SEPARATORS}
+    columns = list(wanted)
+    for separator, names in rows.items():
+        if set(columns) <= {*names, *map(_plain, names)}:
+            layout = TableLayout(separator, tuple(names), True, encoding=encoding)
+            return TableFile(path, TEXT, _found(path, wanted, names, ""), layout, encoding)
+    separator = max(rows, key=lambda candidate: len(rows[candidate]))
+    names = rows[separator]
+    if all(re.fullmatch("[1-9][0-9]*", column) for column in columns):
+        numbers = tuple(str(i + 1) for i in range(len(names)))
+        if set(columns) <= set(numbers):
+            times = [column for column, option in wanted.items() if option == "--time"]
+            header = bool(times) and not _is_time(names[int(times[0]) - 1])
+            layout = TableLayout(separator, numbers, header, encoding=encoding)
+            return TableFile(path, TEXT, dict(zip(numbers, numbers)), layout, encoding)
+    headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
+    hint = "If that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
+    return TableFile(path, TEXT, _found(path, wanted, names, f"separated by {SEPARATORS[separator]}", hint))
+
+
+def _found(path: Path, wanted: Mapping[str, str], names: Sequence[str], how: str, hint: str = "") -> dict[str, str]:
+    """Each column that is wanted to its name in the file, where its type may follow it."""
+    for column, option in wanted.items():
+        there = [name for name in names if column in (name, _plain(name))]
+        if len(there) > 1:
+            raise UserError(f"{path}: has several columns '{column}'; rename one of them.")
+        if not there:
+            raise UserError(f"{path}: has no column '{column}'; its columns are {', '.join(names) or 'none'} ({how}).\n"
+                            + (hint or f"Name the column that is meant with {option} COLUMN."))
+    return {column: name for column in wanted for name in names if column in (name, _plain(name))}
+
+
+def _plain(name: str) -> str:
+    return _TYPE.sub("", name)
+
+
+def _is_time(text: str) -> bool:
+    import pandas as pd
+
+    return bool(pd.notna(pd.to_numeric(text, errors="coerce"))
+                or pd.notna(pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")))
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _json_batches(table: TableFile, names: Sequence[str], bad: BadRows) -> Iterator[pa.RecordBatch]:
+    """Values by name of each line's object; one that is not there is empty."""
+    import pyarrow as pa
+
+    rows: list[list[str]] = []
+
+    def batch() -> pa.RecordBatch:
+        columns = zip(*rows) if rows else [()] * len(names)
+        return pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in columns], list(names))
+
+    try:
+        with opened(table.path) as stream:
+            row = 0
+            lines = io.TextIOWrapper(io.BufferedReader(stream), table.encoding, newline="\n")
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                row += 1
+                if (value := _object(line)) is None:
+                    said = f"{table.path}, line {number}: is no JSON object ({line.strip()[:60]!r})."
+                    bad.left_out(row, lambda said=said: said)
+                    continue
+                rows.append([_json_text(value.get(name)) for name in names])
+                if len(rows) == _AT_ONCE:
+                    yield batch()
+                    rows.clear()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{table.path}: cannot be read as {table.encoding} text ({reason_of(error)}).") from None
+    yield batch()
+
+
+def _json_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " ".join(map(_json_text, value))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode(errors="replace").decode()  # half of a pair of surrogates is no text

@@ -1,0 +1,274 @@
+"""Tables of every form give the same dataset; bad ones say what they hold and what to do."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zipfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.data import table_files
+from fedcl_bench.data.item_texts import read_texts
+from fedcl_bench.data.source import load_config
+
+ROWS = [{"user": f"ü{i % 4}", "item": 7 + i % 5, "time": 1262304000 + i, "more": i / 2} for i in range(20)]
+EXPECTED = ["user_id:token\titem_id:token\ttimestamp:float",
+            *(f"{row['user']}\t{row['item']}\t{row['time']}" for row in ROWS)]
+NAMED = ["--user", "user", "--item", "item", "--time", "time"]
+CSV = pd.DataFrame(ROWS).to_csv(index=False)
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+def zipped(content: bytes, files: int = 1) -> bytes:
+    with zipfile.ZipFile("made", "w") as archive:
+        for i in range(files):
+            archive.writestr(f"folder/{i}.csv", content)
+    return Path("made").read_bytes()
+
+
+def parquet(frame: pd.DataFrame) -> bytes:
+    frame.to_parquet("made", index=False)
+    return Path("made").read_bytes()
+
+
+FORMS = {
+    "t.csv": lambda: CSV.encode(), "t.tsv": lambda: CSV.replace(",", "\t").encode(),
+    "t.jsonl": lambda: LINES.encode(), "t.json": lambda: LINES.replace("\n", "\r\n\r\n").encode(),
+    "t.jsonl.gz": lambda: gzip.compress(LINES.encode()), "t.csv.bz2": lambda: bz2.compress(CSV.encode()),
+    "t.csv.xz": lambda: lzma.compress(CSV.encode()), "t.csv.zip": lambda: zipped(CSV.encode()),
+    "t.jsonl.zip": lambda: zipped(LINES.encode()), "t.parquet": lambda: parquet(pd.DataFrame(ROWS)),
+    "t": lambda: parquet(pd.DataFrame(ROWS).astype({"user": "category"})),
+    "t.inter": lambda: CSV.replace("user,item,time,more", "user:token,item:token,time:float,more:float", 1).encode()}
+
+
+def converted(capsys, *words: str) -> tuple[int, str]:
+    """Exit status and what was said of ``data convert mine``."""
+    try:
+        status = main(["data", "convert", "mine", *words])
+    except SystemExit as stopped:
+        status = stopped.code
+    said = capsys.readouterr()
+    return status, said.out + said.err
+
+
+def lines_of(suffix: str = ".inter") -> list[str]:
+    return Path(f"data/mine/mine{suffix}").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_gives_the_same_rows(capsys, monkeypatch, name):
+    monkeypatch.setattr(table_files, "_AT_ONCE", 7)
+    Path(name).write_bytes(FORMS[name]())
+    status, said = converted(capsys, "--table", name, *NAMED)
+    assert status == 0 and lines_of() == EXPECTED, said
+    kind = "Parquet" if Path(name).suffix in ("", ".parquet") else "JSON Lines" if "json" in name else "separated by"
+    assert said.startswith(f"{name}: {kind}") and "20 interactions of 4 users and 5 items" in said
+
+
+@pytest.mark.parametrize("encoding, words", [
+    ("cp1252", "perhaps cp1252, in which it reads 'ü0,7,1262304000,0.0'"), ("utf-16", "perhaps utf-16"),
+    ("latin-1", "perhaps latin-1")])
+def test_other_encodings_are_guessed_and_read(capsys, encoding, words):
+    text = CSV.replace("ü", "ü\x81") if encoding == "latin-1" else CSV  # which cp1252 has not
+    Path("t.csv").write_bytes(text.encode(encoding))
+    status, said = converted(capsys, "--table", "t.csv", *NAMED)
+    assert status == 2 and "is not UTF-8 text" in said and "--encoding" in said and words in said
+    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--encoding", encoding)
+    assert status == 0 and lines_of() == [line.replace("ü", "ü\x81") if text != CSV else line for line in EXPECTED]
+    Path("t.jsonl").write_bytes(LINES.encode(encoding))
+    status, said = converted(capsys, "--table", "t.jsonl", *NAMED, "--encoding", encoding, "--force")
+    assert status == 0 and lines_of() == EXPECTED, said
+
+
+BAD = {  # rows and what is said of each
+    "csv": (("u,1", "line 22: found 2 fields ('u,1'), expected 4 fields"),
+            ("u,1,never,2", "row 22 below the header: column 'time' is 'never'"),
+            ("u,1,5,2,9,9", "line 24: found 6 fields"), ("u,2,inf,2", "row 24 below the header")),
+    "jsonl": (("{", "line 21: is no JSON object ('{')"),
+              ('{"user": "u", "item": 1, "time": "never"}', "row 22: column 'time' is 'never'"),
+              ("[1, 2]", "line 23: is no JSON object ('[1, 2]')"), ('{"user": 1, "item": 2, "time": {}}', "row 24"))}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_rows_end_it_or_are_left_out_and_counted(capsys, kind):
+    rows = (CSV if kind == "csv" else LINES) + "".join(row + "\n" for row, _ in BAD[kind])
+    Path(f"t.{kind}").write_text(rows, encoding="utf-8")
+    status, said = converted(capsys, "--table", f"t.{kind}", *NAMED)
+    first = said.splitlines()
+    assert status == 2 and first[0].endswith("4 rows cannot be read; the first:") and len(first) == 5
+    assert first[4] == "Leave such rows out with --skip-bad." and not list(Path().rglob("mine.inter"))
+    assert sum(any(words in line for line in first) for _, words in BAD[kind]) == 3
+    status, said = converted(capsys, "--table", f"t.{kind}", *NAMED, "--skip-bad")
+    assert status == 0 and lines_of() == EXPECTED
+    assert "left out: 4 rows that cannot be read" in said and said.count("note: left out: ") == 3
+
+
+def test_rows_keep_their_numbers_behind_those_that_are_left_out(capsys):
+    Path("t.csv").write_text("user,item,time\nu,1\nu,1,2\nu,1,2,3\nu,1,never\n")
+    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--skip-bad")
+    assert status == 0 and "line 2: found 2 fields" in said and "line 4: found 4 fields" in said
+    assert "row 4 below the header: column 'time' is 'never'" in said
+
+
+def test_another_table_than_was_said_ends_early(capsys):
+    """At the thousandth bad row, not at the end."""
+    Path("t.csv").write_text("user,item,time\n" + "u,1,never\n" * 5000)
+    status, said = converted(capsys, "--table", "t.csv", *NAMED)
+    assert status == 2 and "at least 1,000 rows cannot be read; the first:" in said
+    Path("t.csv").write_text("user,item,time\n" + "u,1\n" * 5000)
+    status, said = converted(capsys, "--table", "t.csv", *NAMED)
+    assert status == 2 and "at least 1,000 rows cannot be read; the first:" in said and "found 2 fields" in said
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("t.csv", b"who,what,when\n1,2,3\n", "its columns are who, what, when (separated by commas).\nName the column that "
+     "is meant with --user COLUMN."),
+    ("t.jsonl", b'{"who": 1, "what": 2}\n', "has no column 'user'; its columns are who, what (JSON Lines, first line)"),
+    ("t.parquet", lambda: parquet(pd.DataFrame({"who": [1], "item": [1], "time": [2]})),
+     "has no column 'user'; its columns are who, item, time (Parquet)."),
+    ("t.parquet", lambda: parquet(pd.DataFrame(ROWS))[:-9], "cannot be read as a Parquet table"),
+    ("t.parquet", lambda: parquet(pd.DataFrame({"user": [{"a": 1}], "item": [1], "time": [2]})),
+     "column 'user': found values of type struct"),
+    ("t.parquet", lambda: parquet(pd.DataFrame(ROWS)[:0]), "no row is left of 0"),
+    ("t.json", json.dumps(ROWS).encode(), "is a JSON array, accepted: JSON Lines, which have an object in each line.\n"
+     "Make them with: jq -c '.[]' t.json"),
+    ("t.jsonl", b"", "t.jsonl: is empty"), ("t.csv", b"", "t.csv: is empty"), ("t.csv.gz", b"", "is empty"),
+    ("t.csv.zip", lambda: zipped(b"", 2), "the zip holds 2 files, accepted: one"),
+    ("t.csv.zip", b"no zip", "cannot be read"), ("t.csv.xz", b"no xz", "cannot be read"),
+    ("t.csv.zip", lambda: zipped(CSV.encode())[:-30], "cannot be read"),
+    ("t.csv", b"user,user:token,item,time\n1,1,2,3\n", "has several columns 'user'")])
+def test_other_files_are_named(capsys, name, content, words):
+    Path(name).write_bytes(content() if callable(content) else content)
+    status, said = converted(capsys, "--table", name, *NAMED)
+    assert status == 2 and words in said, said
+    assert not list(Path().rglob("mine.inter"))
+
+
+def test_repeated_rows_are_counted_and_kept(capsys):
+    Path("t.csv").write_text("user,item,time,more\nu,1,5,a\nu,1,5,b\nu,2,5,a\nv,1,5,a\nu,1,5,a\n")
+    status, said = converted(capsys, "--table", "t.csv", *NAMED)
+    assert status == 0 and "2 rows repeat another in all columns that are read, and are kept" in said
+    assert len(lines_of()) == 6
+    Path("t.csv").write_text(CSV, encoding="utf-8")
+    assert "repeat" not in converted(capsys, "--table", "t.csv", *NAMED, "--force")[1]
+
+
+def test_numbers_and_missing_values_of_parquet(capsys):
+    """Ids that are whole numbers stay so beside missing ones; days and times are times."""
+    times = pd.Series(["2010-01-01", "2010-01-02", "2010-01-03 00:00:00.5"], dtype="datetime64[ns]")
+    frame = pd.DataFrame({"user": pd.array([1, None, 3], "Int64"), "item": [1.0, 2.0, 2.5], "time": times})
+    Path("t.parquet").write_bytes(parquet(frame))
+    status, said = converted(capsys, "--table", "t.parquet", *NAMED)
+    assert status == 0 and "left out: 1 row without user, item or session" in said
+    assert [line.split("\t")[0] for line in lines_of()[1:]] == ["1", "3"]
+    assert [float(line.split("\t")[2]) for line in lines_of()[1:]] == [1262304000.0, 1262476800.5]
+    frame["time"] = frame["time"].dt.tz_localize("Europe/Berlin")
+    Path("t.parquet").write_bytes(parquet(frame))
+    assert converted(capsys, "--table", "t.parquet", *NAMED, "--force")[0] == 0
+    assert float(lines_of()[1].split("\t")[2]) == 1262304000.0 - 3600
+
+
+# Items
+
+ITEMS = [{"item": 7, "title": "A \"first\"\ttitle &amp; more", "tags": ["x", "y"]},
+         {"item": 8, "title": "", "tags": []}, {"item": 7, "title": "again", "tags": []},
+         {"item": 99, "title": "unknown", "tags": ["z"]}]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_texts_of_items(capsys, kind):
+    Path("t.csv").write_text(CSV, encoding="utf-8")
+    frame = pd.DataFrame(ITEMS)
+    if kind == "csv":
+        frame.assign(tags=frame["tags"].map(" ".join)).to_csv("items.csv", index=False)
+    else:
+        Path(f"items.{kind}").write_bytes(parquet(frame) if kind == "parquet" else
+                                          "".join(json.dumps(item) + "\n" for item in ITEMS).encode())
+    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--items", f"items.{kind}", "--texts", "title,tags")
+    assert status == 0 and "texts of 2 of the 5 items; rows without an id or of an item that stands above" in said, said
+    assert "above, which are left out: 1" in said
+    assert read_texts(Path("data/mine/mine.item"), "item_id") == {
+        "7": 'A "first" title & more x y', "8": "", "99": "unknown z"}
+    assert "wrote: data/mine/mine.item" in said
+
+
+@pytest.mark.parametrize("content, options, words", [
+    ("item,title\n700,a\n", ["--texts", "title"], "none of its 1 ids in the column 'item' (as '700') is an item of "
+     "t.csv.\nName the column of ids with --items-id COLUMN."),
+    ("id,title\n7,a\n", ["--texts", "title"], "has no column 'item'; its columns are id, title (separated by commas).\n"
+     "Name the column that is meant with --items-id COLUMN."),
+    ("item,title\n7,a\n", ["--texts", "name"], "meant with --texts COLUMN"),
+    ("item,title\n7,a\n7,a,b\n", ["--texts", "title"], "items.csv, line 3: found 3 fields"),
+    ("item,title\n7,a\n", [], "--items: needs --texts"), ("", ["--texts", "title"], "items.csv: is empty")])
+def test_bad_tables_of_items(capsys, content, options, words):
+    Path("t.csv").write_text(CSV, encoding="utf-8")
+    Path("items.csv").write_text(content)
+    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--items", "items.csv", *options)
+    assert status == 2 and words in said, said
+    assert not list(Path().rglob("mine.inter"))
+
+
+# Sessions that are split already
+
+def sessions(count: int, start: int) -> str:
+    rows = [f"{s},{(s + k) % 5},{start + 1000 * s + k}\n" for s in range(count) for k in range(3)]
+    return "".join(["SessionId,ItemId,Time\n", *rows])
+
+
+TRAIN, TEST = sessions(9, 0), sessions(3, 9000)
+
+
+def test_train_and_test_files(capsys):
+    """Ids of sessions begin anew in each; what is tested is what the file has."""
+    Path("train.csv").write_text(TRAIN)
+    Path("test.csv").write_text(TEST)
+    named = ["--item", "ItemId", "--time", "Time"]
+    words = ["--table", "train.csv", "--test", "test.csv", "--session", "SessionId", *named]
+    status, said = converted(capsys, *words)
+    assert status == 0, said
+    assert lines_of()[0] == "user_id:token\titem_id:token\tsession_id:token\tsplit:token\ttimestamp:float"
+    assert lines_of()[1] == "train-0\t0\ttrain-0\ttrain\t0" and lines_of()[-1] == "test-2\t4\ttest-2\ttest\t11002"
+    config = load_config("mine")
+    assert (config.SESSION_FIELD, config.SPLIT_FIELD) == ("session_id", "split")
+    assert config.settings == {"stream": "sessions", "session_from": "column", "session_split": "column",
+                               "topology": "central"}
+    assert main(["data", "mine", "--set", "valid_share=0.3"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "train sessions 6 " in out and "test sessions 3 " in out
+    Path("test.csv").write_text(TEST.replace("0\n", "never\n", 1))
+    status, said = converted(capsys, *words, "--force")
+    assert status == 2 and "test.csv, row 1 below the header: column 'Time'" in said
+    Path("test.csv").write_text(TEST.replace("ItemId", "Item"))
+    status, said = converted(capsys, *words, "--force")
+    assert status == 2 and "test.csv: has no column 'ItemId'" in said
+    status, said = converted(capsys, "--table", "train.csv", "--test", "test.csv", *named)
+    assert status == 2 and "--test: needs --session" in said
+
+
+def test_users_whose_sessions_are_split(capsys):
+    head = "user,session,item,time\n"
+    for name, at in (("train", 0), ("valid", 100), ("test", 200)):
+        Path(f"{name}.csv").write_text(head + "".join(f"u{u},1,{i},{at + i}\n" for u in range(2) for i in range(4)))
+    status, said = converted(capsys, "--table", "train.csv", "--valid", "valid.csv", "--test", "test.csv", *NAMED,
+                             "--session", "session")
+    assert status == 0 and lines_of()[9] == "u0\t0\tvalid-1\tvalid\t100", said
+    assert "topology" not in load_config("mine").settings and main(["data", "mine"]) == 0
+
+
+def test_options_of_tables_have_no_effect_with_raw(capsys):
+    for option in (["--skip-bad"], ["--encoding", "cp1252"], ["--items-id", "x"], ["--test", "x"]):
+        status, said = converted(capsys, "--raw", ".", *option)
+        assert status == 2 and f"{option[0]} has no effect with --raw" in said
+
+
+def test_a_comma_separated_atomic_file_says_how_to_make_it_one(capsys):
+    Path("mine.inter").write_text("user_id:token,item_id:token,timestamp:float\n" + "a,b,1\n" * 3)
+    assert main(["data", "./mine.inter"]) == 2
+    assert "Make it so with: run_bench.py data convert --table mine.inter NAME" in capsys.readouterr().err
+    assert converted(capsys, "--table", "mine.inter")[0] == 0 and lines_of()[1] == "a\tb\t1"
