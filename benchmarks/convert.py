@@ -2,8 +2,8 @@
 
     python benchmarks/convert.py [--rows 1000000,10000000] [--users 1000003] [--items 100003]
 
-Each line is one `data convert --table` in a process of its own. Memory should not grow with the rows: it holds a piece of
-the table, and 8 bytes per user and item.
+Each line is one `data convert --table` in a process of its own. It holds a piece of the table, 8 bytes
+per user and item, and 8 bytes of each of the first 10 million rows, so memory should not grow behind those.
 """
 
 from __future__ import annotations
