@@ -38,7 +38,8 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
         dataset: as ``"ml-100k"``, which comes with RecBole; or the path of an atomic file, or of a folder with one.
         seeds: how many, from ``first_seed`` on.
         results: folder of records, the command's ``--results``.
-        data_dir: folder with NAME/NAME.inter or NAME.inter; None: ``./data``, then RecBole's bundled files.
+        data_dir: folder with NAME/NAME.inter or NAME.inter; None: ``./data``. What is not there may be bundled with
+            RecBole.
         plugins: folder or folders of plugin files.
         device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
         progress: show blocks and rounds on standard error.

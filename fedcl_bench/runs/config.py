@@ -439,7 +439,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
         method, backbone, dataset: names, whatever their case; the dataset may be a path.
         overrides: layers of (where they come from, settings), later ones win; they lie over the plugins' defaults and
             the dataset's.
-        data_dir: folder of atomic files; None looks in ``./data`` and among RecBole's bundled datasets.
+        data_dir: folder of atomic files; None: ``./data``. What is not there may be bundled with RecBole.
         device: ``cpu`` or ``cuda``.
 
     Raises:

@@ -240,8 +240,8 @@ def _cause(batched: Tables, apart: Tables) -> str:
     if not same:
         return "; is a mean or a sum taken over the first dimension, which is clients?"
     return (f", not so {len(same)} of {len(batched['user'])} clients, as client {same[0]}; does a loss count padded "
-            f"slots, which clients with fewer samples than others beside them have? A backbone's ``weights`` are 0 "
-            f"there, of sessions ``sequence.real`` is the mask, and items of ``replayed_items`` have no padding")
+            f"slots, which clients with fewer samples than others beside them have? There ``weights`` are 0 and "
+            f"``batch.mask`` is False, of sessions ``batch.sequence.real``")
 
 
 def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:
