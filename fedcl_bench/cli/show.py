@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from ..core.text import for_terminal
 from ..data.source import DatasetSource
 from ..data.settings import StreamSettings
 from ..evaluation.metrics import is_share
+from ..records.frames import still_improving
+from ..records.record import Record
 from ..records.store import block_names, domains_of, leak_notes
 from ..runs.config import RunConfig
 from ..stats.significance import FEW_USERS, interval_of_mean
@@ -93,6 +96,8 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print_table(["test metric", *metrics.columns], rows)
     for note in few_users(result):
         print(note)
+    for note in rising(result):
+        print(note)
     for name, values in result.get("ratings", {}).items():
         print(f"{name} over all ratings of a block: {', '.join(f'{value:.4f}' for value in values)}")
     if len(result["rounds"]) > config.per_step:
@@ -118,6 +123,18 @@ def few_users(result: Mapping[str, Any]) -> list[str]:
             if users < FEW_USERS
             for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()
                            if is_share(name)}]]
+
+
+def rising(result: Mapping[str, Any]) -> list[str]:
+    """That validation was still improving when blocks ended, if it was, of one run or over all seeds: a sentence."""
+    runs = result.get("runs", [result])
+    blocks = [still_improving(Record(Path(run["record"])).frame("rounds")) for run in runs]
+    if not (count := sum(map(len, blocks))):
+        return []
+    names = block_names(domains_of(result), len(result["rounds"]))
+    which = ", ".join(names[block] for block in sorted(set().union(*blocks)))
+    return [f"still improving in the last round: validation of {count} of {len(names) * len(runs)} blocks ({which}); "
+            f"more rounds may give other numbers"]
 
 
 def intervals(users: int, means: Mapping[str, float]) -> str:

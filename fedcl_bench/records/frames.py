@@ -39,3 +39,22 @@ def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = No
         return pd.read_parquet(io.BytesIO(content), columns=columns)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", cure) from None
+
+
+def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
+    """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
+    if "stage" not in curve:
+        return curve
+    return curve.assign(valid=curve["valid"].where(curve["stage"] == curve["stage"].max()))
+
+
+def still_improving(curve: pd.DataFrame) -> list[int]:
+    """The blocks whose training ended too early for what validation says: the value of the last validated round is
+    above all earlier ones of the block. Early stopping has ended none of these, as it waits for rounds without
+    improvement. A block that was validated once is not among them.
+
+    Args:
+        curve: one row per round, as ``rounds.parquet`` has them.
+    """
+    valid = {block: each.dropna() for block, each in last_stage(curve).groupby("step")["valid"]}
+    return [int(block) for block, each in valid.items() if len(each) > 1 and each.iloc[-1] > each.iloc[:-1].max()]

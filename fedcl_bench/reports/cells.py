@@ -83,7 +83,8 @@ class Table:
     Attributes:
         number: of the paper's table; 0 in a table of no paper.
         heading: what stands above it.
-        stub: headings of the label columns; heads: those of the number columns.
+        stub: headings of the label columns.
+        columns: the labels of each number column, outermost first; LaTeX sets the outer ones above all their columns.
         notes: what the numbers mean; footnotes: (mark, text) of marked cells.
         tested: sentences on how many test users there are.
         missing: one sentence per group of cells without a record.
@@ -95,13 +96,18 @@ class Table:
     title: str
     heading: str
     stub: tuple[str, ...]
-    heads: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
     tested: tuple[str, ...] = ()
     footnotes: tuple[tuple[str, str], ...] = ()
     missing: tuple[str, ...] = ()
     daggers: frozenset[str] = frozenset()
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The headings of the number columns, each in one line."""
+        return tuple(map(" ".join, self.columns))
 
     def cells(self) -> list[Cell]:
         """All cells, in reading order."""

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError
+from ..records.frames import still_improving
 from ..records.run import Run
 from ..records.store import incremental, LEAKS, leaks, protocol
 from ..runs.registry import Registry
@@ -153,6 +154,8 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
     for variant in cell.variants:
         metas = [run.meta for run in variant.runs]
         metrics = [name for name in variant.meta["metrics"] if all(name in meta["metrics"] for meta in metas)]
+        blocks = sum(len(meta["rounds"]) for meta in metas)
+        rising = sum(len(still_improving(run.rounds)) for run in variant.runs)
         continual = [meta["continual"][cell.metric] for meta in metas]
         rows.append({
             "method": variant.title, "dataset": cell.dataset, "backbone": cell.backbone, "stream": cell.stream,
@@ -160,6 +163,7 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
             "learning": _mean([c["LA"] for c in continual]), "forgetting": _mean([c["forgetting"] for c in continual]),
             "MB sent": _mean([(m["bytes"]["total_up"] + m["bytes"]["total_down"]) / 1e6 for m in metas], ",.1f"),
             "seconds": _mean([meta["seconds"]["total"] for meta in metas], ",.1f"),
+            "still improving": Number(rising / blocks, f"{rising} of {blocks}"),
             "users": Number.as_(tested_users(variant.runs), ","), "seeds": seed_text(run.seed for run in variant.runs)})
     return sorted(rows, key=lambda row: -row[cell.metric][0] if cell.metric in row else 0.0)
 

@@ -143,8 +143,8 @@ def _table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of:
         attributes = f' data-row="{i}" data-cell="{cell}"' if of else ""
         lines.append(f"<tr{attributes}>{''.join(tds)}</tr>")
     heads = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    return "\n".join([f'<table id="{name}" class="compact nowrap"><thead><tr>{heads}</tr></thead><tbody>', *lines,
-                      "</tbody></table>"]) if rows else ""
+    return "\n".join([f'<div class="box"><table id="{name}" class="compact nowrap">',
+                      f"<thead><tr>{heads}</tr></thead><tbody>", *lines, "</tbody></table></div>"]) if rows else ""
 
 
 @cache
@@ -156,8 +156,9 @@ def _packed(name: str, text: str) -> str:
 
 _ABOUT = {  # the sections of the page
     "Leaderboard": "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged over "
-    "the blocks but block 0. Learning is the mean of R[t, t]; forgetting, bytes and seconds are of the whole run. Best "
-    "of a dataset, backbone and stream in bold. What is filtered out here is not drawn below.",
+    "the blocks but block 0. Learning is the mean of R[t, t]; forgetting, bytes and seconds are of the whole run. "
+    "Still improving: blocks whose last validated round was the best, over all seeds. Best of a "
+    "dataset, backbone and stream in bold. What is filtered out here is not drawn below.",
     "Forgetting against learning": "Better lies to the right and below.",
     "Accuracy against bytes sent": "Of a whole run, all clients together.",
     "Accuracy against time": "Of a whole run; it depends on the machine.",
@@ -211,7 +212,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         if figure is None or not figure.data:
             return ""
         figures[name] = figure.update_layout(template="plotly_white", margin_t=40).to_json()
-        return f'<div class="figure" id="{name}"></div>'
+        return f'<div class="box"><div class="figure" id="{name}"></div></div>'
     sections = [_section({
         "Leaderboard": _table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of,
                               metrics),
@@ -237,6 +238,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
     drawings = ",".join(f"{json.dumps(name)}:{text}" for name, text in figures.items())
     return "\n".join([
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>", f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",
         f'</head><body><h1>{escape(title)}</h1><p id="errors"></p>', sections[0],

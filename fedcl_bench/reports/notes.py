@@ -8,6 +8,7 @@ from typing import Callable, Iterable, Iterator, Sequence
 
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable
+from ..records.frames import still_improving
 from ..records.store import leak_notes
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, FEW_USERS, interval_of_mean
@@ -48,6 +49,7 @@ def notes(filling: Filling) -> Iterator[str]:
                            run.head["settings"])
                           for (dataset, backbone, row), runs in filling.runs.items() for run in runs)
     yield from _seeds(filling)
+    yield from _rising(filling)
     if table.added:
         yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."
     if bounds := filling.bounds:
@@ -59,6 +61,18 @@ def notes(filling: Filling) -> Iterator[str]:
                f"settings the method is FT in effect.")
     yield from filling.tests
     yield from _over_seeds(filling)
+
+
+def _rising(filling: Filling) -> Iterator[str]:
+    """Which runs ended blocks while validation was still improving, and in how many."""
+    lines = []
+    for (dataset, backbone, row), runs in filling.runs.items():
+        if rising := sum(len(still_improving(run.rounds)) for run in runs):
+            blocks = sum(run.rounds["step"].nunique() for run in runs)
+            lines.append(f"{filling.label(row)} on {filling.label(backbone)}, {filling.label(dataset)} "
+                         f"({rising} of {blocks})")
+    if lines:
+        yield f"Validation was still improving in the last round of blocks of {'; '.join(lines)}."
 
 
 def _over_seeds(filling: Filling) -> Iterator[str]:

@@ -57,6 +57,12 @@ def _columns(table: Table, lines: Sequence[Line], text: Callable[[str], T], numb
              ) -> tuple[list[list[T]], list[list[T]]]:
     """The columns of labels and of numbers of some lines, each with its heading first; labels that repeat the line
     above are empty."""
+    return _under(table.heads, table, lines, text, number_of)
+
+
+def _under(heads: Sequence[str], table: Table, lines: Sequence[Line], text: Callable[[str], T],
+           number_of: Callable[[Cell | None], T]) -> tuple[list[list[T]], list[list[T]]]:
+    """As ``_columns``, with other headings of the columns of numbers."""
     labels, before = [], ()
     for line in lines:
         same = next((i for i, label in enumerate(line.labels[:-1]) if line.labels[:i + 1] != before[:i + 1]),
@@ -64,7 +70,7 @@ def _columns(table: Table, lines: Sequence[Line], text: Callable[[str], T], numb
         labels.append(("",) * same + line.labels[same:])
         before = line.labels
     return ([[text(head), *(text(line[i]) for line in labels)] for i, head in enumerate(table.stub)],
-            [[text(head), *(number_of(line.cells[i]) for line in lines)] for i, head in enumerate(table.heads)])
+            [[text(head), *(number_of(line.cells[i]) for line in lines)] for i, head in enumerate(heads)])
 
 
 def _begins(stub: Sequence[Sequence[Any]], row: int) -> bool:
@@ -161,7 +167,8 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     Where one tabular would be wider than a page it is rotated. If that does not help, or there are few lines, it is
     split into several below each other. What is too high for a page goes to the next.
     """
-    widths = [list(map(_points, columns)) for columns in _columns(table, panel.lines, tex, _tex_cell)]
+    stub, numbers = (list(map(_points, columns)) for columns in _tex_columns(table, panel.lines))
+    widths = [stub, _below_groups(table, numbers)]
     parts = _parts(*widths, PAGE_POINTS)
     if len(parts) > 1 and FEW_LINES < len(panel.lines) <= MOST_LINES \
             and sum(map(sum, widths)) <= SHRINK * PAGE_HEIGHT:
@@ -169,14 +176,50 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     floats: list[list[str]] = []
     room = 0
     for lines in _pages(panel.lines):
+        high = len(lines) + 2 + len(_groups(table.columns))
         for part in parts:
-            if room < len(lines) + 2:
+            if room < high:
                 floats.append([])
                 room = MOST_LINES
             floats[-1] += [r"\par\medskip"] if floats[-1] else []
             floats[-1] += _tabular(table, lines, part)
-            room -= len(lines) + 2
+            room -= high
     return "table*", floats
+
+
+def _tex_columns(table: Table, lines: Sequence[Line]) -> tuple[list[list[str]], list[list[str]]]:
+    """The columns as LaTeX, those of numbers under the innermost of their labels."""
+    return _under([column[-1] if column else "" for column in table.columns], table, lines, tex, _tex_cell)
+
+
+def _groups(columns: Sequence[tuple[str, ...]]) -> list[list[tuple[str, int]]]:
+    """For every level of labels but the innermost, from the outermost: each label with the number of columns below."""
+    levels = len(columns[0]) - 1 if columns else 0
+    return [[(labels[-1], len(list(group))) for labels, group in
+             itertools.groupby(columns, lambda column, level=level: column[:level + 1])] for level in range(levels)]
+
+
+def _group_heads(columns: Sequence[tuple[str, ...]], stub: int) -> list[str]:
+    """A line of headings per level of ``_groups``, each heading above all its columns with a rule below it."""
+    out = []
+    for groups in _groups(columns):
+        ends = list(itertools.accumulate((count for _, count in groups), initial=stub))
+        heads = [rf"\multicolumn{{{count}}}{{c}}{{{tex(label)}}}" for label, count in groups]
+        rules = [rf"\cmidrule(lr){{{begin + 1}-{end}}}" for begin, end in zip(ends, ends[1:])]
+        out += [" & ".join([*[""] * stub, *heads]) + r" \\", " ".join(rules)]
+    return out
+
+
+def _below_groups(table: Table, widths: Sequence[float]) -> list[float]:
+    """The widths of columns, where necessary wider, so that the headings above several fit."""
+    widths = list(widths)
+    for groups in _groups(table.columns):
+        begin = 0
+        for label, count in groups:
+            more = max(_points([tex(label)]) - sum(widths[begin:begin + count]), 0.0) / count
+            widths[begin:begin + count] = [width + more for width in widths[begin:begin + count]]
+            begin += count
+    return widths
 
 
 def _pages(lines: Sequence[Line]) -> list[list[Line]]:
@@ -193,11 +236,12 @@ def _pages(lines: Sequence[Line]) -> list[list[Line]]:
 
 def _tabular(table: Table, lines: Sequence[Line], part: Sequence[int]) -> list[str]:
     """Some lines and columns as LaTeX; no wider than what surrounds it."""
-    stub, numbers = _columns(table, lines, tex, _tex_cell)
+    stub, numbers = _tex_columns(table, lines)
     head, *rows = (" & ".join(row) + r" \\" for row in zip(*stub, *(numbers[i] for i in part)))
     ruled = [line for i, row in enumerate(rows, 1) for line in ([r"\midrule"] if _begins(stub, i) else []) + [row]]
     return [r"\begin{adjustbox}{max width=\linewidth}", rf"\begin{{tabular}}{{{'l' * len(stub)}{'r' * len(part)}}}",
-            r"\toprule", head, r"\midrule", *ruled, r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
+            r"\toprule", *_group_heads([table.columns[i] for i in part], len(stub)), head, r"\midrule", *ruled,
+            r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
 
 
 def latex(table: Table) -> str:

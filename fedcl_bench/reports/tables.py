@@ -384,8 +384,8 @@ def _fill(filling: Filling, where: str) -> None:
 # From cells to the table
 
 
-def _panels(filling: Filling) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
-    """The lines of every panel, and the headings of the number columns."""
+def _panels(filling: Filling) -> tuple[tuple[Panel, ...], tuple[tuple[str, ...], ...]]:
+    """The lines of every panel, and the labels of the number columns."""
     table, label = filling.table, filling.label
     names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
              "column": table.columns}
@@ -400,7 +400,7 @@ def _panels(filling: Filling) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
             if any(shown):
                 lines.append(Line(tuple(label(name) or DASH for name in down.values()), shown))
         panels.append(Panel(label(backbone), tuple(lines)))
-    return tuple(panels), tuple(" ".join(map(label, across.values())) for across in acrosses)
+    return tuple(panels), tuple(tuple(map(label, across.values())) for across in acrosses)
 
 
 def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str] | None = None,
@@ -442,7 +442,7 @@ def filled(filling: Filling, heading: str, paper: str = "",
     """
     table = filling.table
     _fill(filling, f"Table {table.number} of {paper}" if table.number else "tables")
-    panels, heads = _panels(filling)
-    return Table(paper, table.number, table.title, heading, tuple(_STUB_HEADS[part] for part in table.stub), heads,
+    panels, columns = _panels(filling)
+    return Table(paper, table.number, table.title, heading, tuple(_STUB_HEADS[part] for part in table.stub), columns,
                  panels, tuple(notes.notes(filling)), tuple(notes.tested(filling)), tuple(notes.footnotes(filling)),
                  tuple(notes.missing(filling, paper, remake)), filling.daggers)

@@ -25,6 +25,7 @@ from ..kernels import ops
 from ..kernels.memory import peak_mib
 from ..plugin.silo import ModuleBackbone
 from ..plugin.state import Snapshot
+from ..records.frames import last_stage
 from ..rng import Tables
 from ..stats import accounting
 from .config import RunConfig
@@ -100,13 +101,6 @@ def matrices(progress: Progress) -> dict[str, np.ndarray]:
 
 
 NEARLY = 0.95
-
-
-def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
-    """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
-    if STAGE not in curve:
-        return curve
-    return curve.assign(valid=curve["valid"].where(curve[STAGE] == curve[STAGE].max()))
 
 
 def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:

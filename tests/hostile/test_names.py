@@ -102,7 +102,8 @@ def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
 def _table(name: str) -> Table:
     """A table of one cell in which everything is called by one name."""
     cell = Cell(Key("ml-100k", name, name, name, name), 0.5, None, 4, (0,))
-    return Table("", 0, name, name, (name,), (name,), (Panel(name, (Line((name,), (cell,)),)),), (name,), (name,),
+    return Table("", 0, name, name, (name,), ((name, name),), (Panel(name, (Line((name,), (cell,)),)),), (name,),
+                 (name,),
                  (("a", name),), (name,))
 
 

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from dataclasses import replace
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import split_methods
 from fedcl_bench.reports.any_table import Layout, build_any
+from fedcl_bench.reports import render
 from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec
@@ -172,13 +174,45 @@ def test_a_terminal_gets_a_drawn_table(folder, capsys, monkeypatch):
         assert head in table
 
 
-def test_latex_has_a_label_and_fits_a_page(built):
-    wide = built(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf", "fedncf"), datasets=(),
+TABULAR = r"\\begin\{tabular\}\{(\w+)\}\n\\toprule\n(.*?)\\midrule\n(.*?)\\bottomrule"
+GROUP = r"\\multicolumn\{(\d+)\}\{c\}\{(.*)\}"
+
+
+def headings(text):
+    """The labels of every column of all tabulars, outermost first, as their \\multicolumn say; checks that every line
+    has all columns, and every group a rule of its width."""
+    found = []
+    for kinds, head, body in re.findall(TABULAR, text, re.S):
+        levels, stub = [], kinds.count("l")
+        for line in re.findall(r"^(.*) \\\\$", head + body, re.M):
+            spans = [(int(group[1]), group[2]) if (group := re.fullmatch(GROUP, cell.strip())) else (1, cell.strip())
+                     for cell in line.split("&")]
+            assert sum(count for count, _ in spans) == len(kinds), line
+            levels.append([label for count, label in spans for _ in range(count)])
+            ends = list(accumulate(count for count, _ in spans))
+            rules = [rf"\cmidrule(lr){{{end - count + 1}-{end}}}" for (count, _), end in zip(spans, ends)]
+            assert "multicolumn" not in line or " ".join(rules[stub:]) in head
+        found += list(zip(*levels[:len(re.findall(r"\\\\$", head, re.M))]))[stub:]
+    return found
+
+
+def test_latex_sets_outer_headings_above_their_columns(built):
+    text = latex(built(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf",),
+                       datasets=("ml-100k", "lastfm-2k"), columns=("dataset", "metric")))
+    assert headings(text) == [*product(("ml-100k", "lastfm-2k"), ("ndcg@20", "recall@20"))]
+    assert (" & \\multicolumn{2}{c}{ml-100k} & \\multicolumn{2}{c}{lastfm-2k} \\\\\n"
+            "\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}\n") in text
+    one = latex(built(methods=("ft", "kd"), columns=("dataset",)))
+    assert "multicolumn" not in one and "cmidrule" not in one
+
+
+def test_latex_has_a_label_and_fits_a_page(built, monkeypatch):
+    wide = built(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), backbones=("fedmf", "fedncf"), datasets=(),
                  columns=("backbone", "dataset", "block"))
+    monkeypatch.setattr(render, "MOST_LINES", 30)
     text = latex(wide)
     assert r"\label{tab:results}" in text and text.count(r"\begin{tabular}") > 1
-    heads = [head.strip() for tabular in re.findall(r"\\toprule\n(.*?) \\\\", text) for head in tabular.split("&")[1:]]
-    assert heads == [head.replace("_", r"\_") for head in wide.heads]
+    assert headings(text) == [tuple(label.replace("_", r"\_") for label in column) for column in wide.columns]
     assert latex(built(methods=("ft",), datasets=())).count(r"\begin{tabular}") == 1
     labels = re.findall(r"\\label\{(.+)\}", text)
     continued = text.count(" (continued).}")  # what is too high for a page goes on under the same number
@@ -191,7 +225,7 @@ def test_latex_rotates_a_table_that_is_wide_and_long(built):
                   rows=("dataset", "metric", "method"), columns=("block",))
     assert r"\begin{table*}" in latex(table)
     (panel,) = table.panels
-    text = latex(replace(table, heads=table.heads * 2, panels=(replace(panel, lines=tuple(
+    text = latex(replace(table, columns=table.columns * 2, panels=(replace(panel, lines=tuple(
         replace(line, cells=line.cells * 2) for line in panel.lines * 2)),)))
     assert text.count(r"\begin{tabular}") == 1 and r"\usepackage{booktabs,adjustbox,rotating}" in text
     assert r"\begin{sidewaystable*}" in text and r"\end{sidewaystable*}" in text
@@ -201,3 +235,5 @@ def test_all_records_without_names(folder, capsys):
     assert main(["tables", "--records", str(folder), "--rows", "method", "--metrics", "ndcg@20"]) == 0
     out = capsys.readouterr().out
     assert all(f"| {method}" in out for method in MEANS) and "fedncf ml-100k" in out
+    rising = next(line for line in out.splitlines() if "still improving in the last round of blocks" in line)
+    assert "kd on fedmf, ml-100k (12 of 12)" in rising  # the second and last round of fabricated blocks is the better

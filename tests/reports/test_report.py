@@ -126,6 +126,8 @@ def test_the_leaderboard_is_the_records(page, folder):
                       for run in of_row]
             assert float(row[metric][1]) == pytest.approx(np.mean(blocks), rel=1e-12)
             assert row[metric][0].startswith(f"{np.mean(blocks):.4f}")
+        blocks = sum(len(run.meta["rounds"]) for run in of_row)  # fabricated ones end in their best round
+        assert row["still improving"] == (f"{blocks} of {blocks}", "1.0")
         assert float(row["users"][1]) == USERS
         sent = np.mean([run.meta["bytes"]["total_up"] + run.meta["bytes"]["total_down"] for run in of_row])
         assert float(row["MB sent"][1]) == pytest.approx(sent / 1e6)
@@ -281,6 +283,15 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["report", "--records", str(folder), "--out", str(tmp_path / "file/x.html")]) == 2
     assert "--out FILE" in capsys.readouterr().err
+
+
+def test_a_telephone_shows_the_page_at_its_own_width(page):
+    """What is wider than the page is in a box that scrolls, with or without scripts."""
+    text = page[0].read_text(encoding="utf-8")
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert ".box { max-width: 100%; overflow-x: auto; }" in text and "@media (max-width: 640px)" in text
+    for wide in ("<table", '<div class="figure"'):
+        assert text.count(f'<div class="box">{wide}') == text.count(wide) > 2
 
 
 @pytest.mark.long
