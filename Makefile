@@ -31,7 +31,7 @@ docs: $(VENV)/.installed-docs
 	mkdir -p build/pages/results/published build/pages/benchmarks
 	cp README.md CHANGELOG.md CONTRIBUTING.md build/pages
 	cp -r docs build/pages
-	cp -r results/pages results/audits results/bases results/central results/domains results/sensitivity build/pages/results
+	cp -r results/pages results/audits results/bases results/central results/domains results/leaderboard results/sensitivity build/pages/results
 	cp results/ambiguities.md results/fcucr.md results/tutorial.md build/pages/results
 	cp results/published/README.md build/pages/results/published
 	cp -r results/published/ffmsr-pilot build/pages/results/published

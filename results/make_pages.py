@@ -5,7 +5,7 @@
 
 A page per paper and way of running it sets every printed number beside ours, with its standing (``standing.py``).
 ``standing.md`` is over all papers, and ``README.md`` the index. Statistics of datasets that are not on the machine are
-those of ``standing.csv`` as it was.
+those of ``standing.csv`` as it was. The pages of ``results/leaderboard`` are written anew too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import write_atomically
 from fedcl_bench.core.text import for_csv, for_markdown
 from fedcl_bench.experiments.papers import Key, PaperTable
+from fedcl_bench.leaderboard import board
 from fedcl_bench.reports.cells import DASH, Cell, Table
 from fedcl_bench.reports.draw import GREY, PAGE, save, styled
 from fedcl_bench.reports.render import ours, printed
@@ -706,6 +707,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save(figure(chosen, tables), args.out / "standing.svg")
         print(args.out / "standing.svg")
     write(args.out / "README.md", index(args.out))
+    if args.out == FOLDER:
+        print(*board.write_pages(Path("results/leaderboard")), sep="\n")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from typing import Any, Sequence
 import pandas as pd
 
 from ..core.errors import UserError
-from ..reports.comparison import against_each
+from ..reports.comparison import against_each, changed_settings
 from ..reports.selection import matching
 from ..runs.config import CORE_SETTINGS
 from ..records.run import Run
-from ..runs.specs import RunSpec, Tuned, expected_settings, parse_method, seed_text
+from ..runs.specs import RunSpec, Tuned, parse_method, seed_text
 from ..records.store import load_runs
 from .origin import Origin, warned
 
@@ -22,16 +22,10 @@ def shared_changes(run: Run, origin: Origin) -> dict[str, Any]:
     """The settings of stream, clients, server, evaluation and backbone in which a run differs from its defaults: what
     another method must have too, to be compared with it."""
     meta, registry = run.meta, origin.registry
-    settings = meta["settings"]
     shared = {f.name for cls in (*CORE_SETTINGS, registry.get("backbone", meta["backbone"]).cls.Settings)
               for f in fields(cls)}
-    changed: dict[str, Any] = {}
-    for names in (("stream", "split_file"), sorted(shared)):  # a stream has defaults of its own
-        spec = RunSpec(meta["method"], meta["backbone"], origin.dataset(run), tuple(changed.items()))
-        defaults = expected_settings(registry, spec)
-        changed |= {name: settings[name] for name in names
-                    if name in settings and settings[name] != defaults.get(name)}
-    return changed
+    changes = changed_settings(registry, meta, origin.dataset(run))
+    return {name: value for name, value in changes.items() if name in shared}
 
 
 def runs_of(text: str, beside: Sequence[Run], origin: Origin, tuned: Path | None) -> list[Run]:

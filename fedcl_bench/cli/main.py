@@ -21,7 +21,7 @@ from .commands import COMMANDS
 # unreachable objects.
 _IMPORTS = {**dict.fromkeys(("tables", "compare", "headroom", "figures", "report", "checklist", "pack"),
                             "fedcl_bench.reports.tables"),
-            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare"),
+            **dict.fromkeys(("grid", "tune", "sensitivity", "audit", "check", "show", "prepare", "submit", "verify"),
                             "fedcl_bench.runs.config")}
 
 

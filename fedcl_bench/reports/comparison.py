@@ -34,6 +34,23 @@ def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dic
         return {}
 
 
+def changed_settings(registry: Registry, meta: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    """The settings of a record that are not today's defaults, which make its run again.
+
+    Args:
+        dataset: the record's, or its path.
+
+    Raises:
+        UserError: if a plugin is not here.
+    """
+    settings, found = meta["settings"], dict[str, Any]()
+    for names in (("stream", "split_file", "topology"), sorted(settings)):  # a stream has defaults of its own
+        defaults = expected_settings(registry, RunSpec(meta["method"], meta["backbone"], dataset, tuple(found.items())))
+        found |= {name: settings[name] for name in names
+                  if name in settings and settings[name] != defaults.get(name)}
+    return found
+
+
 def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = None) -> str:
     """The settings that runs of two methods share and have neither alike nor each by its own default (or each tuned),
     so that a difference may be theirs, as ``rounds=2 beside 100``; empty for one method, whose variants are named."""

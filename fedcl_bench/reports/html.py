@@ -34,6 +34,7 @@ EDGES = np.linspace(-1.0, 1.0, 42)  # of the histogram of users' differences; th
 _ACROSS = 4  # panels side by side
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 _HERE = Path(__file__).parent
+STYLE = (_HERE / "page.css").read_text(encoding="utf-8")
 
 
 # Figures: px is plotly.express, which takes seconds to import.
@@ -118,8 +119,8 @@ def _differences(px: Any, cell: GridCell, compared: Iterable[dashboard.Test],
 # The page
 
 
-def _table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: Sequence[int] | None = None,
-           best: Iterable[str] = ()) -> str:
+def table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: Sequence[int] | None = None,
+          best: Iterable[str] = ()) -> str:
     """A table with a column per key of the rows, those of ``columns`` first.
 
     Args:
@@ -214,33 +215,32 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         figures[name] = figure.update_layout(template="plotly_white", margin_t=40).to_json()
         return f'<div class="box"><div class="figure" id="{name}"></div></div>'
     sections = [_section({
-        "Leaderboard": _table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of,
-                              metrics),
+        "Leaderboard": table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of, metrics),
         "Forgetting against learning": drawn("learning", _points(px, rows, "learning", "forgetting", colors)),
         "Accuracy against bytes sent": drawn("bytes", _points(px, averages, "MB sent", "average", colors, log=True)),
         "Accuracy against time": drawn("seconds", _points(px, averages, "seconds", "average", colors, log=True))})]
     for i, cell in enumerate(cells):
         compared = dashboard.compared(cell, registry, tuned)
         sections.append(_section({
-            "Tests": _table(f"tests-{i}", dashboard.tests(cell, compared)),
+            "Tests": table(f"tests-{i}", dashboard.tests(cell, compared)),
             "Differences per user": drawn(f"differences-{i}", _differences(px, cell, compared, colors)),
-            "Groups of users and items": _table(f"groups-{i}", groups := dashboard.groups(cell),
-                                                best={name for row in groups for name in row if name != "method"}),
+            "Groups of users and items": table(f"groups-{i}", groups := dashboard.groups(cell),
+                                               best={name for row in groups for name in row if name != "method"}),
             "Curves over rounds": drawn(f"curves-{i}", _curves(px, cell, colors)),
             "R[t, s]": drawn(f"matrices-{i}", _matrices(px, cell)),
-            "Settings that differ": _table(f"settings-{i}", dashboard.differing_settings(cell)),
-            "How to rerun": _table(f"commands-{i}", [
+            "Settings that differ": table(f"settings-{i}", dashboard.differing_settings(cell)),
+            "How to rerun": table(f"commands-{i}", [
                 {"method": variant.title, "command": dashboard.rerun_command(registry, variant, plugins)}
                 for variant in cell.variants])}, i))
-    sections.append(_section({"Environment": _table("environments", dashboard.environments(runs)),
-                              "Runs that failed": _table("failures", dashboard.failures(failed))}))
+    sections.append(_section({"Environment": table("environments", dashboard.environments(runs)),
+                              "Runs that failed": table("failures", dashboard.failures(failed))}))
     options = "".join(f'<option value="{i}">{escape(cell.title)}</option>' for i, cell in enumerate(cells))
     drawings = ",".join(f"{json.dumps(name)}:{text}" for name, text in figures.items())
     return "\n".join([
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<title>{escape(title)}</title>", f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",
+        f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>",
         f'</head><body><h1>{escape(title)}</h1><p id="errors"></p>', sections[0],
         f'<label>shown below <select id="cell">{options}</select></label>', *sections[1:],
         _packed("plotly", get_plotlyjs()), _packed("tables-js", read_package_file("html/dt_bundle.js")),

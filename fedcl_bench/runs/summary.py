@@ -52,6 +52,7 @@ def environment(device: str) -> dict[str, Any]:
     packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
     return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
             "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),  # that PyTorch uses: they round differently
             "compiled_kernels": ops.why_not() is None,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}

@@ -19,5 +19,7 @@ COMMANDS = {
     "new-plugin": "write a method, backbone or metric to start from, and its test",
     "data": "show a dataset's blocks or sessions; convert, download or make datasets",
     "doctor": "check this installation and say what to fix",
+    "submit": "make the folder of a submission to the leaderboard",
+    "verify": "verify a submission: its records, one seed again, its plugins",
     "pack": "for maintainers: write compact records for publication",
 }

@@ -1,0 +1,121 @@
+"""The page of all submissions: Markdown for the repository, and HTML that sorts and filters."""
+
+from __future__ import annotations
+
+import html as markup
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Sequence
+
+from ..core.errors import UserError
+from ..core.files import write_atomically
+from ..core.text import for_markdown
+from ..reports.cells import DASH
+from ..reports.dashboard import Number, TableRow
+from ..reports.html import POLICY, STYLE, table
+from ..reports.notes import p_text
+from ..runs.metadata import RECBOLE
+from ..runs.specs import seed_text
+from ..stats.significance import holm
+from .rows import BOUND, REFERENCE, Row
+from .submission import FILE, PLUGINS, Submission, read
+
+PAGE, MARKDOWN = "board.html", "README.md"
+SCRIPT = Path(__file__).parent / "board.js"
+_ABOUT = (
+    "One row per submission, backbone and dataset. Mean ± sample standard deviation over seeds of the metric on the "
+    "block just trained, averaged over the blocks after the first. Beside it FT with the same settings and seeds.",
+    f"p: paired t-test against FT over users, with Holm's correction over the rows of a dataset, backbone and stream. "
+    f"Detectable: the gain that this test finds with probability .8. Share of headroom: gain over that of {BOUND}, and "
+    f"its 95 % interval. MB: sent and received by all clients in a run.",
+    "Every row was computed again from its records, and a seed of it run again, by `run_bench.py verify FOLDER`.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a submission, with p after Holm's correction."""
+
+    folder: str
+    submission: Submission
+    row: Row
+    p_holm: float
+
+
+def entries(board: Path) -> list[Entry]:
+    """The rows of all submissions in a folder, best first in each dataset, backbone and stream; raises UserError for a
+    folder without one, Corrupt."""
+    found = [(path.name, read(path)) for path in sorted(board.iterdir()) if (path / FILE).is_file()] \
+        if board.is_dir() else []
+    if not found:
+        raise UserError(f"{board}: has no submission; name a folder of folders with {FILE}.")
+    groups: dict[tuple[str, ...], list[tuple[str, Submission, Row]]] = {}
+    for name, submission in found:
+        for row in submission.rows:
+            groups.setdefault((row.dataset, row.backbone, row.stream, row.metric), []).append((name, submission, row))
+    return [Entry(*each, p) for key in sorted(groups) for each, p in sorted(
+        zip(groups[key], holm([row.p for _, _, row in groups[key]])), key=lambda pair: -pair[0][2].mean)]
+
+
+def lines(every: Sequence[Entry]) -> list[TableRow]:
+    """The table of the page: column to text or number."""
+    return [{
+        "method": entry.submission.title, "dataset": entry.row.dataset, "backbone": entry.row.backbone,
+        "stream": entry.row.stream, "metric": entry.row.metric,
+        "mean ± sd": Number(entry.row.mean, f"{entry.row.mean:.4f} ± {entry.row.deviation:.4f}"),
+        REFERENCE.upper(): Number.as_(entry.row.reference, ".4f"),
+        "gain": Number.as_(entry.row.difference, "+.4f"), "p (Holm)": Number(entry.p_holm, p_text(entry.p_holm)),
+        "detectable": Number.as_(entry.row.detectable, ".4f"), "share of headroom": _share(entry.row),
+        "MB": Number.as_(entry.row.megabytes, ",.1f"), "leaks": entry.row.leaks, "privacy": entry.row.privacy,
+        "gives up": ", ".join(entry.row.gives_up) or DASH, "users": Number.as_(entry.row.users, ","),
+        "seeds": seed_text(entry.row.seeds), "settings": _settings(entry.row), "plugin": _plugin(entry),
+        "by": entry.submission.by, "on": entry.submission.on, "folder": entry.folder} for entry in every]
+
+
+def _share(row: Row) -> str | Number:
+    if row.share is None:
+        return "no headroom" if row.bounded else DASH
+    return Number(row.share[0], "{:.2f} ({:.2f} … {:.2f})".format(*row.share))
+
+
+def _settings(row: Row) -> str:
+    changed = ", ".join(f"{name}={value}" for name, value in row.settings.items()) or "defaults"
+    return f"{changed} (tuned)" if row.tuned else changed
+
+
+def _plugin(entry: Entry) -> str:
+    own = [name for name in entry.submission.files if name.startswith(f"{PLUGINS}/")]
+    return ", ".join(own) or ("RecBole" if entry.submission.method.startswith(RECBOLE) else "of the suite")
+
+
+def markdown(board: Path) -> str:
+    """The page as Markdown."""
+    rows = lines(entries(board))
+    texts = [[for_markdown(value.text if isinstance(value, Number) else value) for value in row.values()]
+             for row in rows]
+    numeric = [isinstance(value, Number) for value in rows[0].values()]
+    return "\n".join(["# Leaderboard", "", *(f"{text}\n" for text in _ABOUT),
+                      f"[{PAGE}]({PAGE}) sorts and filters these rows in a browser. Written by `submit`; not to be "
+                      f"edited.", "",
+                      "| " + " | ".join(rows[0]) + " |", "|" + "".join("--:|" if each else "---|" for each in numeric),
+                      *("| " + " | ".join(cells) + " |" for cells in texts), ""])
+
+
+def page(board: Path) -> str:
+    """The page as HTML, which loads nothing."""
+    rows = lines(entries(board))
+    about = "".join(f"<p>{markup.escape(text).replace('`', '')}</p>" for text in _ABOUT)
+    return "\n".join([
+        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">', "<title>Leaderboard</title>",
+        f"<style>{STYLE}</style>", f"</head><body><h1>Leaderboard</h1>{about}",
+        '<div id="filters"></div><div class="wide">', table("board", rows), "</div>",
+        f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>", "</body></html>", ""])
+
+
+def write_pages(board: Path) -> list[Path]:
+    """Write both pages into the folder of submissions; their paths."""
+    makers: dict[str, Callable[[Path], str]] = {MARKDOWN: markdown, PAGE: page}
+    for name, make in makers.items():
+        write_atomically(board / name, make(board).encode(errors="backslashreplace"))
+    return [board / name for name in makers]

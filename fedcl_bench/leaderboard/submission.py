@@ -1,0 +1,256 @@
+"""The folder of a submission: a method's runs as compact records, its plugin's files, its tuned settings, and
+``submission.json``, which says who submits what and has the digest of every file.
+
+    results/leaderboard/NAME/submission.json    method, who and when, rows of the page, digests
+    results/leaderboard/NAME/index.json         and *.parquet: compact records (``records/published.py``)
+    results/leaderboard/NAME/plugins/*.py       files of plugins that do not come with the suite
+    results/leaderboard/NAME/tuned/*.json       what `tune` wrote, where settings are tuned
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, Iterable, Iterator, Literal, Mapping
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..core.errors import UserError
+from ..core.files import folder_beside, read_json, read_required
+from ..core.text import for_terminal, quoted, refuse_link, safe_name
+from ..core.version import __version__
+from ..records import published
+from ..records.run import Run
+from ..records.schema import Name
+from ..records.store import describe
+from ..reports.comparison import changed_settings
+from ..reports.selection import Source, checked_spec, failure, find, find_all
+from ..runs.config import RunConfig, make_config
+from ..runs.metadata import RECBOLE
+from ..runs.registry import Registry, discover
+from ..runs.specs import RunSpec, parse_method
+from .rows import BOUND, REFERENCE, TUNED, Cells, Place, Row, cells_of, require, rows_of
+
+FILE, PLUGINS = "submission.json", "plugins"
+CURE = "Take the folder as it was submitted, or make it again with `run_bench.py submit`."
+_LONGEST = 100  # characters of who submits
+
+
+class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``submission.json``.
+
+    Attributes:
+        title: the method, with settings that were chosen for it.
+        by: who submits; on: the day, in UTC.
+        version: of the suite.
+        records: SHA-256 over the Parquet files in the order of their names, which draws the seed that `verify` repeats.
+        files: path in the folder to SHA-256, of all files but this one.
+    """
+
+    format: Literal[1]
+    method: Name
+    title: str
+    by: Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
+    on: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")]
+    version: str
+    records: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    files: dict[str, str]
+    rows: Annotated[list[Row], Meta(min_length=1)]
+
+
+def read(folder: Path) -> Submission:
+    """What a folder says that it submits.
+
+    Raises:
+        UserError: if it is no submission. Corrupt: if ``submission.json`` has another form.
+    """
+    refuse_link(folder / FILE)
+    try:
+        return msgspec.convert(read_json(folder / FILE, Submission, CURE), Submission)
+    except FileNotFoundError:
+        raise UserError(f"{folder}: has no {FILE}; name the folder of a submission, as "
+                        f"results/leaderboard/NAME, which `run_bench.py submit` makes.") from None
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a submission but ``submission.json``; raises UserError for a link."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        refuse_link(path)
+        if path.is_file() and path != folder / FILE and "__pycache__" not in path.parts:
+            found[path.relative_to(folder).as_posix()] = hashlib.sha256(read_required(path, CURE)).hexdigest()
+    return found
+
+
+def digest_of_records(folder: Path) -> str:
+    """SHA-256 over the packed records."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.glob("*.parquet")):
+        whole.update(read_required(path, CURE))
+    return whole.hexdigest()
+
+
+def registry_of(folder: Path) -> Registry:
+    """All plugins, those of a submission among them."""
+    return discover([folder / PLUGINS] if (folder / PLUGINS).is_dir() else [])
+
+
+def config_of(registry: Registry, run: Run, data_dir: Path | None) -> RunConfig:
+    """The configuration that makes a run again; raises UserError if its data or plugins are not here, or do not take
+    its settings."""
+    meta = run.meta
+    changes = changed_settings(registry, meta, meta["dataset"])
+    return make_config(registry, meta["method"], meta["backbone"], meta["dataset"], run.seed, [("record", changes)],
+                       data_dir, meta["device"])
+
+
+def configs_of(registry: Registry, cells: Cells, data_dir: Path | None) -> Iterator[tuple[Run, RunConfig]]:
+    """Every run of a submission with its configuration."""
+    for runs in cells.values():
+        for several in runs.values():
+            config = config_of(registry, several[0], data_dir)
+            yield from ((run, replace(config, seed=run.seed)) for run in several)
+
+
+# From a results folder
+
+
+def select(source: Source, text: str, places: Mapping[str, Iterable[str] | None], changes: Mapping[str, Any],
+           records: Path) -> Cells:
+    """The runs to submit of a folder of records: the method's, FT's and, where there are some, the bound's.
+
+    Args:
+        text: the method, with settings of its own as ``f3crec:without=arm``.
+        places: ``backbone`` and ``dataset`` to the names that are submitted; None: all that there are.
+        changes: settings of all runs.
+        records: the folder that was read.
+
+    Raises:
+        UserError: for runs that failed, did not end, have several settings, or lack seeds; see ``require``.
+    """
+    method = source.registry.get("method", parse_method(text)[0]).name
+    if method == REFERENCE or not source.registry.get("method", method).cls.needs_backbone:
+        raise UserError(f"submit: found the method {method}, accepted: one that is tested against {REFERENCE} on a "
+                        f"backbone, as f3crec.")
+    there = {(head["backbone"], head["dataset"]) for head in [*(run.head for run in source.runs), *source.failed]
+             if head["method"] == method and all(names is None or head[kind] in names
+                                                 for kind, names in places.items())}
+    if not there:
+        known = ", ".join(sorted({run.head["method"] for run in source.runs}))
+        raise UserError(f"submit: no run of {method} in {records}, which has runs of {known}.\nMake them with: "
+                        f"run_bench.py grid --methods {method},{REFERENCE},{BOUND} --backbones fedmf --seeds 5")
+    cells: dict[Place, dict[str, list[Run]]] = {}
+    for place in sorted(there):
+        specs = {name: checked_spec(source.registry, RunSpec.of(named, *place), changes, source.tuned)
+                 for name, named in ((method, text), (REFERENCE, REFERENCE))}
+        found = find_all(source, specs.values(), records)
+        cells[place] = {name: found[spec] for name, spec in specs.items()}
+        _refuse_partial(source, specs, records)
+        if not (changes or source.tuned or parse_method(text)[1]):
+            _refuse_mixed(source, method, place, cells[place][method], records)
+        cells[place] |= _of_bound(source, place, changes, cells[place][method]) if method != BOUND else {}
+    seeds = {place: {run.seed for run in runs[method]} for place, runs in cells.items()}
+    cells = {place: {name: [run for run in several if run.seed in seeds[place]] for name, several in runs.items()}
+             for place, runs in cells.items()}
+    require(cells, method)
+    return cells
+
+
+def _of_bound(source: Source, place: Place, changes: Mapping[str, Any], mine: list[Run]) -> dict[str, list[Run]]:
+    """The bound's runs; none if they lack a seed, or if the bound does not go with the backbone."""
+    try:
+        found = find(source, checked_spec(source.registry, RunSpec(BOUND, *place), changes, source.tuned))[0]
+    except UserError:
+        return {}
+    return {BOUND: found} if {run.seed for run in mine} <= {run.seed for run in found} else {}
+
+
+def _refuse_partial(source: Source, specs: Mapping[str, RunSpec], records: Path) -> None:
+    """Raise UserError if runs of these specs failed, or runs of their methods did not end."""
+    for name, spec in specs.items():
+        if failed := failure(source.failed, source.registry, spec, source.tuned):
+            raise UserError(f"submit: {spec.title} on {spec.backbone}, {spec.dataset} {failed}; accepted: seeds of "
+                            f"which none failed.\nMend it and run `grid --retry-failed`, or choose other settings.")
+        names = "-".join((name, spec.backbone)).replace(":", "-")
+        for path in sorted((records / "runs").glob(f"{names}-{spec.dataset}-s*")):
+            if path.is_dir() and ".corrupt" not in path.name and not (path / "run.json").is_file():
+                raise UserError(f"submit: {path} has not ended; accepted: finished runs.\nGive the command that began "
+                                f"it again, which goes on with it, or take its folder away.")
+
+
+def _refuse_mixed(source: Source, method: str, place: Place, chosen: list[Run], records: Path) -> None:
+    """Raise UserError if the method has runs of other settings there, and nothing said which are meant."""
+    hashes = {run.hash for run in chosen}
+    for run in source.runs:
+        if (run.head["method"], run.head["backbone"], run.head["dataset"]) == (method, *place) \
+                and run.hash not in hashes:
+            mine, theirs = chosen[0].head["settings"], run.head["settings"]
+            words = ", ".join(f"{name}={theirs[name]} beside {mine[name]}" for name in sorted(mine)
+                              if name in theirs and mine[name] != theirs[name]) or "settings that only some have"
+            raise UserError(f"submit: runs of {method} on {place[0]}, {place[1]} in {records} have several settings "
+                            f"({words}); accepted: one.\nSay which with --set NAME=VALUE, --method {method}:NAME=VALUE "
+                            f"or --tuned, or name a folder of records that has one.")
+
+
+def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], command: str) -> Submission:
+    """Make the folder of a submission, in the place of one that is there.
+
+    Args:
+        about: ``method`` (its name), ``title`` and ``by``.
+        command: kept in the index of the records.
+
+    Raises:
+        UserError: if a run is not what plugins and data give today, or ``out`` is no submission.
+    """
+    safe_name(out.name, "--out")
+    by = about["by"].strip()
+    if for_terminal(by) != by or "\n" in by or not 0 < len(by) <= _LONGEST:
+        raise UserError(f"--by: found {quoted(about['by'])}, accepted: a name of at most {_LONGEST} characters.")
+    if out.exists() and not (out / FILE).is_file() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UserError(f"--out: found {out}, which is there and no submission; name another folder.")
+    files = _plugin_files(cells, source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with folder_beside(out) as folder:
+        published.write(folder, [run for runs in cells.values() for several in runs.values() for run in several],
+                        command, lambda run: False)
+        for kind, paths in ((PLUGINS, files), (TUNED, _tuned_files(cells, source))):
+            for path in paths:
+                (folder / kind).mkdir(exist_ok=True)
+                shutil.copyfile(path, folder / kind / path.name)
+        made = cells_of(folder, about["method"])
+        submission = Submission(
+            format=1, method=about["method"], title=about["title"], by=by,
+            on=f"{datetime.now(timezone.utc):%Y-%m-%d}", version=__version__, records=digest_of_records(folder),
+            files=digests(folder), rows=rows_of(folder, made, about["method"], source.registry))
+        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(submission), indent=1) + b"\n")
+        folder.chmod(0o755)
+        shutil.rmtree(out, ignore_errors=True)
+        folder.rename(out)
+    return submission
+
+
+def _plugin_files(cells: Cells, source: Source) -> set[Path]:
+    """The files of plugins of these runs that are the user's own; raises UserError for a run that is of other code,
+    settings or data than there are today."""
+    files = set()
+    for run, config in configs_of(source.registry, cells, source.where.data_dir):
+        if config.stream.split_file:
+            raise UserError(f"{describe(run.head)}: has a split_file, accepted: runs on the dataset alone, so that "
+                            f"others can repeat them.")
+        if config.hash != run.hash:
+            raise UserError(f"{describe(run.head)}: its record {run.hash[:12]} is of other plugin code, data or suite "
+                            f"than those here, which give {config.hash[:12]}.\nRun it again, or bring back the file "
+                            f"that it was made with.")
+        files |= {plugin.path for plugin in (config.method, config.backbone, *config.metrics)
+                  if isinstance(plugin.numbers, str) and not plugin.name.startswith(RECBOLE)}
+    return files
+
+
+def _tuned_files(cells: Cells, source: Source) -> set[Path]:
+    """The files of the settings that were tuned."""
+    return {path for place, runs in cells.items() for name in runs
+            if source.tuned and (path := source.tuned.file(name, *place)).is_file()}

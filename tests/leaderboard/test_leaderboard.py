@@ -1,0 +1,333 @@
+"""Submissions: what submit makes, verify holds to be so; what was altered, or cannot be repeated, is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+
+import msgspec
+import numpy as np
+import pytest
+from fabricate import fabricate, level
+from helpers import ROOT
+from scipy import stats
+from synthetic import run_of
+
+from fedcl_bench import testing
+from fedcl_bench.cli.main import main
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.leaderboard import board, submission, verify
+from fedcl_bench.records import published
+from fedcl_bench.records.store import load_runs, user_scores
+from fedcl_bench.reports.selection import Source
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.stats.power import power_of_paired_t
+from fedcl_bench.stats.significance import holm
+
+
+# Half of what the clients learned: a server that one can tell from FT's.
+MINE = '''
+from fedcl_bench import Method
+
+
+class Halved(Method):
+    name = "halved"
+    title = "half of a round's change"
+    reference = "a test"
+
+    def aggregate(self, public):
+        return {name: mean / 2 for name, mean in public.items()}
+'''
+SMALL = {"k_core": 70, "rounds": 1, "dim": 8}
+SETS = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+
+
+def make_runs(results, plugins, methods, seeds=range(3), **settings):
+    """Short runs on FedMF and the densest part of ML-100K."""
+    registry = discover([plugins])
+    for method in methods:
+        for seed in seeds:
+            config = make_config(registry, method, "fedmf", "ml-100k", seed, [("a test", {**SMALL, **settings})])
+            execute(config, lambda: load_stream(config.source, config.stream), results)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with ``mine/halved.py``, ``results`` of it, FT and joint, and ``board/halved``; not to be written to."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "mine").mkdir()
+    (folder / "mine/halved.py").write_text(MINE)
+    make_runs(folder / "results", folder / "mine", ("halved", "ft", "joint"))
+    assert main(submit(folder)) == 0
+    return folder
+
+
+def submit(folder, **options):
+    """The words that submit what is in a folder."""
+    given = {"method": "halved", "records": folder / "results", "plugins": folder / "mine", "by": "Jane Roe",
+             "out": folder / "board/halved", **options}
+    return ["submit", *(word for name, value in given.items() for word in (f"--{name}", str(value))), *SETS]
+
+
+@pytest.fixture
+def own(kept, tmp_path):
+    """A copy of ``kept`` that may be written to."""
+    return shutil.copytree(kept, tmp_path / "own")
+
+
+@pytest.fixture(autouse=True)
+def few_partners(monkeypatch):
+    """The check of plugins in full takes minutes and has tests of its own."""
+    monkeypatch.setattr(testing, "check_plugin", functools.partial(testing.check_plugin, process=False,
+                                                                   partners=("fedmf",), only=("finite losses",)))
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must be refused; its message."""
+    def run(*words, status=2):
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == status
+        err = capsys.readouterr().err
+        assert "Traceback" not in err
+        return err
+    return run
+
+
+def resealed(folder, alter):
+    """Alter the records of a submission, with checksums and digests that fit: ``alter`` takes the content of a
+    ``run.json`` and the users' scores."""
+    runs = [altered(*alter(json.loads(json.dumps(run.meta)), run.users.copy()), run) for run in load_runs(folder)]
+    for path in folder.glob("*.parquet"):
+        path.unlink()
+    (folder / "index.json").unlink()
+    published.write(folder, runs, "a test", lambda run: False)
+    seal(folder)
+
+
+def altered(meta, users, run):
+    return run_of(meta, run.path, lambda name: users if name == "users" else run.load(name))
+
+
+def seal(folder, **changes):
+    said = json.loads((folder / "submission.json").read_text())
+    said |= {"records": submission.digest_of_records(folder), "files": submission.digests(folder), **changes}
+    (folder / "submission.json").write_text(json.dumps(said))
+
+
+def test_a_submission_is_verified(kept, capsys):
+    before = {path: path.read_bytes() for path in (kept / "board").rglob("*") if path.is_file()}
+    assert main(["verify", str(kept / "board/halved"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = {step["step"]: step["evidence"] for step in found["steps"]}
+    assert found["verified"] and steps["again: halved"] == "every mean is that of the record, to 0e+00"
+    assert {"files", "means", "rows", "again: ft", "again: joint", "check: halved"} <= steps.keys()
+    seed = verify.drawn(submission.read(kept / "board/halved"), verify.cells_of(kept / "board/halved", "halved"))[1]
+    assert f"seed {seed}, by the digest" in steps["drawn"]
+    assert before == {path: path.read_bytes() for path in (kept / "board").rglob("*") if path.is_file()}
+
+
+def test_a_row_is_what_its_runs_say(kept):
+    (row,) = submission.read(kept / "board/halved").rows
+    runs = {name: [run for run in load_runs(kept / "results") if run.head["method"] == name]
+            for name in ("halved", "ft", "joint")}
+    averages = [np.mean(run.meta["metrics"]["ndcg@20"]["per_block"][1:]) for run in runs["halved"]]
+    assert (row.mean, row.deviation) == pytest.approx((np.mean(averages), np.std(averages, ddof=1)))
+    mine, theirs = (user_scores(runs[name], "ndcg@20") for name in ("halved", "ft"))
+    assert row.p == pytest.approx(stats.ttest_rel(mine, theirs).pvalue, rel=1e-4) and row.users == len(mine)
+    effect = row.detectable / np.std(mine - theirs, ddof=1)
+    assert power_of_paired_t(effect, len(mine)) == pytest.approx(0.8, abs=1e-3)
+    assert row.settings == {"dim": 8, "k_core": 70, "rounds": 1} and row.seeds == [0, 1, 2] and row.bounded
+    assert row.leaks == "none known" and row.privacy == "Sends item_embedding.weight. No formal guarantee."
+    sent = runs["halved"][0].meta["bytes"]
+    assert row.megabytes == pytest.approx((sent["total_up"] + sent["total_down"]) / 1e6, rel=0.1)
+
+
+@pytest.mark.parametrize("name, how", [
+    ("plugins/halved.py", "has changed since it was submitted"), ("index.json", "has changed"),
+    ("plugins/other.py", "was not submitted")])
+def test_changed_files_are_refused(own, refused, name, how):
+    path = own / "board/halved" / name
+    path.write_bytes((path.read_bytes() if path.exists() else b"") + b"\n")
+    assert how in refused("verify", path.parents[name.count("/")], status=1)
+
+
+def test_another_plugin_under_fitting_digests_is_refused(own, refused):
+    folder = own / "board/halved"
+    path = folder / "plugins/halved.py"
+    path.write_text(path.read_text().replace("/ 2", "/ 3"))
+    seal(folder)
+    assert "has the hash" in refused("verify", folder, status=1)
+
+
+def test_a_mean_that_is_none_of_the_users_is_refused(own, refused):
+    def alter(meta, users):
+        if (meta["method"], meta["seed"]) == ("halved", 1):
+            meta["metrics"]["ndcg@20"]["per_block"][2] += 0.01
+            meta["matrix"]["ndcg@20"][2][2] += 0.01
+        return meta, users
+    resealed(own / "board/halved", alter)
+    assert "halved on fedmf, ml-100k, seed 1: ndcg@20 on block 2 after block 2" in refused(
+        "verify", own / "board/halved", status=1)
+
+
+@pytest.mark.parametrize("processor, words", [(None, "run again, ndcg@20 after block 1"),
+                                              ("Other", "lies")])
+def test_runs_that_do_not_come_out_again_are_refused(own, refused, processor, words):
+    """All scores of the method are raised alike, and all that follows from them."""
+    def alter(meta, users):
+        if processor:
+            meta["environment"]["processor"] = processor
+        if meta["method"] == "halved":
+            rows = (users["metric"] == "ndcg@20") & (users["trained_block"] > 0)
+            users.loc[rows, "value"] += 0.25
+            for t in range(1, 4):
+                meta["matrix"]["ndcg@20"][t] = [value + 0.25 for value in meta["matrix"]["ndcg@20"][t]]
+                meta["metrics"]["ndcg@20"]["per_block"][t] += 0.25
+            meta["metrics"]["ndcg@20"]["avg_incremental"] += 0.25
+        return meta, users
+    folder = own / "board/halved"
+    resealed(folder, alter)
+    cells = verify.cells_of(folder, "halved")
+    rows = msgspec.to_builtins(verify.rows_of(folder, cells, "halved", submission.registry_of(folder)))
+    seal(folder, rows=rows)
+    message = refused("verify", folder, status=1)
+    assert "halved on fedmf" in message and words in message
+
+
+def test_another_processor_acts_like_another_seed(own, capsys):
+    def alter(meta, users):
+        meta["environment"]["processor"] = "Other"
+        return meta, users
+    resealed(own / "board/halved", alter)
+    assert main(["verify", str(own / "board/halved")]) == 0
+    assert "instead of Other, which rounds differently and acts like another seed: within" in capsys.readouterr().out
+
+
+def test_a_row_that_does_not_follow_is_refused(own, refused):
+    folder = own / "board/halved"
+    (row,) = json.loads((folder / "submission.json").read_text())["rows"]
+    seal(folder, rows=[{**row, "p": row["p"] / 100}])
+    assert "field 'rows[0].p'" in refused("verify", folder, status=1)
+
+
+def test_wrong_folders_are_named(kept, tmp_path, refused):
+    assert "has no submission.json" in refused("verify", kept / "results")
+    assert "has no submission.json" in refused("verify", tmp_path / "none")
+    shutil.copytree(kept / "board/halved", tmp_path / "half")
+    (tmp_path / "half/submission.json").write_text('{"format": 2}')
+    assert "submission.json" in refused("verify", tmp_path / "half")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("")
+    assert "is there and no submission" in refused(*submit(kept, out=tmp_path / "mine"))
+    assert (tmp_path / "mine/thesis.tex").is_file()
+
+
+def test_what_cannot_be_submitted(own, refused):
+    """Each of them says what helps."""
+    results = own / "results/runs"
+    assert "accepted: one that is tested against ft" in refused(*submit(own, method="ft"))
+    assert "no run of kd" in refused(*submit(own, method="kd"))
+    assert "--by: found" in refused(*submit(own, by="\x1b[2J"))
+    unfinished = results / "halved-fedmf-ml-100k-s7-0123456789ab"
+    unfinished.mkdir()
+    assert "has not ended" in refused(*submit(own))
+    unfinished.rmdir()
+    (own / "mine/halved.py").write_text((own / "mine/halved.py").read_text() + "# edited\n")
+    assert "is of other plugin code" in refused(*submit(own))
+    (own / "mine/halved.py").write_bytes((own / "board/halved/plugins/halved.py").read_bytes())
+    (seed,) = results.glob("ft-fedmf-ml-100k-s1-*")
+    shutil.rmtree(seed)
+    assert "ft has seeds 0, 2, and halved 0-2" in refused(*submit(own))
+    (seed,) = results.glob("halved-fedmf-ml-100k-s1-*")
+    run = json.loads((seed / "run.json").read_text())
+    head = {name: run[name] for name in ("schema", "method", "backbone", "dataset", "seed", "settings", "hash",
+                                         "environment")}
+    (seed / "run.json").write_text(json.dumps({**head, "status": "failed", "error": "diverged"}))
+    assert "failed with seed 1 (diverged)" in refused(*submit(own))
+    shutil.rmtree(seed)
+    assert "found 2 seeds (0, 2), accepted: 3 or more" in refused(*submit(own))
+
+
+def test_runs_of_several_settings_are_refused(registry, tmp_path):
+    """Unless they are named; only defaults can be meant by nothing."""
+    for method, settings in (("f3crec", ()), ("ft", ()), ("f3crec", (("eps", 0.001),))):
+        for seed in range(3):
+            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", settings), seed, level(0.1))
+    source = Source(load_runs(tmp_path), registry)
+    places = {"backbone": None, "dataset": None}
+    with pytest.raises(UserError, match="(?s)several settings .eps=0.001 beside .*--method f3crec:NAME=VALUE"):
+        submission.select(source, "f3crec", places, {}, tmp_path)
+    cells = submission.select(source, "f3crec:eps=0.001", places, {}, tmp_path)
+    assert {run.head["settings"]["eps"] for run in cells["fedmf", "ml-100k"]["f3crec"]} == {0.001}
+
+
+# The page
+
+
+@pytest.fixture
+def two(own):
+    """The board with a second submission of the same runs under another name."""
+    shutil.copytree(own / "board/halved", own / "board/later")
+    seal(own / "board/later", title="a <b>|later</b> one")
+    board.write_pages(own / "board")
+    return own / "board"
+
+
+def test_the_page_has_every_row(two):
+    rows = board.lines(board.entries(two))
+    (row,) = submission.read(two / "halved").rows
+    assert len(rows) == 2 and rows[0]["p (Holm)"].value == holm([row.p, row.p])[0] == min(1.0, 2 * row.p)
+    page, text = (two / "board.html").read_text(), (two / "README.md").read_text()
+    assert page.count("<tr") == 1 + 2 and f'data-order="{row.mean!r}"' in page and f"{row.mean:.4f} ±" in text
+    assert "<b>" not in page and "a &lt;b&gt;|later&lt;/b&gt; one" in page and "a &lt;b>\\|later&lt;/b> one" in text
+    assert not re.findall(r"(?:src|href)=|https?://|fetch\(", page) and "default-src 'none'" in page
+
+
+DRIVE = """
+heads[5].querySelector("button").click();
+const first = [...body.rows].map((row) => row.cells[5].dataset.order);
+heads[5].querySelector("button").click();
+const second = [...body.rows].map((row) => row.cells[5].dataset.order);
+inputs[0].value = "LATER"; filter();
+const left = rows.filter((row) => !row.hidden).map((row) => row.cells[21].textContent);
+document.body.dataset.found = JSON.stringify([first, second, left]);
+"""
+
+
+@pytest.mark.long
+def test_the_page_sorts_and_filters_in_a_browser(two, tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    seal(two / "later", rows=[{**msgspec.to_builtins(submission.read(two / "later").rows[0]), "mean": 0.9}])
+    page = tmp_path / "driven.html"
+    page.write_text(board.page(two).replace("</script>", f"{DRIVE}</script>"))
+    done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                           f"--user-data-dir={tmp_path / 'profile'}", f"file://{page}"],
+                          capture_output=True, text=True, timeout=300)
+    first, second, left = json.loads(re.search(r'data-found="([^"]*)"', done.stdout)[1].replace("&quot;", '"'))
+    assert first == ["0.9", repr(submission.read(two / "halved").rows[0].mean)] == second[::-1] and left == ["later"]
+
+
+# What is on the board of this repository
+
+
+def test_the_pages_are_those_of_the_submissions():
+    folder = ROOT / "results/leaderboard"
+    for name, make in ((board.MARKDOWN, board.markdown), (board.PAGE, board.page)):
+        assert (folder / name).read_text(encoding="utf-8") == make(folder), "run python results/make_pages.py"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", sorted(path.parent for path in (ROOT / "results/leaderboard").glob("*/*.json")
+                                          if path.name == submission.FILE), ids=lambda path: path.name)
+def test_every_submission_is_verified(folder):
+    assert main(["verify", str(folder)]) == 0
