@@ -148,7 +148,8 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
     """The plugin with each partner it goes with, on blocks and on sessions; a few partners, or all of them."""
     kind = "backbone" if plugin.kind == "method" else "method"
     result = []
-    for partner in partners or registry.names(kind):
+    every = [name for name in registry.names(kind) if name != NO_BACKBONE]  # which is for methods that need none
+    for partner in partners or every:
         registry.get(kind, partner)  # an unknown name is an error at once
         names = (plugin.name, partner) if plugin.kind == "method" else (partner, plugin.name)
         for stream in ("domains",) if is_of_domains(plugin.cls) else ("blocks", "sessions"):
