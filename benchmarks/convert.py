@@ -3,7 +3,7 @@
     python benchmarks/convert.py [--rows 1000000,10000000] [--users 1000003] [--items 100003]
 
 Each line is one `data convert --table` in a process of its own. It holds a piece of the table, 8 bytes
-per user and item, and 8 bytes of each of the first 10 million rows, so memory should not grow behind those.
+per user and item, and 8 bytes of each of the first 5 million rows, so memory should not grow behind those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Any table of interactions to an atomic file, in pieces, so that memory does not grow with the table.
+"""Any table of interactions to an atomic file, in pieces, so that memory is bounded.
 
 What is not said about the table is detected (see ``table_files``), and from the first rows how times are written. The
 answer says what was detected.
@@ -35,7 +35,7 @@ _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": ope
               "<": operator.lt}
 ATOMIC = {"user": "user_id:token", "item": "item_id:token", "rating": "rating:float", "session": "session_id:token",
           "split": "split:token", "time": "timestamp:float"}
-_OF_REPEATS = 10_000_000  # rows that are looked at for repeated ones, of 8 bytes each
+_OF_REPEATS = 5_000_000  # rows that are looked at for repeated ones, of 8 bytes each
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,9 @@ class _Distinct:
         return int(np.isin(pd.util.hash_array(np.array(texts, dtype=object), categorize=False), self._hashes[0]).sum())
 
     def count(self) -> int:
-        self._hashes = [np.unique(np.concatenate(self._hashes))]
+        hashes = np.concatenate(self._hashes)
+        hashes.sort()  # in its place, as np.unique does not
+        self._hashes = [hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])] if len(hashes) else hashes]
         return len(self._hashes[0])
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import table_files
+from fedcl_bench.data import from_csv, table_files, table_reader
 from fedcl_bench.data.item_texts import read_texts
 from fedcl_bench.data.source import load_config
 
@@ -150,11 +150,15 @@ def test_other_files_are_named(capsys, name, content, words):
     assert not list(Path().rglob("mine.inter"))
 
 
-def test_repeated_rows_are_counted_and_kept(capsys):
+def test_repeated_rows_are_counted_and_kept(capsys, monkeypatch):
     Path("t.csv").write_text("user,item,time,more\nu,1,5,a\nu,1,5,b\nu,2,5,a\nv,1,5,a\nu,1,5,a\n")
     status, said = converted(capsys, "--table", "t.csv", *NAMED)
     assert status == 0 and "2 rows repeat another in all columns that are read, and are kept" in said
     assert len(lines_of()) == 6
+    monkeypatch.setattr(from_csv, "_OF_REPEATS", 3)
+    monkeypatch.setattr(table_reader, "PIECE", 24)  # bytes: three rows at a time
+    said = converted(capsys, "--table", "t.csv", *NAMED, "--force")[1]
+    assert "1 row repeats another of the first 3 in all columns that are read, and is kept" in said
     Path("t.csv").write_text(CSV, encoding="utf-8")
     assert "repeat" not in converted(capsys, "--table", "t.csv", *NAMED, "--force")[1]
 
