@@ -199,7 +199,7 @@ CONFIG = {"title": "a log", "settings": {"k_core": 0, "blocks": 2}, "method_sett
           "search": {"kd": {"top_n": [5, 6]}}, "val_interval": {"timestamp": "[0,inf)"}, "notes": "of a user"}
 
 
-@pytest.mark.parametrize("name", ["log.inter", "log.yaml", "log.csv"])
+@pytest.mark.parametrize("name", ["log.inter", "log.yaml", "log.csv", "log.jsonl", "log.parquet"])
 def test_data_of_a_user(tmp_path, name):
     """Numbers follow what stands there; whatever it is, the command ends as commands have to."""
     log, path = str(tmp_path / "log.inter"), tmp_path / name
@@ -207,11 +207,14 @@ def test_data_of_a_user(tmp_path, name):
              "log.csv": "".join(LOG).replace("\t", ",").replace(":token", "").replace(":float", "")}
     for file, text in files.items():
         (tmp_path / file).write_text(text)
-    convert = ["data", "convert", "mine", "--csv", str(path), "--user", "user_id", "--item", "item_id", "--time",
+    table = pd.read_csv(tmp_path / "log.csv", dtype={"user_id": str, "item_id": str})
+    table.to_json(tmp_path / "log.jsonl", orient="records", lines=True)
+    table.to_parquet(tmp_path / "log.parquet")
+    convert = ["data", "convert", "mine", "--table", str(path), "--user", "user_id", "--item", "item_id", "--time",
                "timestamp", "--out", str(tmp_path / "out"), "--force"]
 
     def check():
-        return said(convert if name == "log.csv" else ["data", log])
+        return said(["data", log] if name in ("log.inter", "log.yaml") else convert)
     assert check()[0] == 0
     fuzz(path, check)
     if name == "log.yaml":
