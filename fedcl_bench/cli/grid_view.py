@@ -112,7 +112,7 @@ def workers(args: argparse.Namespace) -> Iterator[Pool]:
         view = stack.enter_context(View(args.quiet))
         stop = stack.enter_context(stop_between_rounds())
         yield stack.enter_context(Pool(results, data_dir, plugins, jobs, args.threads, view.show, view.ended,
-                                       view.warn, stop, crew))
+                                       view.warn, stop, crew, getattr(args, "save_lists", False)))
 
 
 def status_of(outcomes: Sequence[Outcome]) -> int:

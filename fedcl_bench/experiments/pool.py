@@ -75,14 +75,16 @@ class Pool:
         warn: called with a line of text when a record is set aside.
         stop: asked all the time; once true, the workers end their rounds, save and stop.
         crew: of whom workers are hired; None: processes of this machine.
+        save_lists: whether runs write their ranked lists.
     """
 
     def __init__(self, results: Path, data_dir: Path | None, plugins: Sequence[Path], jobs: int, threads: int = 1,
                  show: Callable[[GridState], None] = lambda board: None,
                  ended: Callable[[Outcome, GridState], None] = lambda outcome, board: None,
                  warn: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False,
-                 crew: Crew | None = None):
+                 crew: Crew | None = None, save_lists: bool = False):
         self.results, self.data_dir, self.plugins, self.jobs = results, data_dir, plugins, jobs
+        self.save_lists = save_lists
         self.crew = crew or Processes(threads)
         self.show, self.ended, self.warn, self.stop = show, ended, warn, stop
         self._workers: list[Worker] = []
@@ -165,7 +167,7 @@ class Pool:
     def _give(self, task: Task, board: GridState) -> None:
         spec = task.spec
         job = Job(spec.method, spec.backbone, spec.dataset, task.config.seed, task.layers, self.data_dir, self.results,
-                  tuple(self.plugins), task.config.hash, task.config.device)
+                  tuple(self.plugins), task.config.hash, task.config.device, self.save_lists)
         worker = next((w for w in self._workers if not w.running), None)
         if worker is None:
             self._workers.append(worker := self.crew.hire())

@@ -28,6 +28,7 @@ class Job:
         layers: overrides for ``make_config``.
         device: where it computes.
         hash: the run's hash in the parent; the worker refuses to run anything else.
+        save_lists: whether its ranked lists are written.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Job:
     plugins: tuple[Path, ...]
     hash: str
     device: str = "cpu"
+    save_lists: bool = False
 
 
 def serve(pipe: Connection, threads: int) -> None:
@@ -142,7 +144,8 @@ def run_job(job: Job, tell: Callable[[tuple], None], asked_to_stop: Callable[[],
                 raise UserError("its data, plugin or configuration file was changed since the grid began; start it "
                                 "again.")
             watch = Watch(report, warn=lambda text: tell(("warn", text)), stop=asked_to_stop)
-            content = execute(config, lambda: _stream(config, job.dataset, streams, watch.warn), job.results, watch)
+            content = execute(config, lambda: _stream(config, job.dataset, streams, watch.warn), job.results, watch,
+                              save_lists=job.save_lists)
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+from ..core.settings import as_text
 from ..core.text import for_latex, for_markdown
 from ..records.run import Run
 from ..records.store import LEAKS, leaks
@@ -108,7 +109,9 @@ def _tuning(of: Answered) -> str:
     for names in of.cells:
         if (path := of.tuned.file(*names)).is_file():
             found = read_tuned(path)
-            tried = (f"{len(found['trials'])} of {found['grid_points']} points of {', '.join(found['space'])}, budget "
+            space = ", ".join(f"{name} ({', '.join(map(as_text, values))})"
+                              for name, values in found["space"].items())
+            tried = (f"{len(found['trials'])} of {found['grid_points']} points of {space}, budget "
                      f"of {found['budget']} runs of FT on {found['seeds']} seed{'s' * (found['seeds'] > 1)}, by "
                      f"{found['objective']}")
         else:

@@ -355,3 +355,22 @@ def test_a_log_gets_a_line_of_progress_a_minute(tasks, monkeypatch, capsys):
     now[0] = 9999.0
     views[0].show(GridState(1, 1, board.outcomes))
     assert capsys.readouterr().err == ""
+
+
+def test_lists_of_all_runs_are_written(monkeypatch, tmp_path, capsys):
+    """To the files of `run --save-lists`, under the hashes of runs without; finished runs without lists are refused."""
+    monkeypatch.setattr(pool, "Processes", SameProcess)
+    words = ["--methods", "ft,kd", "--backbones", "fedmf",
+             *(word for value in ("rounds=1", "k_core=70", "blocks=2") for word in ("--set", value))]
+    done, _ = grid_json(capsys, *words, "--save-lists", "--results", str(tmp_path / "with"))
+    plain, _ = grid_json(capsys, *words, "--results", str(tmp_path / "without"))
+    assert [run["hash"] for run in done["runs"]] == [run["hash"] for run in plain["runs"]]
+    assert not (tmp_path / "without/lists").exists()
+    names = {path.name for path in (tmp_path / "with/runs").iterdir()}
+    assert len(names) == 2 and {path.name for path in (tmp_path / "with/lists").iterdir()} == names
+    for folder in (tmp_path / "with/lists").iterdir():
+        assert len(list(folder.glob("*.run.gz"))) == 3 and len(list(folder.glob("*.qrels.gz"))) == 2
+    assert main(["grid", *words, "--save-lists", "--results", str(tmp_path / "with"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["grid", *words, "--save-lists", "--results", str(tmp_path / "without"), "--quiet"]) == 2
+    assert "2 of 2 runs" in capsys.readouterr().err

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from ...core.errors import UserError
 from .. import CELLS, POOL, Extend, add_options, names, print_json, say_tuned, seed, settings_of, tuned_of
+
+if TYPE_CHECKING:
+    from ...experiments.grid import Task
 
 EXAMPLES = """\
 examples:
@@ -45,6 +48,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                         help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
     add_options(parser, "tuned", *POOL, "device", ray="spread the runs")
+    parser.add_argument("--save-lists", action="store_true",
+                        help="also write each run's ranked lists, as `run --save-lists` does")
     parser.add_argument("--retry-failed", action="store_true",
                         help="run those again whose record says that they failed")
     add_options(parser, "dry-run", "quiet", "json")
@@ -67,6 +72,18 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _refuse_runs_without_lists(tasks: Sequence[Task], results: Path) -> None:
+    """Raise UserError if there are finished runs whose lists were not written, which no other run could add."""
+    from ...experiments.grid import state
+    from ...runs.ranked_lists import folder_of
+
+    lacking = [task for task in tasks
+               if state(task, results).name == "finished" and not folder_of(task.config.name, results).is_dir()]
+    if lacking:
+        raise UserError(f"--save-lists: {lacking[0].record(results).folder} is finished, and its run wrote no lists, "
+                        f"as {len(lacking)} of {len(tasks)} runs.\nUse another --results DIR, or delete their folders.")
+
+
 def run(args: argparse.Namespace) -> int:
     from ...experiments import grid
     from ...runs.config import resolve_device
@@ -82,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     say_tuned(tuned, [task.spec for task in tasks], args.quiet)
     if args.dry_run:
         return show_plan(tasks, args)
+    if args.save_lists:
+        _refuse_runs_without_lists(tasks, args.results)
     with workers(args) as pool:
         outcomes = pool.run(tasks, args.retry_failed)
     seconds = time.perf_counter() - began
