@@ -81,7 +81,7 @@ bench $NEXT
 says '# of interactions +49,512 +11,002'
 bench list
 says '^  shop +data/shop/shop.inter'
-bench list ft
+bench list ft --all
 says 'rounds = 100'
 
 step "Run a method on it"

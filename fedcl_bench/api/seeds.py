@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import torch
 
+from ..core.parallel import load, threads_for
 from ..data.datasets import load_stream, thin_note
 from ..data.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
+from ..federation.work import numbers_at_once
 from ..runs.config import RunConfig, setting_notes
 from ..runs.logs import RunLog, Target
 from ..runs.runner import Engine, Watch, execute
@@ -29,6 +32,7 @@ class Execution:
         quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
         check: raises UserError if the run cannot be done by what does it.
         engine_of: makes what trains a run, given its configuration and where to warn.
+        threads: of PyTorch; None: chosen by the size of the work and the machine's load.
         stream: loaded and checked for the first seed that is not finished yet.
     """
 
@@ -41,6 +45,7 @@ class Execution:
     logs: Sequence[Target] = ()
     check: Callable[[Federation], None] = lambda federation: None
     engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Engine()
+    threads: int | None = None
     stream: Stream | None = None
 
     def load(self, config: RunConfig, display: Display) -> Stream:
@@ -56,6 +61,9 @@ class Execution:
             federation = config.federation(self.stream)
             config.check(federation)
             self.check(federation)
+            if self.threads is None:
+                most = torch.get_num_threads()
+                torch.set_num_threads(threads_for(numbers_at_once(federation), most, load()))
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
                          *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream)):
@@ -88,7 +96,11 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execut
                            save_lists=execution.save_lists, engine=execution.engine_of(config, display.warn))
             log.finish(Path(done["record"]))
         return done
-    return [run(config) for config in configs]
+    before = torch.get_num_threads()
+    try:
+        return [run(config) for config in configs]
+    finally:
+        torch.set_num_threads(before)
 
 
 def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Sizes:
         weighted_batches: local batches up to which a client scores all rows it holds in each, with weights.
         most_updates: local batches in a round up to which every update is kept apart, instead of added to copies.
         slot_table: clients x items of a chunk up to which a table finds the local rows of one item; beyond, a sort.
+        threaded: numbers computed at once from which a run takes several threads by itself.
         short_round: samples of a round below which threads would only wait for each other in a method's own loss.
         scored: users x items scored together by one thread, 2 MiB of float32.
         product_items: items from which scores that are one matrix product are made for more users together.
@@ -73,6 +74,7 @@ class Sizes:
     weighted_batches: int = 4
     most_updates: int = 32
     slot_table: int = 1 << 20
+    threaded: int = 1 << 20
     short_round: int = 1 << 18
     scored: int = 1 << 19
     product_items: int = 1 << 14

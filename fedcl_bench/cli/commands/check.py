@@ -45,6 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import torch
+
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
     from ...testing import check_plugin
@@ -66,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         raise unknown_plugin("method, backbone or metric", args.name, [name for _, name in registry.plugins])
     reports = []
+    torch.set_num_threads(1)  # its runs are small (``core.parallel.threads_for``)
     for plugin in chosen:
         with CheckDisplay(plugin, quiet=args.json) as board:
             reports.append(check_plugin(registry, plugin, full=args.full, watch=board.add, partners=args.partners))

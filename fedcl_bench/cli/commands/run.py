@@ -56,7 +56,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                              "has them; --set wins. Elsewhere: METHOD:reading=paper, or --set reading=paper")
     add_options(parser, "tuned", "device")
     parser.add_argument("--threads", type=workers, metavar="N",
-                        help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
+                        help="threads of PyTorch; no result depends on it (default: 1 for small work, else the cores "
+                             "that the machine's load leaves free; with --ray 1 per shard)")
     add_options(parser, ray="spread the clients of each run")
     parser.add_argument("--shards", type=workers, metavar="N",
                         help="with --ray: into so many parts (default: the cores of the cluster)")
@@ -192,8 +193,9 @@ def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Laye
     with ExitStack() as stack:
         sharding = _sharding(args, stack) if args.ray else {}
         stop = stack.enter_context(stop_between_rounds())
-        return run_seeds(configs, overrides, Execution(args.results, stop, args.rerun, args.save_lists, args.quiet,
-                                                       args.verbose, targets(args.log, args.results), **sharding))
+        return run_seeds(configs, overrides, Execution(
+            args.results, stop, args.rerun, args.save_lists, args.quiet, args.verbose, targets(args.log, args.results),
+            threads=args.threads, **sharding))
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:

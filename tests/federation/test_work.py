@@ -1,0 +1,84 @@
+"""How many threads a run takes that was not told: by its size, the cores and the load, whatever the clock says."""
+
+from __future__ import annotations
+
+import os
+
+import fedcl_bench as fb
+import pytest
+import torch
+
+from fedcl_bench.api import seeds
+from fedcl_bench.cli.main import main
+from fedcl_bench.core.parallel import threads_for
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.federation.work import numbers_at_once
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.testing.trials import Pair
+
+SMALL = {"k_core": 70, "rounds": 1, "blocks": 2}
+JOB = ["--method", "ft", "--backbone", "fedmf", "--quiet", *(word for name, value in SMALL.items()
+                                                            for word in ("--set", f"{name}={value}"))]
+
+
+@pytest.mark.parametrize("numbers, cores, load, threads", [
+    (SIZES.threaded - 1, 16, 0.0, 1), (SIZES.threaded, 16, 0.0, 16), (SIZES.threaded, 16, 0.4, 16),
+    (SIZES.threaded, 16, 5.6, 10), (SIZES.threaded, 2, 1.0, 1), (SIZES.threaded, 2, 40.0, 1),
+    (SIZES.threaded, 1, 0.0, 1), (0, 1, 9.0, 1)])
+def test_the_choice(numbers, cores, load, threads):
+    assert threads_for(numbers, cores, load) == threads
+
+
+def test_the_size_of_the_work(registry, ml100k):
+    """Of lists: samples of the largest block, each with a vector; of domains: a batch of histories."""
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"dim": 16, "negatives": 3})])
+    largest = max(len(step.train.values) for step in ml100k.steps)
+    assert numbers_at_once(config.federation(ml100k)) == largest * 4 * 16 > SIZES.threaded
+    pair = Pair(registry, "ft", "ffmsr", "domains", {"dim": 8, "max_length": 5, "batch_size": 2})
+    assert numbers_at_once(pair.federation()) == 2 * 5 * 8 < SIZES.threaded
+
+
+@pytest.fixture
+def taken(monkeypatch, tmp_path):
+    """The numbers of threads that runs were trained with, on four idle cores unless a test says otherwise."""
+    found, execute = [], seeds.execute
+
+    def spied(config, load, *args, **options):
+        def loaded():
+            stream = load()
+            found.append(torch.get_num_threads())
+            return stream
+        return execute(config, loaded, *args, **options)
+    monkeypatch.setattr(seeds, "execute", spied)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 9.0, 9.0))
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield found
+    torch.set_num_threads(before)
+
+
+def test_a_run_takes_what_is_chosen(taken, monkeypatch):
+    """And its record says so; afterwards the process has as many as before."""
+    monkeypatch.setattr(SIZES, "threaded", 1)
+    run = fb.run("ft", "fedmf", progress=False, **SMALL)
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.3, 0.0, 0.0))
+    assert main(JOB + ["--seed", "1"]) == 0
+    monkeypatch.setattr(SIZES, "threaded", 1 << 40)
+    assert main(JOB + ["--seed", "2"]) == 0
+    assert taken == [4, 2, 1] and torch.get_num_threads() == 4
+    assert run.runs[0].meta["environment"]["threads"] == 4
+
+
+def test_threads_overrides(taken, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (50.0, 0.0, 0.0))
+    assert main(JOB + ["--threads", "3"]) == 0 and taken == [3]
+
+
+def test_numbers_do_not_depend_on_the_choice(taken, monkeypatch):
+    results = []
+    for threaded in (1, 1 << 40):
+        monkeypatch.setattr(SIZES, "threaded", threaded)
+        run = fb.run("f3crec", "fedmf", progress=False, results=f"by-{threaded}", **SMALL)
+        results.append(run.metrics.to_csv())
+    assert taken == [4, 1] and results[0] == results[1]
