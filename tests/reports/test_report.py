@@ -294,17 +294,35 @@ def test_a_telephone_shows_the_page_at_its_own_width(page):
         assert text.count(f'<div class="box">{wide}') == text.count(wide) > 2
 
 
-@pytest.mark.long
-def test_in_chromium(page, tmp_path):
-    """Figures are drawn, tables have their filters, and the filter of the address leaves one dataset."""
+def in_chromium(address, profile):
+    """The page as Chromium has it after all scripts."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
     if browser is None:
         pytest.skip("no Chromium on this machine")
-    done = subprocess.run(
+    return subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom",
-         f"--user-data-dir={tmp_path / 'profile'}", f"file://{page[0]}#dataset=ml-100k"],
-        capture_output=True, text=True, timeout=300)
-    dom = done.stdout
+         "--allow-file-access-from-files", f"--user-data-dir={profile}", f"file://{address}"],
+        capture_output=True, text=True, timeout=300).stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [420, 1400])
+def test_no_page_is_wider_than_its_window(page, tmp_path, width):
+    frame = tmp_path / "frame.html"
+    frame.write_text(f'''<iframe src="file://{page[0]}" style="width:{width}px; height:900px; border:0"></iframe><p></p>
+        <script>setTimeout(() => {{
+          const inner = document.querySelector("iframe").contentDocument, root = inner.scrollingElement;
+          document.querySelector("p").textContent =
+            [inner.body.dataset.drawn, root.clientWidth, root.scrollWidth].join(" ");
+        }}, 12000)</script>''')
+    drawn, window, content = re.search("<p>(.*)</p>", in_chromium(frame, tmp_path / "profile"))[1].split(" ")
+    assert drawn == "yes" and width - 30 < int(window) <= width and int(content) <= int(window)
+
+
+@pytest.mark.long
+def test_in_chromium(page, tmp_path):
+    """Figures are drawn, tables have their filters, and the filter of the address leaves one dataset."""
+    dom = in_chromium(f"{page[0]}#dataset=ml-100k", tmp_path / "profile")
     assert 'data-drawn="yes"' in dom and '<p id="errors"></p>' in dom and "main-svg" in dom and "dtcc" in dom
     board = dom[dom.index('id="leaderboard"'):].partition("</tbody>")[0]
     assert board.count("ml-100k") == 4 and "xing" not in board and "lastfm-2k" not in board
