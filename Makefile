@@ -43,6 +43,7 @@ docs: $(VENV)/.installed-docs
 ARCHIVE ?= build/fedcl_bench-$(VERSION).zip
 archive:
 	@git diff --quiet HEAD || { echo "make archive: commit your changes first; the archive holds what is committed"; exit 2; }
+	@git tag --points-at HEAD | grep -qx "v$(VERSION)" || echo "make archive: this commit has no tag v$(VERSION), as that of a release has"
 	mkdir -p $(dir $(ARCHIVE))
 	git archive --format=zip --prefix=fedcl_bench-$(VERSION)/ -o $(ARCHIVE) HEAD
 

@@ -76,6 +76,8 @@ def test_the_archive_is_what_is_committed(tmp_path):
     words = ["make", "archive", f"ARCHIVE={tmp_path}/archive.zip"]
     made = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
+    tags = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert (f"no tag v{__version__}" in made.stdout) == (f"v{__version__}" not in tags.split())
     with zipfile.ZipFile(tmp_path / "archive.zip") as archive:
         names = {name.removeprefix(f"fedcl_bench-{__version__}/") for name in archive.namelist()}
     assert {"CITATION.cff", "LICENSE", "README.md", "plugins/f3crec.py"} <= names
