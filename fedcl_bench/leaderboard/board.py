@@ -12,7 +12,7 @@ from ..core.files import write_atomically
 from ..core.text import for_markdown
 from ..reports.cells import DASH
 from ..reports.dashboard import Number, TableRow
-from ..reports.html import POLICY, STYLE, table
+from ..reports.html import POLICY, table
 from ..reports.notes import p_text
 from ..runs.metadata import RECBOLE
 from ..runs.specs import seed_text
@@ -22,6 +22,19 @@ from .submission import FILE, PLUGINS, Submission, read
 
 PAGE, MARKDOWN = "board.html", "README.md"
 SCRIPT = Path(__file__).parent / "board.js"
+STYLE = """
+body { margin: 1rem; color: #1c1c1c; font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.3rem; }
+p { max-width: 75ch; color: #555; }
+#filters label { display: inline-block; margin: 0 1rem .5rem 0; }
+.box { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid #d9d9d9; text-align: left; white-space: nowrap; }
+.dt-type-numeric { text-align: right; }
+th button { font: inherit; font-weight: 700; border: 0; background: none; padding: 0; cursor: pointer; }
+th[aria-sort=ascending] button::after { content: " ▲"; }
+th[aria-sort=descending] button::after { content: " ▼"; }
+"""
 _ABOUT = (
     "One row per submission, backbone and dataset. Mean ± sample standard deviation over seeds of the metric on the "
     "block just trained, averaged over the blocks after the first. Beside it FT with the same settings and seeds.",
@@ -109,7 +122,7 @@ def page(board: Path) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">', "<title>Leaderboard</title>",
         f"<style>{STYLE}</style>", f"</head><body><h1>Leaderboard</h1>{about}",
-        '<div id="filters"></div><div class="wide">', table("board", rows), "</div>",
+        '<div id="filters"></div>', table("board", rows),
         f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>", "</body></html>", ""])
 
 

@@ -34,7 +34,6 @@ EDGES = np.linspace(-1.0, 1.0, 42)  # of the histogram of users' differences; th
 _ACROSS = 4  # panels side by side
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 _HERE = Path(__file__).parent
-STYLE = (_HERE / "page.css").read_text(encoding="utf-8")
 
 
 # Figures: px is plotly.express, which takes seconds to import.
@@ -240,7 +239,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>",
+        f"<title>{escape(title)}</title>", f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",
         f'</head><body><h1>{escape(title)}</h1><p id="errors"></p>', sections[0],
         f'<label>shown below <select id="cell">{options}</select></label>', *sections[1:],
         _packed("plotly", get_plotlyjs()), _packed("tables-js", read_package_file("html/dt_bundle.js")),
