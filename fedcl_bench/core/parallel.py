@@ -35,7 +35,7 @@ def threads_for(numbers: int, cores: int, load: float) -> int:
 
     Measured by ``benchmarks/threads.py``, on two cores at a load of 9: a small FFMSR run (640 numbers) takes .62 s with
     one thread and 16.3 s with two, beside two more busy loops 1.76 and 34.4 s; F3CRec on FedMF (7,400,000) there takes
-    2.86 and 2.96 s.
+    2.86 and 2.96 s. FFMSR with 20,480 numbers takes 10.8 and 34.6 s. Between that and 7,400,000 nothing was measured.
 
     Args:
         numbers: that the run computes at once (``federation/work.py``).
