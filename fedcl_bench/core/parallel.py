@@ -33,9 +33,10 @@ def threads_for(numbers: int, cores: int, load: float) -> int:
     Small work takes one: its operations are over before others have begun, and beside other processes threads wait for
     each other. On a machine that others use a run takes the cores that are free, at least one.
 
-    Measured by ``benchmarks/threads.py``, on two cores at a load of 9: a small FFMSR run (640 numbers) takes .62 s with
-    one thread and 16.3 s with two, beside two more busy loops 1.76 and 34.4 s; F3CRec on FedMF (7,400,000) there takes
-    2.86 and 2.96 s. FFMSR with 20,480 numbers takes 10.8 and 34.6 s. Between that and 7,400,000 nothing was measured.
+    Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on FedMF, and
+    nothing on a small FFMSR run (640), which beside two busy loops takes three times as long with it
+    (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 20 % on an idle machine and takes twice as long on a
+    busy one, so it has one thread.
 
     Args:
         numbers: that the run computes at once (``federation/work.py``).
