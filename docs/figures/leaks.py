@@ -26,14 +26,14 @@ def drawn() -> Figure:
         for axes, (candidates, title) in zip(row, CANDIDATES.items()):
             ranks = [leaks_ranks(dataset, candidates, pool) for pool in POOLS]
             for name, look in draw.looks(STATIC).items():
-                if name not in ranks[0]:
+                if any(name not in of for of in ranks):
                     continue
                 means = [sum(of[name][0]) / len(of[name][0]) for of in ranks]
                 axes.plot(range(len(POOLS)), means, color=look.color, marker=look.marker, linestyle=look.line,
                           label=look.label)
             axes.set(title=f"{STATIC_SETS[dataset]}, {title}", xticks=range(len(POOLS)), xticklabels=POOLS.values(),
-                     xlim=(-0.3, 1.3), ylim=0.0, ylabel="HR@10")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right")
+                     xlim=(-0.3, 1.3), ylim=(0.0, 1.08 * axes.dataLim.y1), ylabel="HR@10")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right")
     return figure
 
 
