@@ -51,19 +51,22 @@ def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str,
     same_tests(every, "headroom")
     check_metric(every, metric, per_user=True)
     order = [reference, bound, *(name for name in runs if name not in (reference, bound))]
-    return [_row(name, runs, reference, bound, metric) for name in dict.fromkeys(order)]
+    scores = {name: {run.seed: user_scores([run], metric) for run in runs[name]} for name in dict.fromkeys(order)}
+    return [_row(name, runs[name], scores, (reference, bound), metric) for name in scores]
 
 
-def _row(name: str, runs: Mapping[str, Sequence[Run]], reference: str, bound: str, metric: str) -> HeadroomRow:
-    by_seed = [{run.seed: run for run in runs[each]} for each in (name, reference, bound)]
+def _row(name: str, runs: Sequence[Run], scores_of: Mapping[str, Mapping[int, pd.Series]], compared: tuple[str, str],
+         metric: str) -> HeadroomRow:
+    """A method's row; ``scores_of`` each method and seed per user, ``compared`` the reference and the bound."""
+    by_seed = [scores_of[each] for each in (name, *compared)]
     seeds = tuple(sorted(set.intersection(*map(set, by_seed))))
     if not seeds:
-        raise TooFew(f"{name}, {reference} and {bound} have no seed in common; run the same seeds of all.")
-    tables = [pd.concat([user_scores([of[seed]], metric) for seed in seeds], axis=1) for of in by_seed]
+        raise TooFew(f"{name}, {compared[0]} and {compared[1]} have no seed in common; run the same seeds of all.")
+    tables = [pd.concat([of[seed] for seed in seeds], axis=1) for of in by_seed]
     users = pd.concat(tables, axis=1).dropna().index
     scores = [table.loc[users].to_numpy(float).T for table in tables]
-    chosen = [by_seed[0][seed] for seed in seeds]
-    against = None if name == reference else headroom(*scores)
+    chosen = [run for seed in seeds for run in runs if run.seed == seed]
+    against = None if name == compared[0] else headroom(*scores)
     parts = [run.meta["continual"].get(metric, {}) for run in chosen]
     return HeadroomRow(name, seeds, len(users), float(scores[0].mean()), against,
                        {name: float(np.mean([np.nan if (value := part.get(name)) is None else value for part in parts]))
