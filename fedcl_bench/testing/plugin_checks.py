@@ -65,7 +65,7 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     chosen = partners or (() if full or is_of_domains(plugin.cls) else FEW[plugin.kind])
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
-        judge.holds("has a partner", "", lambda: _no_partner(registry, plugin))
+        judge.holds("has a partner", "", lambda: _no_partner(registry, plugin, chosen))
     for number, pair in enumerate(pairs):
         run_through = domain_checks.runs if pair.kind == "domains" else properties.runs
         if not judge.holds("runs", str(pair), lambda: run_through(pair)):
@@ -163,12 +163,14 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
     return result
 
 
-def _no_partner(registry: Registry, plugin: Plugin) -> str:
+def _no_partner(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -> str:
+    """Raises Violated, with the reason why the first of them does not go with the plugin."""
     kind = "backbone" if plugin.kind == "method" else "method"
-    first, *_ = names = registry.names(kind)
-    pair = Pair(registry, *((plugin.name, first) if kind == "backbone" else (first, plugin.name)),
-                "domains" if is_of_domains(plugin.cls) else "blocks")
-    raise Violated(f"no {kind} goes with it; tried {', '.join(names)}; '{first}': {pair.fits()}")
+    first, *_ = names = list(partners) or registry.names(kind)
+    pairs = (Pair(registry, *((plugin.name, first) if kind == "backbone" else (first, plugin.name)), stream)
+             for stream in (("domains",) if is_of_domains(plugin.cls) else ("sessions", "blocks")))
+    reason = next((reason for pair in pairs if (reason := pair.fits())), "")
+    raise Violated(f"no {kind} goes with it; tried {', '.join(names)}; '{first}': {reason}")
 
 
 def stable_or_same(pair: Pair) -> Pair:

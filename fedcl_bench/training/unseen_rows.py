@@ -46,11 +46,12 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
         for table in tables.values():
             table.requires_grad_()
         loss = sum(penalties[name](table, items).sum() for name, table in tables.items())
-        gradients = torch.autograd.grad(loss, list(tables.values()))
-        with torch.no_grad():
-            rates = backbone.learning_rates(n_items, round_, batch)
-            for name, update in optimiser.updates(writable(dict(zip(tables, gradients))), rates).items():
-                tables[name] += update
+        if loss.requires_grad:  # else nothing is penalised, as before there is a past
+            gradients = torch.autograd.grad(loss, list(tables.values()), allow_unused=True, materialize_grads=True)
+            with torch.no_grad():
+                rates = backbone.learning_rates(n_items, round_, batch)
+                for name, update in optimiser.updates(writable(dict(zip(tables, gradients))), rates).items():
+                    tables[name] += update
         for table in tables.values():
             table.requires_grad_(False)
     return {name: table[0] - public[name] for name, table in tables.items()}
