@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Callable, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
+from ..core.settings import as_text
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..records.run import Run
 from ..records.store import block_names, domains_of, incremental
 from ..runs.registry import spelled
-from ..runs.specs import RunSpec, expected_settings, parse_method
+from ..runs.specs import RunSpec, parse_method
 from ..stats.significance import LEVEL
 from .cells import Filling, Table
-from .comparison import NAMES, unequal, words_of
+from .comparison import NAMES, changed_settings, unequal, words_of
 from .frame import check_metric, same_tests
 from .notes import pilot_note
 from .selection import Source, checked_spec, command_for, find
@@ -112,32 +113,19 @@ def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def _changes(run: Run, source: Source) -> dict[str, str] | None:
-    """The settings by which a run differs from those that the table's rows have, as ``--set`` takes them; None where
-    they have others."""
-    there, changes = words_of(run.head["settings"]), dict(source.assignments)
-    while True:
-        spec = RunSpec(*(run.head[name] for name in NAMES), tuple(changes.items()))
-        try:
-            wanted = words_of(expected_settings(source.registry, spec, source.tuned))
-        except UserError:  # a plugin is not here, or has other settings now
-            return None
-        differs = {name: there[name] for name in wanted.keys() & there.keys() if there[name] != wanted[name]}
-        if not differs:
-            return {name: changes[name] for name in sorted(changes.keys() - dict(source.assignments).keys())}
-        if differs.keys() & changes.keys():  # --set asks for others
-            return None
-        changes |= {"stream": differs["stream"]} if "stream" in differs else differs  # others' defaults follow from it
-
-
 def _recorded(method: str, runs: Iterable[Run], source: Source) -> tuple[str, ...]:
     """The rows of a method that nobody named: itself, or, where no record has its default settings, the few settings
     that its records have."""
-    found: set[tuple[tuple[str, str], ...]] = set()
-    for run in {tuple(run.head[name] for name in NAMES) + tuple(words_of(run.head["settings"]).items()): run
-                for run in runs}.values():  # one of all seeds
-        if (changes := _changes(run, source)) is not None:
-            found.add(tuple(changes.items()))
+    found, asked = set[tuple[tuple[str, str], ...]](), dict(source.assignments)
+    for head in {tuple(run.head[name] for name in NAMES) + tuple(words_of(run.head["settings"]).items()): run.head
+                 for run in runs}.values():  # one of all seeds
+        try:
+            changes = changed_settings(source.registry, head, head["dataset"], asked, source.tuned)
+        except UserError:  # a plugin is not here, or has other settings now
+            continue
+        if not changes.keys() & asked.keys():  # else it is another one than --set asks for
+            found.add(tuple((name, as_text(value)) for name, value in sorted(changes.items())
+                            if name != "extra_metrics"))
         if () in found or len(found) > VARIANTS:
             return (method,)
     rows = [",".join(f"{name}={value}" for name, value in changes) for changes in sorted(found)]

@@ -16,7 +16,7 @@ from ..records.run import Run
 from ..records.store import LEAKS, leaks
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, read_tuned, seed_text
-from .comparison import NAMES, defaults_of, words_of
+from .comparison import NAMES, changes_of, words_of
 
 AUTHORS = "to be answered by the authors"
 DATA = ("k_core", "tie_order", "train_share", "pilot_users", "pilot_core", "session_gap", "min_sessions",
@@ -95,9 +95,7 @@ def _changed(of: Answered) -> str:
     said: dict[str, dict[str, None]] = {}
     for (method, backbone, dataset), runs in of.cells.items():
         for run in runs:
-            usual = defaults_of(of.registry, run)
-            changed = ", ".join(f"{name}={value}" for name, value in words_of(run.head["settings"]).items()
-                                if usual.get(name) != value)
+            changed = ", ".join(f"{name}={value}" for name, value in changes_of(of.registry, run).items())
             said.setdefault(changed or "none", {})[f"{method} on {backbone}, {dataset}"] = None
     return "; ".join(f"{changed} ({', '.join(where)})" for changed, where in said.items())
 

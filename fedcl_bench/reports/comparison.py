@@ -8,6 +8,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import pandas as pd
 
 from ..core.errors import UserError
+from ..core.settings import as_text
 from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_protocol
 from ..runs.registry import Registry
@@ -21,8 +22,7 @@ NAMES = ("method", "backbone", "dataset")
 
 def words_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings as ``--set`` takes them, sorted."""
-    return {name: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            for name, value in sorted(comparable(settings).items())}
+    return {name: as_text(value) for name, value in sorted(comparable(settings).items())}
 
 
 def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dict[str, str]:
@@ -34,21 +34,41 @@ def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dic
         return {}
 
 
-def changed_settings(registry: Registry, meta: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """The settings of a record that are not today's defaults, which make its run again.
+def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, below: Mapping[str, Any] | None = None,
+                     tuned: Tuned | None = None) -> dict[str, Any]:
+    """The settings of a record that are not today's defaults, which make its run again. What follows from another one
+    of them, as a stream's own defaults, is not among them.
 
     Args:
+        head: of the record.
         dataset: the record's, or its path.
+        below: settings that count as defaults, as those of ``--set``. One that the record has otherwise is among the
+            result.
+        tuned: where tuned settings are that count as defaults too.
 
     Raises:
-        UserError: if a plugin is not here.
+        UserError: if a plugin is not here, or does not take these settings.
     """
-    settings, found = meta["settings"], dict[str, Any]()
-    for names in (("stream", "split_file", "topology"), sorted(settings)):  # a stream has defaults of its own
-        defaults = expected_settings(registry, RunSpec(meta["method"], meta["backbone"], dataset, tuple(found.items())))
-        found |= {name: settings[name] for name in names
-                  if name in settings and settings[name] != defaults.get(name)}
-    return found
+    settings, found = head["settings"], dict[str, Any]()
+    while True:
+        spec = RunSpec(head["method"], head["backbone"], dataset, tuple({**(below or {}), **found}.items()))
+        defaults = expected_settings(registry, spec, tuned)  # of those alone that have an effect
+        differs = {name: value for name, value in settings.items()
+                   if name in defaults and name not in found and value != defaults[name]}
+        if not differs:
+            return found
+        first = {name: differs[name] for name in ("stream", "split_file", "topology") if name in differs}
+        found |= first or differs
+
+
+def changes_of(registry: Registry, run: Run) -> dict[str, str]:
+    """The settings of a run that are not today's defaults, as ``--set`` takes them, sorted; all of them, if a plugin is
+    not here."""
+    try:
+        changes = changed_settings(registry, run.head, run.head["dataset"])
+    except UserError:
+        changes = run.head["settings"]
+    return {name: as_text(value) for name, value in sorted(changes.items()) if name != "extra_metrics"}
 
 
 def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = None) -> str:

@@ -23,7 +23,7 @@ from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
 from .cells import DASH
-from .comparison import NAMES, Comparison, against_each, defaults_of, unequal, words_of
+from .comparison import NAMES, Comparison, against_each, changes_of, defaults_of, unequal, words_of
 from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
 from .notes import p_text
 
@@ -261,10 +261,8 @@ def failures(failed: Iterable[Mapping[str, Any]]) -> list[TableRow]:
 
 def rerun_command(registry: Registry, variant: Variant, plugins: Sequence[Path] = ()) -> str:
     """The command that makes a variant's first run again: its settings that are not today's defaults."""
-    meta, defaults = variant.meta, defaults_of(registry, variant.runs[0])
+    meta, changes = variant.meta, changes_of(registry, variant.runs[0])
     words = [word for name in NAMES for word in (f"--{name}", meta[name])]
-    for name, value in words_of(meta["settings"]).items():
-        if name != "split_file" and defaults.get(name) != value:
-            words += ["--set", f"{name}={value}"]
+    words += [word for name, value in changes.items() if name != "split_file" for word in ("--set", f"{name}={value}")]
     words += [word for folder in plugins for word in ("--plugins", str(folder))]
     return shlex.join(["run_bench.py", "run", *words, "--seed", str(variant.runs[0].seed)])

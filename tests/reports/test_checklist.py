@@ -50,6 +50,8 @@ def test_leaks_and_failures_are_said(registry, tmp_path, capsys):
     fabricate(tmp_path, registry, spec, 0, level(0.1))
     found = answered(capsys, "--records", tmp_path)
     assert found["Does information of the test reach training or ranking?"] == "1 of 1 runs: leaks test items"
+    changed = "negative_pool=untouched, stream=static (ft on fedmf, ml-100k)"  # and not what follows from the stream
+    assert found["Which settings beside the defaults?"] == changed
 
 
 def test_latex_has_the_same_answers_with_its_letters_escaped(folder, capsys):
