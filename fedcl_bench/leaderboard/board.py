@@ -12,7 +12,7 @@ from ..core.files import write_atomically
 from ..core.text import for_markdown
 from ..reports.cells import DASH
 from ..reports.dashboard import Number, TableRow
-from ..reports.html import POLICY, table
+from ..reports.html import document, table
 from ..reports.notes import p_text
 from ..runs.metadata import RECBOLE
 from ..runs.specs import seed_text
@@ -21,20 +21,7 @@ from .rows import BOUND, REFERENCE, Row
 from .submission import FILE, PLUGINS, Submission, read
 
 PAGE, MARKDOWN = "board.html", "README.md"
-SCRIPT = Path(__file__).parent / "board.js"
-STYLE = """
-body { margin: 1rem; color: #1c1c1c; font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.3rem; }
-p { max-width: 75ch; color: #555; }
-#filters label { display: inline-block; margin: 0 1rem .5rem 0; }
-.box { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid #d9d9d9; text-align: left; white-space: nowrap; }
-.dt-type-numeric { text-align: right; }
-th button { font: inherit; font-weight: 700; border: 0; background: none; padding: 0; cursor: pointer; }
-th[aria-sort=ascending] button::after { content: " ▲"; }
-th[aria-sort=descending] button::after { content: " ▼"; }
-"""
+SCRIPT = 'const started = dataTables().then((DataTable) => new DataTable("#board", FILTERED));\ndrawn(started);'
 _ABOUT = (
     "One row per submission, backbone and dataset. Mean ± sample standard deviation over seeds of the metric on the "
     "block just trained, averaged over the blocks after the first. Beside it FT with the same settings and seeds.",
@@ -81,7 +68,7 @@ def lines(every: Sequence[Entry]) -> list[TableRow]:
         "MB": Number.as_(entry.row.megabytes, ",.1f"), "leaks": entry.row.leaks, "privacy": entry.row.privacy,
         "gives up": ", ".join(entry.row.gives_up) or DASH, "users": Number.as_(entry.row.users, ","),
         "seeds": seed_text(entry.row.seeds), "settings": _settings(entry.row), "plugin": _plugin(entry),
-        "by": entry.submission.by, "on": entry.submission.on, "folder": entry.folder} for entry in every]
+        "author": entry.submission.author, "date": entry.submission.date, "folder": entry.folder} for entry in every]
 
 
 def _share(row: Row) -> str | Number:
@@ -107,7 +94,7 @@ def markdown(board: Path) -> str:
              for row in rows]
     numeric = [isinstance(value, Number) for value in rows[0].values()]
     return "\n".join(["# Leaderboard", "", *(f"{text}\n" for text in _ABOUT),
-                      f"[{PAGE}]({PAGE}) sorts and filters these rows in a browser. Written by `submit`; not to be "
+                      f"Written by `submit`, with {PAGE}, which sorts and filters these rows in a browser; not to be "
                       f"edited.", "",
                       "| " + " | ".join(rows[0]) + " |", "|" + "".join("--:|" if each else "---|" for each in numeric),
                       *("| " + " | ".join(cells) + " |" for cells in texts), ""])
@@ -115,15 +102,8 @@ def markdown(board: Path) -> str:
 
 def page(board: Path) -> str:
     """The page as HTML, which loads nothing."""
-    rows = lines(entries(board))
-    about = "".join(f"<p>{markup.escape(text).replace('`', '')}</p>" for text in _ABOUT)
-    return "\n".join([
-        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">', "<title>Leaderboard</title>",
-        f"<style>{STYLE}</style>", f"</head><body><h1>Leaderboard</h1>{about}",
-        '<div id="filters"></div>', table("board", rows),
-        f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>", "</body></html>", ""])
+    about = [f"<p>{markup.escape(text).replace('`', '')}</p>" for text in _ABOUT]
+    return document("Leaderboard", [*about, table("board", lines(entries(board)))], SCRIPT)
 
 
 def write_pages(board: Path) -> list[Path]:

@@ -37,7 +37,7 @@ from .rows import BOUND, REFERENCE, TUNED, Cells, Place, Row, cells_of, require,
 
 FILE, PLUGINS = "submission.json", "plugins"
 CURE = "Take the folder as it was submitted, or make it again with `run_bench.py submit`."
-_LONGEST = 100  # characters of who submits
+_LONGEST = 100  # characters of an author
 
 
 class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         title: the method, with settings that were chosen for it.
-        by: who submits; on: the day, in UTC.
+        author: who submits; date: the day, in UTC.
         version: of the suite.
         records: SHA-256 over the Parquet files in the order of their names, which draws the seed that `verify` repeats.
         files: path in the folder to SHA-256, of all files but this one.
@@ -54,8 +54,8 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Literal[1]
     method: Name
     title: str
-    by: Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
-    on: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")]
+    author: Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
+    date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")]
     version: str
     records: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     files: dict[str, str]
@@ -200,16 +200,17 @@ def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], com
     """Make the folder of a submission, in the place of one that is there.
 
     Args:
-        about: ``method`` (its name), ``title`` and ``by``.
+        about: ``method`` (its name), ``title`` and ``author``.
         command: kept in the index of the records.
 
     Raises:
         UserError: if a run is not what plugins and data give today, or ``out`` is no submission.
     """
     safe_name(out.name, "--out")
-    by = about["by"].strip()
-    if for_terminal(by) != by or "\n" in by or not 0 < len(by) <= _LONGEST:
-        raise UserError(f"--by: found {quoted(about['by'])}, accepted: a name of at most {_LONGEST} characters.")
+    author = about["author"].strip()
+    if for_terminal(author) != author or "\n" in author or not 0 < len(author) <= _LONGEST:
+        raise UserError(f"--author: found {quoted(about['author'])}, accepted: a name of at most {_LONGEST} "
+                        f"characters.")
     if out.exists() and not (out / FILE).is_file() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"--out: found {out}, which is there and no submission; name another folder.")
     files = _plugin_files(cells, source)
@@ -223,8 +224,8 @@ def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], com
                 shutil.copyfile(path, folder / kind / path.name)
         made = cells_of(folder, about["method"])
         submission = Submission(
-            format=1, method=about["method"], title=about["title"], by=by,
-            on=f"{datetime.now(timezone.utc):%Y-%m-%d}", version=__version__, records=digest_of_records(folder),
+            format=1, method=about["method"], title=about["title"], author=author,
+            date=f"{datetime.now(timezone.utc):%Y-%m-%d}", version=__version__, records=digest_of_records(folder),
             files=digests(folder), rows=rows_of(folder, made, about["method"], source.registry))
         (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(submission), indent=1) + b"\n")
         folder.chmod(0o755)

@@ -177,6 +177,29 @@ _ABOUT = {  # the sections of the page
     "Runs that failed": "They are in none of the numbers above."}
 
 
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def document(title: str, content: Iterable[str], script: str) -> str:
+    """A page of some content, with DataTables in it.
+
+    Args:
+        script: what draws it, with what ``tables.js`` has.
+    """
+    from itables.utils import read_package_file
+
+    return "\n".join([
+        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f"<title>{escape(title)}</title>", f"<style>{_text('page.css')}</style>",
+        f'</head><body><h1>{escape(title)}</h1><p id="errors"></p>', *content,
+        _packed("tables-js", read_package_file("html/dt_bundle.js")),
+        _packed("tables-css", read_package_file("html/dt_bundle.css")),
+        f"<script>{_text('tables.js')}{script}</script>", "</body></html>", ""])
+
+
 def _section(parts: Mapping[str, str | None], cell: int | None = None) -> str:
     """Headings with what they are about; ``cell``: shown only if that cell is chosen."""
     content = "\n".join(f"<h2>{head}</h2>\n<p>{_ABOUT[head]}</p>\n{part or '<p>No record here has these numbers.</p>'}"
@@ -196,7 +219,6 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         tuned: where the settings of methods are that may be tested, each tuned.
     """
     import plotly.express as px
-    from itables.utils import read_package_file
     from plotly.offline import get_plotlyjs
 
     cells = dashboard.gather(runs, registry)
@@ -235,13 +257,6 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
                               "Runs that failed": table("failures", dashboard.failures(failed))}))
     options = "".join(f'<option value="{i}">{escape(cell.title)}</option>' for i, cell in enumerate(cells))
     drawings = ",".join(f"{json.dumps(name)}:{text}" for name, text in figures.items())
-    return "\n".join([
-        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<title>{escape(title)}</title>", f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",
-        f'</head><body><h1>{escape(title)}</h1><p id="errors"></p>', sections[0],
-        f'<label>shown below <select id="cell">{options}</select></label>', *sections[1:],
-        _packed("plotly", get_plotlyjs()), _packed("tables-js", read_package_file("html/dt_bundle.js")),
-        _packed("tables-css", read_package_file("html/dt_bundle.css")), _packed("figures", f"{{{drawings}}}"),
-        f"<script>{(_HERE / 'page.js').read_text(encoding='utf-8')}</script>", "</body></html>", ""])
+    return document(title, [
+        sections[0], f'<label>shown below <select id="cell">{options}</select></label>', *sections[1:],
+        _packed("plotly", get_plotlyjs()), _packed("figures", f"{{{drawings}}}")], _text("page.js"))

@@ -1,25 +1,14 @@
-"use strict";
-// Everything that is drawn is in this page, compressed; names in it are escaped.
-async function unpack(id) {
-  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
+// The report: everything that is drawn is in this page, compressed; names in it are escaped.
 async function start() {
-  for (const [tag, id] of [["style", "tables-css"], ["script", "plotly"]])
-    document.head.append(Object.assign(document.createElement(tag), { textContent: await unpack(id) }));
-  const source = new Blob([await unpack("tables-js")], { type: "text/javascript" });
-  const DataTable = (await import(URL.createObjectURL(source))).default;
+  const DataTable = await dataTables();
+  document.head.append(Object.assign(document.createElement("script"), { textContent: await unpack("plotly") }));
   const figures = JSON.parse(await unpack("figures")), begun = new Set();
 
   function begin(part) {  // a part is begun when it is first seen, as what is hidden has no size
     if (begun.has(part)) return;
     begun.add(part);
-    for (const table of part.querySelectorAll("table")) {
-      const options = { paging: false, info: false, searching: false, order: [], scrollX: true };
-      const filters = { searching: true, scrollY: "50vh", scrollCollapse: true, columnControl: [["searchList"]] };
-      new DataTable(table, table.id === "leaderboard" ? { ...options, ...filters } : options);
-    }
+    for (const table of part.querySelectorAll("table"))
+      new DataTable(table, table.id === "leaderboard" ? FILTERED : PLAIN);
     for (const place of part.querySelectorAll(".figure"))
       Plotly.newPlot(place, figures[place.id].data, figures[place.id].layout, { displaylogo: false, responsive: true });
   }
@@ -52,5 +41,4 @@ async function start() {
   board.on("draw", follow).draw();
 }
 
-start().then(() => document.body.setAttribute("data-drawn", "yes"),
-  (error) => document.getElementById("errors").textContent = "Figures cannot be drawn in this browser: " + error);
+drawn(start());

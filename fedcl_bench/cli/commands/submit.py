@@ -11,8 +11,8 @@ from .. import OF_RECORDS, add_options, say_tuned, settings_of, tuned_of, where_
 EXAMPLES = """\
 examples:
   run_bench.py grid --methods mine,ft,joint --backbones fedmf --seeds 5 --plugins DIR        the runs of a submission
-  run_bench.py submit --method mine --plugins DIR --by "Jane Roe" --out results/leaderboard/mine
-  run_bench.py submit --method f3crec --records my-results --tuned --by "Jane Roe" --out results/leaderboard/f3crec
+  run_bench.py submit --method mine --plugins DIR --author "Jane Roe" --out results/leaderboard/mine
+  run_bench.py submit --method f3crec --records my-results --tuned --author "Jane Roe" --out results/leaderboard/f3crec
   run_bench.py verify results/leaderboard/mine                                what the pull request will be asked
 
 The folder of records must have runs of the method and of FT, with the same settings and seeds, at least 3; those of
@@ -25,7 +25,7 @@ today's are refused. The page of the board is written anew beside the folder. Co
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", required=True, metavar="NAME",
                         help="what is submitted; with settings of its own as f3crec:without=arm")
-    parser.add_argument("--by", dest="who", required=True, metavar="WHO", help="who submits, as the page shows it")
+    parser.add_argument("--author", required=True, metavar="NAME", help="who submits, as the page shows it")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR",
                         help="folder of the submission, as results/leaderboard/NAME, made or replaced")
     add_options(parser, "records", backbones="only these, as fedmf; repeatable",
@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
         raise damaged[0]
     specs = [RunSpec(name, *place) for place, runs_of in cells.items() for name in runs_of]
     say_tuned(tuned, specs)
-    made = submission.write(args.out, cells, source, {
-        "method": registry.get("method", parse_method(args.method)[0]).name, "title": args.method, "by": args.who},
+    method = registry.get("method", parse_method(args.method)[0]).name
+    made = submission.write(
+        args.out, cells, source, {"method": method, "title": args.method, "author": args.author},
         shlex.join(("run_bench.py", "submit", "--method", args.method)))
     size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
     print(f"{args.out}: {len(made.rows)} row{'s' * (len(made.rows) > 1)}, {len(made.files) + 1} files, "
