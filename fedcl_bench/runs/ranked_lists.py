@@ -11,13 +11,16 @@ from __future__ import annotations
 import gzip
 import re
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
+from typing import Any, Iterable, Sequence
 from urllib.parse import quote
 
 import numpy as np
 import torch
 import yaml
 
+from ..core.errors import UserError
 from ..core.files import write_atomically
 from ..data.stream import Stream
 from ..evaluation.ranking import UserScores
@@ -65,18 +68,20 @@ class RankedLists:
         lists = lists.numpy()
         row, place = (lists >= 0).nonzero()
         self._write(f"trained{trained}-tested{tested}.run", zip(
-            users[row], np.full(len(row), "Q0"), items[lists[row, place]], place + 1, lists.shape[1] - place,
-            np.full(len(row), self.config.name)))
+            users[row], repeat("Q0"), items[lists[row, place]], place + 1, lists.shape[1] - place,
+            repeat(self.config.name)))
         self._write(f"tested{tested}.qrels", ((users[row], 0, items[item], 1)
                                               for row, item in zip(found_in.tolist(), to_find.tolist())))
         write_atomically(self.folder / METADATA, self._metadata().encode())
 
-    def complete(self, progress: Progress | None) -> bool:
-        """Whether the lists of all tests so far are there."""
-        return progress is None or all((self.folder / f"trained{trained}-tested{tested}.run.gz").is_file()
-                                       for trained, tested, _ in progress.tests)
+    def require(self, progress: Progress, record: Path) -> None:
+        """Raise UserError if the lists of a test so far are not there, as those of a record that was begun without."""
+        if not all((self.folder / f"trained{trained}-tested{tested}.run.gz").is_file()
+                   for trained, tested, _ in progress.tests):
+            raise UserError(f"--save-lists: {record} was begun without, so lists of its first blocks are missing.\n"
+                            f"Begin it again with --rerun.")
 
-    def _write(self, name: str, rows) -> None:
+    def _write(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         text = "".join(" ".join(map(str, row)) + "\n" for row in rows)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / f"{name}.gz", gzip.compress(text.encode(), mtime=0))
@@ -127,6 +132,13 @@ class RankedLists:
 def folder_of(run: str, results: Path) -> Path:
     """Where the lists of a run of this name are."""
     return results / "lists" / run
+
+
+def require_lists(record: Path, folder: Path) -> None:
+    """Raise UserError if a finished record has no lists in their folder."""
+    if not folder.is_dir():
+        raise UserError(f"--save-lists: {record} is finished, and its run wrote no lists ({folder}).\n"
+                        f"Run it again with --rerun.")
 
 
 def _words(tokens: np.ndarray) -> np.ndarray:

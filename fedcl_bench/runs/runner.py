@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -20,7 +21,7 @@ from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require
 from .model_file import write_model
-from .ranked_lists import RankedLists, folder_of
+from .ranked_lists import RankedLists, folder_of, require_lists
 from .summary import failed, frames, summary
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
@@ -184,6 +185,23 @@ def _client_updates(progress: Progress | None, blocks: int) -> list[int]:
     return [sum(int(row["participants"]) for row in rows if row["step"] == block) for block in range(blocks)]
 
 
+@contextmanager
+def _explained(record: Record, federation: Federation, results: Path, mark_failed: Callable[[str], None]
+               ) -> Iterator[None]:
+    """Errors of training and writing in words for the user; a run that failed is marked so."""
+    try:
+        yield
+    except RunFailed as error:
+        mark_failed(str(error))
+        raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
+    except (OutOfMemory, RuntimeError, MemoryError) as error:
+        if not (isinstance(error, OutOfMemory) or ran_out(error)):
+            raise
+        raise ended(error, federation) from None
+    except OSError as error:
+        raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
+
+
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
             rerun: bool = False, engine: Engine = Engine(), save_lists: bool = False) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
@@ -206,9 +224,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
     record = Record.of(config.name, results)
     if not rerun and (done := _finished(record, lambda error: None)):
         _tidy(record, results)
-        if save_lists and not (lists := folder_of(config.name, results)).is_dir():
-            raise UserError(f"--save-lists: {record.folder} is finished, and its run wrote no lists ({lists}).\nRun it "
-                            f"again with --rerun.")
+        if save_lists:
+            require_lists(record.folder, folder_of(config.name, results))
         return {**done, "record": str(record.folder), "reused": True}
     stream = load()
     federation, lists = config.federation(stream), RankedLists.of(config, stream, results) if save_lists else None
@@ -226,11 +243,13 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         base = config.base_file(results) if shares_base else None
         checkpoints = _Checkpoints(config, federation, engine, watch, record.checkpoint, base, rerun or save_lists,
                                    began)
-        if lists and not lists.complete(checkpoints.start):
-            raise UserError(f"--save-lists: {record.folder} was begun without, so lists of its first blocks are "
-                            f"missing.\nBegin it again with --rerun.")
         progress = checkpoints.start
-        try:
+        if lists and progress:
+            lists.require(progress, record.folder)
+
+        def mark_failed(why: str) -> None:
+            record.fail(failed(config, why, _client_updates(progress, len(stream.units()))))
+        with _explained(record, federation, results, mark_failed):
             for progress in engine.run(federation, progress):
                 watch.progress(stream, progress)
                 progress = checkpoints.after(progress)
@@ -240,13 +259,4 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             write_model(record.folder, progress, federation)
             content = record.finish(content, frames(progress))
             sweep(results / SHARED)
-        except RunFailed as error:
-            record.fail(failed(config, str(error), _client_updates(progress, len(stream.units()))))
-            raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
-        except (OutOfMemory, RuntimeError, MemoryError) as error:
-            if not (isinstance(error, OutOfMemory) or ran_out(error)):
-                raise
-            raise ended(error, federation) from None
-        except OSError as error:
-            raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
         return {**content, "record": str(record.folder), "reused": False}

@@ -215,7 +215,7 @@ def test_a_list_that_is_given_twice_is_one_list():
         ("tables", "add"), ("grid", "methods"), ("compare", "datasets"), ("figures", "format"), ("check", "partners"),
         ("audit", "noise"), ("pack", "figure")}
     before = {"run": [], "compare": ["ft", "kd"], "headroom": ["kd"], "check": ["ft"], "pack": ["--out", "x"],
-              "submit": ["--method", "x", "--by", "x", "--out", "x"],
+              "submit": ["--method", "x", "--author", "x", "--out", "x"],
               "sensitivity": ["ft", "--backbone", "fedmf"]}
     for name, action in found:
         option = action.option_strings[0]

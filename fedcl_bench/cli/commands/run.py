@@ -123,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         from ...api.seeds import combined
         from ...evaluation.beyond_accuracy import GROUPS
         from ...records.store import leak_notes
+        from ...runs.ranked_lists import folder_of
         from ...runs.runner import Interrupted
         from ..show import few_users, rising, show_groups, show_result
 
@@ -146,8 +147,8 @@ def run(args: argparse.Namespace) -> int:
         show_result(configs[0], result)
         if args.by:
             show_groups(result, args.by)
-        if args.save_lists:
-            print(f"lists: {args.results / 'lists' / configs[0].name}" + " and beside" * (len(configs) > 1))
+        for config in configs if args.save_lists else ():
+            print(f"lists: {folder_of(config.name, args.results)}")
     return 0
 
 
