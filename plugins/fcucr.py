@@ -213,19 +213,22 @@ class FCUCR(Method):
     def received(self, encoding) -> Tensor:
         """rho of each client, (C, L, d): in training what the server sent; in an evaluation the answer to its query."""
         features = encoding.features
-        known = "prototype" if encoding.purpose == "train" else "prototypes"
-        if not self.transfers or known not in {**self.client_state, **self.server_state}:
+        training = encoding.purpose == "train"
+        if not self.transfers or training and "prototype" not in self.client_state:
             return torch.zeros_like(features)
-        if encoding.purpose == "train":
+        if training:
             rho = self.client_state["prototype"][encoding.users]
         else:
-            query = self.prototype(encoding.queries, encoding.real)
-            rho = self.answer(query, encoding.users)  # evaluations have threads of their own
+            rho = encoding.ask(self.prototype(encoding.queries, encoding.real))
         if self.settings.prototype_noise > 0.0:
             keys = encoding.draw.clients(f"prototype noise of {encoding.purpose}", encoding.users)
             noise = rng.normals(keys[:, None], torch.arange(rho.shape[1], device=rho.device))
             rho = rho + self.settings.prototype_noise * noise.to(rho)
         return rho.view(len(rho), -1, features.shape[2]).expand_as(features)
+
+    def answer_queries(self, queries, users):
+        """Server: rho of each query in an evaluation, which has threads of its own; zeros before the first round."""
+        return self.answer(queries, users) if self.server_state else torch.zeros_like(queries)
 
     @torch.no_grad()
     def answer(self, queries: Tensor, users: Tensor) -> Tensor:
@@ -297,14 +300,15 @@ class FCUCR(Method):
         the latest r times the clients to be inserted first (released code: window_rule=entries).
         """
         state, s = self.server_state, self.settings
-        new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": sessions,
+        whose = (users << 32) + sessions  # clients number their sessions from 0
+        new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": whose,
                "round": torch.full_like(users, round_)}
         base = state or {name: values[:0] for name, values in new.items()}
-        again = torch.isin(sessions, base["session"]) & (s.revisited == "replaced")
-        row_of = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
-        row_of[base["session"]] = torch.arange(len(base["session"]), device=users.device)
+        again = torch.isin(whose, base["session"]) & (s.revisited == "replaced")
+        known, order = base["session"].sort()
+        row = order[torch.searchsorted(known, whose[again])]
         for name, values in new.items():
-            new[name] = torch.cat([base[name], values[~again]]).index_copy_(0, row_of[sessions[again]], values[again])
+            new[name] = torch.cat([base[name], values[~again]]).index_copy_(0, row, values[again])
         if s.window > 0:
             keep = new["round"] > round_ - s.window
             if s.window_rule == "entries":  # entries stand in the order of their first insertion

@@ -122,14 +122,14 @@ def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, 
 
 
 def train_round(chunks, model, backbone, method, settings, seed, step, round_, weights=None, own_start=False,
-                protection=OPEN, observe=None, add=None):
+                protection=OPEN, observe=None):
     """Clients train and the server averages, as in a round of the loop: (model, mean loss, the method's uploads)."""
     work = rounds.Work(training(backbone, method, model, settings, protection, own_start), chunks)
     key = DrawKey(seed, step, round_)
     sums = rounds.train_clients([work], model, key, weights, observe)
     if sums.held is not None:
         return *server.aggregate_updates(sums, model, method, protection, key, sums.uploads), sums.uploads
-    return *server.mean(sums, model, backbone, seed, add), sums.uploads
+    return *server.mean(sums, model, backbone, seed), sums.uploads
 
 
 def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None, step=None):

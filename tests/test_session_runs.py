@@ -74,7 +74,7 @@ def test_fcucr_runs(registry, stream, backbone):
     for name, value in numbers_of(last).items():
         assert torch.isfinite(value).all(), name
     train = stream.steps[0].sessions["train"]
-    visited = {int(train.of_user[u]) + r % int(train.count[u]) for u in range(108) for r in range(3)}
+    visited = {(u << 32) + r % int(train.count[u]) for u in range(108) for r in range(3)}
     assert sorted(last.server_state["session"].tolist()) == sorted(visited)
 
 

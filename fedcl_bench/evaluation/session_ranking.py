@@ -8,7 +8,8 @@ that scores everything alike finds nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable
+from functools import partial
+from typing import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -89,6 +90,7 @@ class SessionTask:
         metrics: what is said of the lists.
         catalogue: with it the lists under full ranking are kept. With sampled candidates the same metrics are taken
             under full ranking too, named with ``all:`` in front; those of items only there.
+        answer_queries: asks the server if it is elsewhere (see ``Method.answer_queries``); None: it is here.
     """
 
     step: Step
@@ -98,6 +100,7 @@ class SessionTask:
     draw: DrawKey
     metrics: tuple[Metric, ...] = DEFAULT
     catalogue: Catalogue | None = None
+    answer_queries: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def ranks_all(self) -> bool:
@@ -209,7 +212,8 @@ class _SequentialLogits:
             queries = backbone.session_vectors(clients, rows, sequence, dropout).vectors
             key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
             queries = self.protection.noisy(key, users, queries)
-        encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries)
+        encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries,
+                            partial(self.task.answer_queries or self.method.answer_queries, users=users))
         return backbone.with_constant(self.method.represent(encoding)), session.mask
 
 

@@ -6,7 +6,7 @@ gets those of one interval, so its table rows are rows of the whole ones: those 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Sequence
 
 import torch
@@ -15,9 +15,7 @@ from torch import Tensor
 from ..data.stream import Step, Stream
 from ..rng import Tables
 from ..core.errors import UserError
-from ..evaluation import beyond_accuracy, drift
-from ..evaluation.ranking import UserScores
-from ..federation.parts import Best, Federation, Progress
+from ..federation.parts import Federation, Progress
 from ..plugin.state import Snapshot
 
 _PER_USER = ("private", "local", "personalised", "client_context")  # parts of a snapshot
@@ -26,25 +24,16 @@ _PADDING = {"client_context": 0, "client_state": -1}
 
 
 def check_divisible(federation: Federation) -> None:
-    """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
-    backbone, method = federation.backbone, federation.method
-    spread = "--shards: the clients of a run are spread over workers and send sums;"
+    """Raise UserError for a run whose clients cannot be anywhere but with their server."""
+    method = federation.method
+    spread = "--shards: the clients of a run are spread over workers;"
     if federation.cross_silo:
         one = "a domain is one client, whose training is not divided" if federation.stream.domains else \
             "with topology=central there is one"
         raise UserError(f"{spread} {one}.\nLeave --shards out (`grid --ray` spreads whole runs).")
-    if backbone.overrides("serve") or backbone.serves_tables:
-        raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
-                        f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")
     if method.trains == "server" or method.overrides("trained_backbone"):
         raise UserError(f"{spread} method '{method.name}' has no server that adds these up.\nLeave --shards out "
                         f"(`grid --ray` spreads whole runs).")
-    if method.uploads(backbone, 0) or method.uploads(backbone, 1) or method.overrides("aggregate_updates"):
-        raise UserError(f"{spread} the server of method '{method.name}' needs what each client uploads.\n"
-                        f"Leave --shards out (`grid --ray` spreads whole runs), or use another method.")
-    if federation.server.upload_noise and federation.server.weighting != "uniform":
-        raise UserError(f"{spread} noise on a weighted mean needs all their weights.\n"
-                        f"Leave --shards out (`grid --ray` spreads whole runs), or use weighting=uniform.")
     if federation.server.cold_items != "none":
         raise UserError(f"{spread} cold_items={federation.server.cold_items} looks at all of them.\nLeave --shards out "
                         f"(`grid --ray` spreads whole runs).")
@@ -139,46 +128,18 @@ def _widened(name: str, table: Tensor, width: int, kind: str) -> Tensor:
     return wider
 
 
-def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: Progress) -> Progress:
-    """The inverse of ``progress_part``.
+def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[Tensor]) -> Progress:
+    """A server's progress with what belongs to single clients, each part's from the same point of the run.
 
     Args:
-        parts: each from the same point of the run.
         names: ids of each part's clients.
-        behind: what the parts began with; its tests and analysis come first.
     """
-    def joined(models: Sequence[Snapshot]) -> Snapshot:
-        return replace(models[0], **{kind: _joined_rows([getattr(model, kind) for model in models], names, kind)
-                                     for kind in _PER_USER})
+    def joined(model: Snapshot, models: Sequence[Snapshot]) -> Snapshot:
+        return replace(model, **{kind: _joined_rows([getattr(each, kind) for each in models], names, kind)
+                                 for kind in _PER_USER})
 
-    def by_user(kinds: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """(users, values, ...) of each part as one, users ascending."""
-        users = torch.cat([ids[users] for ids, (users, *_) in zip(names, kinds)])
-        order = users.argsort()
-        return users[order], *(torch.cat(values)[order] for values in list(zip(*kinds))[1:])
-
-    tests, analysis = [], []
-    for of_parts in zip(*(part.tests for part in parts)):
-        t, s, first = of_parts[0]
-        users, *values = by_user([(scores.users, *scores.values.values()) for _, _, scores in of_parts])
-        tests.append((t, s, UserScores(users, dict(zip(first.values, values)))))
-    for of_parts in zip(*(part.analysis for part in parts)):
-        t, kind, ids, values = of_parts[0]
-        if kind in (*drift.PER_USER, *beyond_accuracy.PER_USER):
-            ids, values = by_user([row[2:] for row in of_parts])
-        analysis.append((t, kind, ids, values))
-    best = replace(parts[0].best, model=joined([part.best.model for part in parts]), client_state=_joined_rows(
-        [part.best.client_state for part in parts], names, "client_state"))
-    return replace(parts[0], model=joined([part.model for part in parts]), best=best,
-                   previous=joined([part.previous for part in parts]),
-                   client_state=_joined_rows([part.client_state for part in parts], names, "client_state"),
-                   tests=(*behind.tests, *tests), analysis=(*behind.analysis, *analysis))
-
-
-def outline(progress: Progress) -> Progress:
-    """Progress without tables, tests and analysis: what displays look at."""
-    empty = {f.name: type(getattr(progress, f.name))() for f in fields(Progress)
-             if isinstance(getattr(progress, f.name), dict)}
-    nothing = Snapshot({}, {})
-    return replace(progress, model=nothing, best=Best(round=progress.best.round), previous=nothing, tests=(),
-                   analysis=(), **empty)
+    best = replace(progress.best, model=joined(progress.best.model, [part.best.model for part in parts]),
+                   client_state=_joined_rows([part.best.client_state for part in parts], names, "client_state"))
+    return replace(progress, model=joined(progress.model, [part.model for part in parts]), best=best,
+                   previous=joined(progress.previous, [part.previous for part in parts]),
+                   client_state=_joined_rows([part.client_state for part in parts], names, "client_state"))

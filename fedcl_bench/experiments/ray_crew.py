@@ -13,7 +13,7 @@ import uuid
 from collections import OrderedDict
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from ..core.errors import UserError
 from .cluster import Cluster, other_versions, versions
@@ -184,29 +184,27 @@ class ShardActors:
         # actor that holds nothing at all is placed by way of any machine, perhaps the lost one.
         self._actors = [shard.options(num_cpus=0.001, scheduling_strategy=affinity(machine, soft=True))
                         .remote(threads) for machine in machines]
-        self.requests: list[Request] = []
-        try:
-            self._wait([actor.begin.remote(task) for actor, task in zip(self._actors, tasks)])
-        except Died:
-            self.close()
-            raise
+        self._pending = {number: actor.begin.remote(task)
+                         for number, (actor, task) in enumerate(zip(self._actors, tasks))}
 
-    def answer(self, answers: Sequence[Any]) -> None:
+    def receive(self) -> dict[int, Request]:
+        requests = {}
+        for number, reply in self._pending.items():
+            try:
+                requests[number] = self._ray.get(reply)
+            except self._ray.exceptions.RayError as error:
+                self._suspects.add(self._machines[number])
+                raise Died(lost(error)) from None
+        self._pending = {}
+        return requests
+
+    def answer(self, answers: Mapping[int, Any]) -> None:
         put: dict[int, Any] = {}  # what is the same for all is sent to each machine once
-        for answer in answers:
+        for number, answer in answers.items():
             if id(answer) not in put:
                 put[id(answer)] = self._ray.put(answer)
-        self._wait([actor.exchange.remote(put[id(answer)]) for actor, answer in zip(self._actors, answers)])
+            self._pending[number] = self._actors[number].exchange.remote(put[id(answer)])
 
     def close(self) -> None:
         for actor in self._actors:
             self._ray.kill(actor)
-
-    def _wait(self, replies: list[Any]) -> None:
-        self.requests = []
-        for reply, machine in zip(replies, self._machines):
-            try:
-                self.requests.append(self._ray.get(reply))
-            except self._ray.exceptions.RayError as error:
-                self._suspects.add(machine)
-                raise Died(lost(error)) from None

@@ -1,9 +1,4 @@
-"""One run with its clients spread over workers, shards: only sums travel in a round, and private rows stay.
-
-Every shard runs the ordinary loop (``federation.run``) on its own clients, with its own copy of what is public and of
-the server. Where the loop needs something of all clients (see ``Population`` in ``federation/server.py``), the shard
-hands out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to
-all. So the shards stay in step, and a message is never about one client but for its metrics.
+"""One run with its clients spread over workers, shards, each a node of ``federation/remote.py``.
 
 All a run carries can be gathered from the shards at any point and dealt out to new ones. When a worker dies, its run
 goes back to what was gathered last and does the rounds since then again, with the same numbers.
@@ -16,55 +11,34 @@ import threading
 import traceback
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import rng
 from ..core import errors
-from ..data.stream import Step, Stream
+from ..data.stream import Stream
 from ..rng import Tables
 from ..core.errors import UserError
 from ..evaluation.metrics import DEFAULT, EvaluationSettings
-from ..evaluation.ranking import UserScores
-from ..federation.client_sampling import Attendance, Participants
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
-from ..federation.server import Population
+from ..federation.remote import Node, NodeClients, Server, ServerClients, sizes_of
 from ..runs.config import RunConfig
 from ..runs.memory_check import require
 from ..runs.runner import Engine
 from ..plugin.local_settings import LocalSettings
 from .cluster import other_versions, versions
-from .partition import check_divisible, divide, outline, progress_part, stream_part, whole_progress
+from .partition import check_divisible, divide, progress_part, stream_part, with_rows_of
 
 TRIES = 4  # starts of the shards from one state before a run is given up
-GATHER = "gather"  # the conductor's answer to an outline: the whole progress, please
+GATHER = "gather"  # in place of an answer: all progress, please; the answer comes later
 Request = tuple[str, Any]
 
 
 class Died(Exception):
     """A worker, or the machine it was on, is gone."""
-
-
-class Apart(Population):
-    """Some clients of a run; ``ask`` hands a request to the conductor and returns its answer."""
-
-    def __init__(self, ask: Callable[[str, Any], Any]):
-        self._ask = ask
-
-    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
-        users, count, dropped = self._ask("participants", (step.index, round_))
-        return Participants(torch.tensor(users), count, dropped)
-
-    def all_reduce(self, here: Tables) -> Tables:
-        answer = self._ask("all_reduce", {name: table.numpy() for name, table in here.items()})
-        return {name: torch.tensor(values) for name, values in answer.items()}  # a copy: what is received is read-only
-
-    def mean(self, here: UserScores, metric: str) -> float:
-        return self._ask("mean", (here.users.numpy(), here.values[metric].numpy()))
 
 
 @dataclass(frozen=True)
@@ -121,14 +95,16 @@ class ShardTask:
 class Shard:
     """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
-    Requests are ("all_reduce" | "mean" | "participants", content), ("outline", what displays look at) after every round
-    and step, ("progress", all of it) if the answer to that is ``GATHER``, ("error", (class, text)) and ("done", None).
+    Requests are (kind, tables) of ``remote.MESSAGES``, ("progress", all of it) if the answer before was ``GATHER``, and
+    ("error", (class, text)). Tables are NumPy arrays.
     """
 
     def __init__(self, threads: int = 1):
         self._threads = threads
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asking = threading.Lock()
+        self._latest: Progress | None = None
 
     def begin(self, task: ShardTask) -> Request:
         """Start; returns the first request."""
@@ -140,35 +116,69 @@ class Shard:
         self._answers.put(answer)
         return self._requests.get()
 
-    def _ask(self, kind: str, content: Any) -> Any:
-        self._requests.put((kind, content))
-        return self._answers.get()
+    def _ask(self, kind: str, tables: Tables) -> Tables:
+        with self._asking:  # an evaluation has several threads
+            self._requests.put((kind, {name: table.numpy() for name, table in tables.items()}))
+            while (answer := self._answers.get()) == GATHER:
+                self._requests.put(("progress", self._latest))
+            return {name: torch.tensor(values) for name, values in answer.items()}  # what is received is read-only
 
     def _run(self, task: ShardTask) -> None:
         torch.set_num_threads(self._threads)  # of this thread
         try:
-            federation = replace(task.federation(), population=Apart(self._ask))
+            federation, self._latest = replace(task.federation(), population=Node(self._ask)), task.progress
             require(federation)
             with rng.global_client_ids(task.names):
-                for progress in run(federation, task.progress):
-                    if self._ask("outline", outline(progress)) == GATHER:
-                        self._ask("progress", progress)
-            self._requests.put(("done", None))
+                for self._latest in run(federation, task.progress, kind=NodeClients):
+                    pass
+            self._ask("done", {})
         except Exception as error:
             known = type(error).__name__ if isinstance(error, (UserError, errors.RunFailed)) else ""
             self._requests.put(("error", (known, str(error) if known else traceback.format_exc())))
 
 
 class Group(Protocol):
-    """Shards that have begun, wherever they are."""
+    """Shards that have begun, wherever they are, by their numbers."""
 
-    requests: list[Request]
+    def receive(self) -> dict[int, Request]:
+        """The requests of those that have begun or were answered since the last call, once all have one. Raises
+        Died."""
 
-    def answer(self, answers: Sequence[Any]) -> None:
-        """Answer all requests, and wait for the next ones. Raises Died."""
+    def answer(self, answers: Mapping[int, Any]) -> None:
+        """Answer the requests of some."""
 
     def close(self) -> None:
         """End all shards, in whatever state they are."""
+
+
+class _Nodes:
+    """Shards as nodes of a server (see ``remote.Nodes``)."""
+
+    def __init__(self, group: Group):
+        self._group = group
+        self._open: dict[int, tuple[str, Tables]] = {}
+
+    def receive(self) -> dict[int, tuple[str, Tables]]:
+        for number, (kind, content) in self._group.receive().items():
+            if kind == "error":
+                known, text = content
+                raise getattr(errors, known, UserError)(text) if known else RuntimeError(f"in a shard:\n{text}")
+            self._open[number] = kind, {name: torch.from_numpy(values) for name, values in content.items()}
+        return dict(self._open)
+
+    def answer(self, answers: Mapping[int, Tables]) -> None:
+        same: dict[int, Any] = {}  # what is the same for all stays one object
+        for tables in answers.values():
+            same.setdefault(id(tables), {name: table.numpy() for name, table in tables.items()})
+        for number in answers:
+            del self._open[number]
+        self._group.answer({number: same[id(tables)] for number, tables in answers.items()})
+
+    def gather(self) -> list[Progress]:
+        """All that each has; what they have asked stays open."""
+        asked = self.receive()
+        self._group.answer(dict.fromkeys(asked, GATHER))
+        return [progress for _, (_, progress) in sorted(self._group.receive().items())]
 
 
 class Conductor(Engine):
@@ -187,20 +197,20 @@ class Conductor(Engine):
         self._group: Group | None = None
 
     def check(self, federation: Federation) -> None:
-        """Raise UserError if its method or backbone needs more than sums; memory is for each shard to look at."""
+        """Raise UserError if its clients cannot be spread; memory is for each shard to look at."""
         check_divisible(federation)
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
-        """As ``federation.run``, but what it yields has no tables, tests and analysis until ``whole`` gathers them.
+        """As ``federation.run``, but what it yields has clients' rows as they started until ``whole`` gathers them.
 
         Raises:
             UserError: if the run cannot be spread, or its workers die again and again.
         """
-        self._stream, self._names = federation.stream, divide(federation.stream, self._shards)
+        self._federation, self._names = federation, divide(federation.stream, self._shards)
         self._parts = [stream_part(federation.stream, names) for names in self._names]
-        self._gathered, self._seen, self._deaths = (0, progress), 0, 0  # how many outlines are seen, and all there was
+        self._gathered, self._seen, self._deaths = (0, progress), 0, 0  # how many points are seen, and all there was
+        self._begin()
         try:
-            self._begin()
             while (latest := self._until(self._seen + 1)) is not None:
                 self._seen += 1
                 yield latest
@@ -210,33 +220,44 @@ class Conductor(Engine):
     def whole(self, progress: Progress) -> Progress:
         while self._gathered[0] < self._seen:
             try:
-                parts = self._answer([GATHER] * self._shards)
-                self._gathered = self._seen, whole_progress([part for _, part in parts], self._names, self._behind)
+                self._gathered = self._seen, with_rows_of(progress, self._nodes.gather(), self._names)
                 self._deaths = 0
             except Died as death:
                 self._begin(death)
-                self._until(self._seen)
+                progress = self._until(self._seen)
         return self._gathered[1]
 
     def _begin(self, death: Died | None = None) -> None:
-        """Start the shards with what was gathered last."""
+        """Be about to start the shards with what was gathered last."""
+        self._close()
+        if death is not None:
+            self._deaths += 1
+            if self._deaths >= TRIES:
+                raise UserError(f"--ray: shards were lost {TRIES} times in a row, the last time as {death}.\n"
+                                f"The same command goes on from the run's last checkpoint.")
+            self._note(f"{death}; starting the shards again, from the last state gathered.")
+        self._at, progress = self._gathered
+        self._points = self._served(progress)
+
+    def _served(self, progress: Progress | None) -> Iterator[Progress]:
+        """Start the shards and be their server."""
+        self._group = self._start([self._task(part, names, progress)
+                                   for part, names in zip(self._parts, self._names)])
+        self._nodes = _Nodes(self._group)
+        f = replace(self._federation, stream=sizes_of(self._federation.stream),
+                    population=Server(self._nodes, self._names))
+        yield from run(f, progress, kind=ServerClients)
+
+    def _until(self, number: int) -> Progress | None:
+        """Go on to the point of this number, the next one at least; None if the run has ended."""
         while True:
-            self._close()
-            if death is not None:
-                self._deaths += 1
-                if self._deaths >= TRIES:
-                    raise UserError(f"--ray: shards were lost {TRIES} times in a row, the last time as {death}.\n"
-                                    f"The same command goes on from the run's last checkpoint.")
-                self._note(f"{death}; starting the shards again, from the last state gathered.")
-            self._at, progress = self._gathered
-            self._behind = progress or Progress()
-            tasks = [self._task(part, names, progress) for part, names in zip(self._parts, self._names)]
             try:
-                self._group = self._start(tasks)
-                self._requests, self._fresh = self._checked(self._group.requests), True
-                return
-            except Died as again:
-                death = again
+                point = next(self._points, None)
+                self._at += 1
+                if point is None or self._at >= number:
+                    return point
+            except Died as death:
+                self._begin(death)
 
     def _task(self, stream: Stream, names: Tensor, progress: Progress | None) -> ShardTask:
         c = self._config
@@ -251,59 +272,3 @@ class Conductor(Engine):
         if self._group is not None:
             self._group.close()
             self._group = None
-
-    def _until(self, number: int) -> Progress | None:
-        """Go on until so many outlines are seen, at least one more; returns the last, or None if the run has ended."""
-        while True:
-            try:
-                while self._at < number:
-                    kind, content = self._next()
-                    if kind == "done":
-                        return None
-                    self._at += 1
-                return content
-            except Died as death:
-                self._begin(death)
-
-    def _next(self) -> Request:
-        """Answer requests until they are outlines, or the run has ended; returns the first shard's."""
-        if not self._fresh:
-            self._answer([None] * self._shards)
-        self._fresh = False
-        while (kind := self._requests[0][0]) not in ("outline", "done"):
-            self._answer(getattr(self, f"_{kind}")([content for _, content in self._requests]))
-        return self._requests[0]
-
-    def _answer(self, answers: Sequence[Any]) -> list[Request]:
-        self._group.answer(answers)
-        self._requests = self._checked(self._group.requests)
-        return self._requests
-
-    def _checked(self, requests: list[Request]) -> list[Request]:
-        """The requests, unless one is an error."""
-        for kind, content in requests:
-            if kind == "error":
-                known, text = content
-                raise getattr(errors, known, UserError)(text) if known else RuntimeError(f"in a shard:\n{text}")
-        assert len({kind for kind, _ in requests}) == 1, "the shards are out of step"
-        return requests
-
-    # Answers, given what the shards have said, in their order.
-
-    def _all_reduce(self, parts: list[dict[str, np.ndarray]]) -> list[Any]:
-        total = {name: np.array(values) for name, values in parts[0].items()}
-        for part in parts[1:]:
-            for name, values in part.items():
-                total[name] += values
-        return [total] * len(parts)
-
-    def _mean(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> list[Any]:
-        """Over the users in the order of their ids, so that it is rounded as in one process."""
-        order = torch.cat([names[torch.tensor(users)] for names, (users, _) in zip(self._names, parts)]).argsort()
-        values = torch.cat([torch.tensor(values) for _, values in parts])[order]
-        return [float(values.mean())] * len(parts)
-
-    def _participants(self, parts: list[tuple[int, int]]) -> list[Any]:
-        step, round_ = parts[0]
-        users, count, dropped = self._config.server.attendance.of(self._stream.steps[step], self._config.seed, round_)
-        return [(torch.isin(names, users).nonzero().flatten().numpy(), count, dropped) for names in self._names]

@@ -128,7 +128,7 @@ class CrossDevice:
         key, users = self.key(self.step.index, progress.round), self.group.users
         protection, begun = self.training.protection, progress.model
         if sums.held is None:
-            model, loss = server.mean(sums, begun, f.backbone, f.seed, f.population.all_reduce)
+            model, loss = server.mean(sums, begun, f.backbone, f.seed)
             model = server.aggregate(f.backbone, model, users, protection, key, self._by_weight(key.round))
         else:
             model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads)
@@ -149,7 +149,11 @@ class CrossDevice:
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the round's participants."""
-        answers = server.answer(self.method, round_, self.group.users, uploads, self.step.n_users)
+        return self._kept(server.answers(self.method, round_, self.group.users, uploads))
+
+    def _kept(self, answers: Tables) -> Tables:
+        """The server's answers, once the participants here keep them."""
+        server.keep(self.method, answers, self.group.users, self.step.n_users)
         self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
         return answers
 

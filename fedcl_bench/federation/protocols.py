@@ -7,7 +7,7 @@ step and every earlier one. ``SessionSteps`` is for streams of sessions.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Sequence
 
 import torch
@@ -135,7 +135,8 @@ class SessionSteps:
         if purpose not in self.candidates or f.evaluation.candidate_draw == "redraw":
             self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
         task = SessionTask(self.step, purpose, topk, self.candidates[purpose],
-                           DrawKey(f.seed, self.step.index, round_), tuple(metrics), catalogue)
+                           DrawKey(f.seed, self.step.index, round_), tuple(metrics), catalogue,
+                           partial(f.population.answer_queries, self.method))
         return rank_sessions(f.backbone, self.method, model, task, self.training.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:

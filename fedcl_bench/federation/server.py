@@ -17,7 +17,6 @@ from ..training.trained import Change, Trained, at_slots, beside
 from ..training.unseen_rows import start_elsewhere
 from ..data.stream import Step, Stream
 from ..rng import DrawKey, Tables
-from ..evaluation.drift import Add
 from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces
@@ -27,7 +26,7 @@ from .client_updates import HeldUpdates, held
 
 
 class Population:
-    """All clients of a run, which are here. ``experiments/shards.py`` has those that are spread over workers.
+    """All clients of a run, which are here; ``remote.py`` has those of which some or all are elsewhere.
 
     Attributes:
         all_reduce: adds up tables over all clients, given the sums over the clients here; None: they are all of them.
@@ -43,6 +42,10 @@ class Population:
     def mean(self, here: UserScores, metric: str) -> float:
         """The mean of a metric over all users, given those of the users here."""
         return here.mean(metric)
+
+    def answer_queries(self, method: Method, queries: Tensor, users: Tensor) -> Tensor:
+        """The server's answers to what users here ask in an evaluation (see ``Method.answer_queries``)."""
+        return method.answer_queries(queries, users)
 
 
 def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], attendance: Attendance, seed: int) -> int:
@@ -157,24 +160,25 @@ class RoundSums:
         order = torch.cat(self._order).argsort()
         return {name: torch.cat(parts)[order] for name, parts in self._uploads.items()}
 
-    def totals(self, add: Add | None = None) -> Totals:
-        """The sums over all clients of the run; ``add`` adds those over clients elsewhere."""
+    def tables(self) -> Tables:
+        """The sums over the clients here, by name; float64 but for the changes of parameters."""
         count = sum(map(len, self._order))
         numbers = torch.full((3,), count, dtype=torch.float64, device=self._squares.device)
         numbers[0] = torch.cat(self._losses).sum()
         weights = None if self.weights is None else self.weights[torch.cat(self._order)]
         if weights is not None:
             numbers[2] = weights.sum()
-        starts = {}
+        tables = {**{f"change/{name}": table for name, table in self.change.items()}, "numbers": numbers}
         if self.own_start:
             square = numbers[1].clone() if weights is None else weights.double().square().sum()
-            starts = {"squares": self._squares, "square": square}
-        if add is None:
-            return Totals(self.change, numbers, **starts)
-        tables = {f"change of {name}": table for name, table in self.change.items()}
-        sums = add({**tables, "numbers": numbers, **starts})
-        change = {name: sums[f"change of {name}"] for name in self.change}
-        return Totals(change, sums["numbers"], **{name: sums[name] for name in starts})
+            tables |= {"squares": self._squares, "square": square}
+        return tables
+
+    def totals(self) -> Totals:
+        """The sums over all clients of the run."""
+        tables = self.tables()
+        return Totals({name: tables[f"change/{name}"] for name in self.change}, tables["numbers"],
+                      tables.get("squares"), tables.get("square"))
 
 
 def _others_rows(table: Tensor, users: int) -> Tensor:
@@ -215,19 +219,17 @@ def _elsewhere(trained: Trained, sizes: Tensor) -> Tensor:
     return untouched.scatter_(1, items, 0.0) @ sizes
 
 
-def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: Add | None = None
-         ) -> tuple[Snapshot, float]:
+def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tuple[Snapshot, float]:
     """The mean of FedAvg: what the server sent plus the clients' mean change (McMahan et al., AISTATS 2017).
 
     Args:
-        sums: of the clients here. Their memory is used.
+        sums: of all clients. Their memory is used.
         model: what the server sent.
-        add: adds up over clients that are elsewhere.
 
     Returns:
         (the model after the round; the mean local loss).
     """
-    totals = sums.totals(add)
+    totals = sums.totals()
     private = {name: sums.private.get(name, table) for name, table in model.private.items()}
     whole = totals.numbers[2]
     if sums.own_start:  # nothing of the server's own start is left
@@ -306,13 +308,16 @@ def _uploaded_tables(model: Snapshot, users: Tensor, protection: Protection, key
     return tables
 
 
-def answer(method: Method, round_: int, users: Tensor, uploads: Tables, n_users: int) -> Tables:
-    """What the server answers the participants, each (N, ...); they keep it in ``client_state``."""
-    answers = checks.checked_answers(method, method.end_round(round_, users, uploads), len(users))
+def answers(method: Method, round_: int, users: Tensor, uploads: Tables) -> Tables:
+    """What the server answers the participants, each (N, ...)."""
+    return checks.checked_answers(method, method.end_round(round_, users, uploads), len(users))
+
+
+def keep(method: Method, answers: Tables, users: Tensor, n_users: int) -> None:
+    """Keep the server's answers to ``users`` in ``client_state``."""
     for name, rows in answers.items():
         kept = with_new_users(method.client_state.get(name, rows[:0]), n_users)
         method.client_state[name] = kept.index_copy(0, users, rows)
-    return answers
 
 
 def with_new_users(rows: Tensor, n_users: int) -> Tensor:

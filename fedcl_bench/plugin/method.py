@@ -43,6 +43,7 @@ class Encoding:
         draw: key of the method's own random numbers.
         queries: in an evaluation, for methods whose clients send a query (see ``query_dropout``): the representations
             as the server receives them, with the noise on uploads.
+        ask: sends the clients' queries, (C, n), to the server, which answers by ``Method.answer_queries``.
     """
 
     users: Tensor
@@ -52,6 +53,7 @@ class Encoding:
     purpose: str
     draw: DrawKey
     queries: Tensor | None = None
+    ask: Callable[[Tensor], Tensor] | None = None
 
 
 class Method:
@@ -192,6 +194,10 @@ class Method:
             each client that has had none yet; those that are new in a step have theirs when it begins.
         """
         return {}
+
+    def answer_queries(self, queries: Tensor, users: Tensor) -> Tensor:
+        """At the server, in an evaluation: its answers to the queries of some clients, each of shape (C, n)."""
+        raise NotImplementedError
 
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """Items, besides the batch's own, whose scores ``local_loss`` differentiates.

@@ -175,7 +175,7 @@ class LocalSessions(Local):
     Attributes:
         sequence: of the session they train on; next_sequence: of the one that comes next, if the method
             ``encodes_next_session``.
-        session: the number of that session among all training sessions, shape (C,).
+        session: the number of that session among the client's training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
     """
 

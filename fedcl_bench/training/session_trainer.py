@@ -158,8 +158,9 @@ class SessionTrainer(ChunkTrainer):
     def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey,
                  derived: Tables | None = None):
         length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
-        self.session = sessions.in_round(users, draw.round)
-        self.items, self.sequence = window(sessions, self.session, length)
+        now = sessions.in_round(users, draw.round)
+        self.session = now - sessions.of_user[users]
+        self.items, self.sequence = window(sessions, now, length)
         keys = rng.client_keys(rng.key(draw.seed, "negatives", draw.step, draw.round), users)
         replayed, self.next_sequence = None, None
         if training.method.encodes_next_session:

@@ -16,7 +16,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.experiments.partition import check_divisible, divide, progress_part, stream_part, whole_progress
+from fedcl_bench.experiments.partition import divide, progress_part, stream_part, with_rows_of
 from fedcl_bench.experiments.shards import TRIES, Conductor, Died, Shard
 
 SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
@@ -29,13 +29,18 @@ class Threads:
     def __init__(self, plans, dies=lambda answers: False):
         self.shards = [Shard() for _ in plans]
         self.dies, self.answered = dies, 0
-        self.requests = [shard.begin(plan) for shard, plan in zip(self.shards, plans)]
+        self.requests = {number: shard.begin(plan) for number, (shard, plan) in enumerate(zip(self.shards, plans))}
+
+    def receive(self):
+        requests, self.requests = self.requests, {}
+        return requests
 
     def answer(self, answers):
         self.answered += 1
         if self.dies(self.answered):
             raise Died("a test's worker died")
-        self.requests = [shard.exchange(answer) for shard, answer in zip(self.shards, answers)]
+        for number, answer in answers.items():
+            self.requests[number] = self.shards[number].exchange(answer)
 
     def close(self):
         pass
@@ -82,6 +87,10 @@ RUNS = [
     ("ft", "session-transformer", {**TINY, "init": "server"}),
     ("ft", "dmi-gnn", {**TINY, "loss": "bce", "graph_neighbours": 2}),
     ("fcucr", "gru4rec", {**TINY, "without": "iupr", "teacher": "previous"}),
+    ("fcucr", "sasrec", TINY),
+    ("fcucr", "gru4rec", {**TINY, "transfer": "before", "client_ratio": 0.7}),
+    ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"], "client_ratio": 0.6}),
+    ("median", "fedmf", {**SMALL, "client_ratio": 0.2}),
 ]
 
 
@@ -90,7 +99,7 @@ def test_numbers_of_an_undivided_run(made, method, backbone, settings):
     config, stream = made(method, backbone, **settings)
     *_, alone = run(config.federation(stream))
     found, points = finish(Conductor(config, 2, (), Threads), config, stream)
-    assert_same(found, alone, 1e-9)
+    assert_same(found, alone, 1e-9 if method != "fcucr" else 1e-7)  # Dice divides by a deviation near 0
     assert len(points) == 3 * len(stream.steps)
 
 
@@ -202,8 +211,8 @@ def test_progress_in_parts_and_together_again(made):
     names = divide(stream, 3)
     parts = [progress_part(middle, some) for some in names]
     assert [part.model.n_users for part in parts] == [int((some < stream.steps[2].n_users).sum()) for some in names]
-    assert_same(whole_progress(parts, names, middle), middle)
-    assert whole_progress([Progress()] * 3, names, Progress()) == Progress()
+    assert_same(with_rows_of(middle, parts, names), middle)
+    assert with_rows_of(Progress(), [Progress()] * 3, names) == Progress()
 
 
 def test_clients_that_go_by_other_names():
@@ -214,15 +223,6 @@ def test_clients_that_go_by_other_names():
         assert torch.equal(rng.row_keys(5, torch.arange(4)), keys[:4])
         assert rng.names_of(range(0, 4)) == [range(1, 4), range(7, 8)] and rng.names_of(range(2, 2)) == [range(0)]
     assert rng.names_of(range(2, 4)) == [range(2, 4)]
-
-
-@pytest.mark.parametrize("method, backbone, settings, message", [
-    ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"]}, "the server of backbone 'gpfedrec' needs every client's item"),
-    ("fcucr", "sasrec", TINY, "the server of method 'fcucr' needs what each client uploads")])
-def test_servers_that_need_more_than_sums(made, method, backbone, settings, message):
-    config, stream = made(method, backbone, **settings)
-    with pytest.raises(UserError, match=message):
-        check_divisible(config.federation(stream))
 
 
 def test_too_many_parts(ml100k):

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
-from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
@@ -130,8 +129,6 @@ def test_what_it_must_return(registry, monkeypatch, returned, said):
 
 def test_what_does_not_go_with_it(registry):
     method = PlainMean(NoSettings())
-    with pytest.raises(UserError, match="--shards: .* the server of method 'plain-mean' needs what each client"):
-        check_divisible(parts(registry, method, "fedmf"))
     with pytest.raises(UserError, match="'init': found per_client, accepted: server with method 'plain-mean'"):
         parts(registry, method, "sasrec", init="per_client").check()
     f = parts(registry, method, "fedmf")

@@ -1,0 +1,468 @@
+"""A federation in parts: clients elsewhere (nodes), each with the data and private parameters of some users, and a
+server without any. Both run the loop of ``loop.py`` in step with each other, the server with ``ServerClients``, a node
+with ``NodeClients``; what passes between them is in ``MESSAGES``, and nothing else can.
+
+A node asks, the server answers: ``Node.ask`` and ``Server.collect`` are the two ends.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+
+import torch
+from torch import Tensor
+
+from ..data.stream import Ragged, Sessions, Step, Stream
+from ..evaluation import beyond_accuracy, drift
+from ..evaluation.ranking import UserScores
+from ..plugin.method import Method
+from ..plugin.state import Snapshot
+from ..rng import Tables
+from ..training.trained import Change, Trained
+from . import server
+from .client_sampling import Attendance, Participants
+from .cold_start import as_trained_on, cold_start_of
+from .cross_device import CrossDevice, Observer, begin_step, training_of
+from .early_stopping import EarlyStopping
+from .parts import Best, Federation, Progress, Update
+from .protocols import SessionSteps
+
+PER_USER_ANALYSIS = (*drift.PER_USER, *beyond_accuracy.PER_USER)
+
+
+@dataclass(frozen=True)
+class MessageKind:
+    """A request of a node and the server's answer to it.
+
+    Attributes:
+        sends, gets: what the names of their tables begin with, and what these are; ``rows`` of them are one per user.
+    """
+
+    sends: Mapping[str, str]
+    gets: Mapping[str, str]
+
+
+_PARAMETERS = {"public/": "public item tables, (items, ...)", "dense/": "other public parameters"}
+MESSAGES = {
+    "participants": MessageKind({}, {"users": "the node's users who take part in the round", "count": "of all nodes",
+                                     "dropped": "asked, and failed after their training"}),
+    "uploads": MessageKind({"users": "who send", "upload/": "what the method declares, (users, ...)"},
+                           {"answer/": "the server's answers, (users, ...)"}),
+    "update": MessageKind(
+        {"change/": "the users' changes of public parameters, added up", "numbers": "sum of losses, users, weights",
+         "squares": "of weights by item (init=per_client)", "square": "of all weights (init=per_client)",
+         "users": "who send rows", "held/": "each user's change (aggregate_updates)",
+         "table/": "each user's item tables (serve)", "upload/": "what the method declares, (users, ...)"},
+        {**_PARAMETERS, "loss": "mean of all users", "answer/": "the server's answers, (users, ...)",
+         "served/": "tables that the server made for each user (serve)"}),
+    "sum": MessageKind({"": "counts and sums over the node's users: clients of a block, trained items (popularity, "
+                        "metrics of items), changes of rank"}, {"": "the same over all nodes"}),
+    "query": MessageKind({"users": "who ask", "queries": "(users, n)"}, {"answers": "(users, n)"}),
+    "mean": MessageKind({"sum": "of a validation metric over the node's users", "count": "of them"},
+                        {"mean": "over all users"}),
+    "test": MessageKind({"test/": "metrics of each user, by tested block", "analysis/": "numbers of each user or item"},
+                        {}),
+    "analysis": MessageKind({"analysis/": "numbers of each user or item"}, {}),
+    "done": MessageKind({}, {}),
+}
+
+
+class Undeclared(Exception):
+    """A message with a table that ``MESSAGES`` does not declare."""
+
+
+def check_declared(kind: str, tables: Tables, sent: bool) -> None:
+    """Raise Undeclared unless every table of a request (``sent``) or an answer is one that its kind may have."""
+    declared = MESSAGES[kind].sends if sent else MESSAGES[kind].gets
+    for name in tables:
+        if not any(name == each or (each == "" or each.endswith("/")) and name.startswith(each) for each in declared):
+            raise Undeclared(f"message '{kind}' cannot have '{name}'; declared: {', '.join(declared) or 'nothing'}")
+
+
+def _named(kind: str, tables: Mapping[str, Tensor]) -> Tables:
+    return {f"{kind}/{name}": table for name, table in tables.items()}
+
+
+def _under(kind: str, tables: Tables) -> Tables:
+    start = f"{kind}/"
+    return {name.removeprefix(start): table for name, table in tables.items() if name.startswith(start)}
+
+
+# ------------------------------------------------------------------------------------------------------------- a node
+
+
+class Node(server.Population):
+    """What the users of a node are told of all others.
+
+    Args:
+        ask: sends (kind, tables) to the server and returns its answer.
+    """
+
+    def __init__(self, ask: Callable[[str, Tables], Tables]):
+        self._ask = ask
+
+    def ask(self, kind: str, tables: Tables) -> Tables:
+        check_declared(kind, tables, sent=True)
+        return self._ask(kind, tables)
+
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
+        answer = self.ask("participants", {})
+        return Participants(answer["users"], int(answer["count"]), int(answer["dropped"]))
+
+    def all_reduce(self, here: Tables) -> Tables:
+        return self.ask("sum", here)
+
+    def mean(self, here: UserScores, metric: str) -> float:
+        values = here.values[metric].double()
+        return float(self.ask("mean", {"sum": values.sum(), "count": torch.tensor(len(values))})["mean"])
+
+    def answer_queries(self, method: Method, queries: Tensor, users: Tensor) -> Tensor:
+        return self.ask("query", {"users": users, "queries": queries})["answers"]
+
+
+class NodeClients(CrossDevice):
+    """A step's clients at a node: the server is elsewhere."""
+
+    def _answer(self, round_: int, uploads: Tables) -> Tables:
+        """What the server answers the participants here, before they train."""
+        answer = self.federation.population.ask("uploads", {"users": self.group.users, **_named("upload", uploads)})
+        return self._kept(_under("answer", answer))
+
+    def aggregate(self, progress: Progress, update: Update) -> Update:
+        if update.sums is None:
+            return update
+        f, sums, model = self.federation, update.sums, progress.model
+        answer = f.population.ask("update", self._sent(update))
+        served = {name: model.personalised[name].index_copy(0, self.group.users, rows)
+                  for name, rows in _under("served", answer).items()}
+        model = Snapshot(_under("public", answer), {**model.private, **sums.private}, _under("dense", answer),
+                         sums.local, {**model.personalised, **served}, model.client_context)
+        answers = update.answers if self.method.uploads_first else self._kept(_under("answer", answer))
+        unit = self.step.index
+        return Update({unit: float(answer["loss"])}, {unit: time.perf_counter() - update.began}, model,
+                      answers=answers, uploads=update.uploads)
+
+    def _sent(self, update: Update) -> Tables:
+        """What leaves the node after local training."""
+        sums, tables = update.sums, update.sums.tables()
+        rows = {} if self.method.uploads_first else _named("upload", update.uploads)
+        if self.federation.backbone.overrides("serve"):
+            rows |= _named("table", {name: table[self.group.users] for name, table in sums.local.items()})
+        if sums.held is not None:
+            tables, rows = {"numbers": tables["numbers"]}, rows | _named("held", self._changes(sums))
+        return {**tables, **rows, "users": self.group.users} if rows else tables
+
+    def _changes(self, sums: server.RoundSums) -> Tables:
+        """Each participant's change of every public parameter, (users, ...), in the order of the users."""
+        model = sums.model
+        sent = {**model.public, **model.dense}
+        result = {name: table.new_empty(len(self.group.users), *table.shape) for name, table in sent.items()}
+        for trained in sums.held:
+            at = torch.searchsorted(self.group.users, trained.users)
+            for name, table in sent.items():
+                result[name][at] = trained.public[name].against(table)
+        return result
+
+    def validate(self, unit: int, model: Snapshot, round_: int) -> float:
+        if len(self.step.valid.values):
+            return super().validate(unit, model, round_)
+        name = self.federation.evaluation.valid_metric
+        empty = torch.zeros(0, dtype=torch.float64)
+        return self.federation.population.mean(UserScores(empty.long(), {name: empty}), name)
+
+    def test(self, unit: int, best: Best) -> tuple[list, list]:
+        tests, analysis = super().test(unit, best)
+        rows = {f"{s}/{name}": values for _, s, scores in tests
+                for name, values in {"users": scores.users, **scores.values}.items()}
+        self.federation.population.ask("test", {**_named("test", rows), **_named("analysis", _rows_of(analysis))})
+        return tests, analysis
+
+    def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
+        if found := super().analyse(progress, model, best, ended):
+            self.federation.population.ask("analysis", _named("analysis", _rows_of(found)))
+        return found
+
+
+def _rows_of(analysis: Sequence[tuple[int, str, Tensor, Tensor]]) -> Tables:
+    return {f"{kind}/{part}": tensor for _, kind, ids, values in analysis
+            for part, tensor in (("ids", ids), ("values", values))}
+
+
+# --------------------------------------------------------------------------------------------------------- the server
+
+
+class Nodes(Protocol):
+    """The nodes of a run as the server talks to them, by their numbers."""
+
+    def receive(self) -> dict[int, tuple[str, Tables]]:
+        """The open request of every node that takes part, once all have one."""
+
+    def answer(self, answers: Mapping[int, Tables]) -> None:
+        """Answer some of the open requests."""
+
+
+@dataclass
+class Server(server.Population):
+    """All clients of a run, which are elsewhere.
+
+    Attributes:
+        names: ids of each node's users, ascending.
+        group: who takes part in the round. method: what answers queries.
+        arrived: the nodes that were collected from last.
+    """
+
+    nodes: Nodes
+    names: Sequence[Tensor]
+    group: Participants | None = None
+    method: Method | None = None
+    arrived: list[int] = field(default_factory=list)
+
+    def collect(self, kind: str) -> dict[int, Tables]:
+        """What each node sends of a kind, once all have come to it; what they ask before is answered."""
+        while True:
+            requests = self.nodes.receive()
+            kinds = {asked for asked, _ in requests.values()}
+            if kinds == {kind}:
+                self.arrived = sorted(requests)
+                return {node: requests[node][1] for node in self.arrived}
+            single = {node: self._answer(node, *request) for node, request in requests.items()
+                      if request[0] in ("participants", "query")}
+            if not single:
+                if kinds != {"sum"}:
+                    raise RuntimeError(f"nodes are out of step: {', '.join(sorted(kinds))}, expected {kind}")
+                total = added([requests[node][1] for node in sorted(requests)])
+                single = dict.fromkeys(requests, total)
+            self.nodes.answer(single)
+
+    def answer(self, answers: Mapping[int, Tables]) -> None:
+        """Answer what was collected last."""
+        self.nodes.answer(answers)
+
+    def everybody(self, answer: Tables) -> None:
+        """Answer all of what was collected last alike."""
+        self.nodes.answer(dict.fromkeys(self.arrived, answer))
+
+    def here(self, node: int, users: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some users a node has: their positions among ``users``, and their numbers at the node."""
+        positions = torch.isin(users, self.names[node]).nonzero().flatten()
+        return positions, torch.searchsorted(self.names[node], users[positions])
+
+    def _answer(self, node: int, kind: str, tables: Tables) -> Tables:
+        if kind == "participants":
+            users, count, dropped = self.group
+            return {"users": self.here(node, users)[1], "count": torch.tensor(count), "dropped": torch.tensor(dropped)}
+        users = self.names[node][tables["users"]]
+        return {"answers": self.method.answer_queries(tables["queries"], users)}
+
+
+def added(parts: Sequence[Tables]) -> Tables:
+    """Sums of tables, in the order of the parts."""
+    total = {name: table.clone() for name, table in parts[0].items()}
+    for part in parts[1:]:
+        for name, table in part.items():
+            total[name] += table
+    return total
+
+
+class ReceivedSums(server.RoundSums):
+    """Sums over a round's nodes."""
+
+    def __init__(self, model: Snapshot, population: Server, replies: Mapping[int, Tables], weights: Tensor | None,
+                 own_start: bool):
+        parts = list(replies.values())
+        self.model, self.weights, self.own_start, self.private = model, weights, own_start, {}
+        self._totals = added([{name: table for name, table in part.items()
+                               if name.startswith("change/") or name in ("numbers", "squares", "square")}
+                              for part in parts])
+        self.change = _under("change", self._totals)
+        rows = {node: part for node, part in replies.items() if "users" in part}
+        self._order = [population.names[node][part["users"]] for node, part in rows.items()]
+        self._rows = list(rows.values())
+        self.participants = torch.cat(self._order).sort().values if rows else None
+        self.local = {**model.local, **{name: model.local[name].index_copy(0, self.participants, table)
+                                        for name, table in self._joined("table").items()}}
+        held = self._joined("held")
+        self.held = [Trained(self.participants, None, {name: Change(table) for name, table in held.items()}, {}, {},
+                             self.participants, {})] if held else None
+
+    def _joined(self, kind: str) -> Tables:
+        """Rows of a kind, in the order of the users."""
+        if not self._rows:
+            return {}
+        order, each = torch.cat(self._order).argsort(), [_under(kind, part) for part in self._rows]
+        return {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
+
+    @property
+    def uploads(self) -> Tables:
+        return self._joined("upload")
+
+    def tables(self) -> Tables:
+        return self._totals
+
+
+class ServerClients(CrossDevice):
+    """A step's clients as the server sees them: they are elsewhere."""
+
+    @classmethod
+    def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
+             ) -> tuple["ServerClients", Progress]:
+        f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+        if progress.round == 0 and not progress.trained:
+            progress = begin_step(f, step, progress)
+        known, training = as_trained_on(f, step), training_of(f, step, progress.model)
+        earlier = f.stream.steps[step.index - 1] if step.index > 0 else None
+        f.population.method = training.method
+        protocol = SessionSteps(f, step, training) if step.sessions else Sizes(known)
+        return cls(f, known, earlier, training.method, training, protocol, f.server.attendance, False,
+                   cold_start_of(f, known, progress.model), None), progress
+
+    def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
+        yield from ()  # a round is short
+        f, began, key = self.federation, time.perf_counter(), self.key(self.step.index, progress.round)
+        if self.method.trains != "clients":
+            return self._without_clients(progress.model, key, began)
+        population: Server = f.population
+        self.group = population.group = self.attendance.of(self.step, f.seed, progress.round)
+        self.method.begin_round(self.step.training, key.round, f.backbone)
+        uploads, answers = {}, {}
+        if self.method.uploads_first:
+            uploads, answers = self._upload_first(key.round)
+        replies = population.collect("update")
+        self._count(replies)
+        sums = ReceivedSums(progress.model, population, replies, self.weights(key.round),
+                            self.training.own_start and key.round == 0)
+        return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
+
+    def _count(self, replies: Mapping[int, Tables]) -> None:
+        """Participants whose node has not replied are dropped."""
+        population: Server = self.federation.population
+        there = torch.cat([population.names[node] for node in replies])
+        users, _, dropped = self.group
+        arrived = users[torch.isin(users, there)]
+        self.group = population.group = Participants(arrived, len(arrived), dropped + len(users) - len(arrived))
+
+    def _upload_first(self, round_: int) -> tuple[Tables, Tables]:
+        """What participants upload before they train, and the server's answers, which are sent."""
+        population: Server = self.federation.population
+        replies = population.collect("uploads")
+        self._count(replies)
+        users = torch.cat([population.names[node][part["users"]] for node, part in replies.items()])
+        order, each = users.argsort(), [_under("upload", part) for part in replies.values()]
+        uploads = {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
+        answers = self._answer(round_, uploads)
+        population.answer({node: self._rows("answer", answers, node) for node in replies})
+        return uploads, answers
+
+    def _rows(self, kind: str, tables: Tables, node: int) -> Tables:
+        """Those rows of tables with one per participant that are a node's."""
+        if not tables:
+            return {}
+        positions, _ = self.federation.population.here(node, self.group.users)
+        return _named(kind, {name: table[positions] for name, table in tables.items()})
+
+    def _kept(self, answers: Tables) -> Tables:
+        self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
+        return answers  # clients keep them
+
+    def aggregate(self, progress: Progress, update: Update) -> Update:
+        """The server's part, and its answer to every node."""
+        result = super().aggregate(progress, update)
+        if update.sums is None:
+            return result
+        population: Server = self.federation.population
+        model, users = result.model, self.group.users
+        served = {name: table[users] for name, table in model.personalised.items()} \
+            if self.federation.backbone.overrides("serve") else {}
+        answers = {} if self.method.uploads_first else result.answers
+        alike = {**_named("public", model.public), **_named("dense", model.dense),
+                 "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
+        population.answer({node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
+                           for node in population.arrived})
+        return result
+
+    def arrived(self, model: Snapshot) -> Snapshot:
+        return model
+
+    def validate(self, unit: int, model: Snapshot, round_: int) -> float:
+        return self._mean()
+
+    def _mean(self) -> float:
+        population: Server = self.federation.population
+        total = added(list(population.collect("mean").values()))
+        mean = total["sum"] / total["count"]
+        population.everybody({"mean": mean})
+        return float(mean)
+
+    def more(self, unit: int, model: Snapshot, round_: int, validated: bool) -> dict[str, float]:
+        f, more = self.federation, dict(self.federation.backbone.diagnostics(model.public))
+        if validated and f.evaluation.early_session:
+            more |= {f"early_{metric}@{f.validation[1]}": self._mean() for metric in ("hit", "ndcg")}
+        return more
+
+    def test(self, unit: int, best: Best) -> tuple[list, list]:
+        population, method = self.federation.population, self.federation.method
+        now, method.server_state = method.server_state, dict(best.server_state)
+        replies = population.collect("test")
+        method.server_state, tests = now, {}
+        for node, part in replies.items():
+            for name, values in _under("test", part).items():
+                tested, _, metric = name.partition("/")
+                tests.setdefault(int(tested), {}).setdefault(metric, []).append(
+                    population.names[node][values] if metric == "users" else values)
+        found = []
+        for tested, columns in sorted(tests.items()):
+            users = torch.cat(columns.pop("users"))
+            order = users.argsort()
+            found.append((unit, tested, UserScores(users[order], {
+                metric: torch.cat(values)[order] for metric, values in columns.items()})))
+        population.everybody({})
+        return found, self._analysis(replies)
+
+    def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
+        if self.earlier is None or progress.round and not ended:
+            return []
+        population: Server = self.federation.population
+        replies = population.collect("analysis")
+        population.everybody({})
+        return self._analysis(replies)
+
+    def _analysis(self, replies: Mapping[int, Tables]) -> list[tuple[int, str, Tensor, Tensor]]:
+        """The nodes' numbers of users together, and those of items, which all have alike."""
+        parts = {node: _under("analysis", part) for node, part in replies.items()}
+        found = []
+        for name in next(iter(parts.values())):
+            kind, _, part = name.rpartition("/")
+            if part == "values":
+                continue
+            ids, values = parts[min(parts)][f"{kind}/ids"], parts[min(parts)][f"{kind}/values"]
+            if kind in PER_USER_ANALYSIS:
+                ids = torch.cat([self.federation.population.names[node][tables[f"{kind}/ids"]]
+                                 for node, tables in parts.items()])
+                order = ids.argsort()
+                ids, values = ids[order], torch.cat([tables[f"{kind}/values"] for tables in parts.values()])[order]
+            found.append((self.step.index, kind, ids, values))
+        return found
+
+
+class Sizes(NamedTuple):
+    """What the server knows of a block's clients in place of their protocol: how many interactions each trains on."""
+
+    step: Step
+
+    def lengths(self, round_: int) -> Tensor:
+        return self.step.train.lengths
+
+
+def sizes_of(stream: Stream) -> Stream:
+    """A stream as a server knows it: of each client how many interactions it has, and not which."""
+    def lists(each: Ragged) -> Ragged:
+        return Ragged(each.indptr, torch.zeros_like(each.values))
+
+    def sessions(each: Sessions) -> Sessions:
+        return replace(each, items=torch.zeros_like(each.items), times=torch.zeros_like(each.times))
+    steps = [replace(step, sessions={name: sessions(each) for name, each in step.sessions.items()},
+                     **{split: lists(step.split(split)) for split in ("train", "valid", "test")})
+             for step in stream.steps]
+    return replace(stream, steps=tuple(steps))
