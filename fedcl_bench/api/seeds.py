@@ -30,6 +30,7 @@ class Execution:
     Attributes:
         results, stop, rerun, save_lists: as for ``execute`` and its ``Watch``.
         quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
+        load_data: reads the stream of a configuration; None: from the dataset's file.
         check: raises UserError if the run cannot be done by what does it.
         engine_of: makes what trains a run, given its configuration and where to warn.
         threads: of PyTorch; None: chosen by the size of the work and the machine's load.
@@ -43,6 +44,7 @@ class Execution:
     quiet: bool = False
     verbose: bool = False
     logs: Sequence[Target] = ()
+    load_data: Callable[[RunConfig, Display], Stream] | None = None
     check: Callable[[Federation], None] = lambda federation: None
     engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Engine()
     threads: int | None = None
@@ -56,8 +58,8 @@ class Execution:
             UserError: if the dataset cannot be read, or does not fit the method, the backbone or the shards.
         """
         if self.stream is None:
-            self.stream = load_stream(config.source, config.stream, config.features,
-                                      Callbacks(display.warn, display.counting))
+            self.stream = self.load_data(config, display) if self.load_data else load_stream(
+                config.source, config.stream, config.features, Callbacks(display.warn, display.counting))
             federation = config.federation(self.stream)
             config.check(federation)
             self.check(federation)

@@ -47,18 +47,22 @@ def check(federation: Federation, parts: int) -> None:
     divide(federation.stream, parts)
 
 
-def divide(stream: Stream, parts: int) -> list[Tensor]:
+def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]:
     """The ids of the clients of each part, int64, ascending.
 
     Of the clients that a block brings, each part gets an interval with about equally many interactions over the whole
     stream.
 
+    Args:
+        option: where the number is from.
+
     Raises:
-        UserError: if there are more parts than clients, or a part has nobody to train or to test in some block.
+        UserError: if there are more parts than clients. Of shards each must have somebody to train and to test in every
+            block.
     """
     last = stream.steps[-1].n_users
     if parts > (most := stream.steps[0].n_users):
-        raise UserError(f"--shards: found {parts}, accepted: at most the number of clients, {most} in block 0.")
+        raise UserError(f"{option}: found {parts}, accepted: at most the number of users, {most} in block 0.")
     work = torch.ones(last, dtype=torch.int64)
     for step in stream.steps:
         work[:step.n_users] += step.train.lengths
@@ -69,7 +73,7 @@ def divide(stream: Stream, parts: int) -> list[Tensor]:
         for number in range(parts):
             names[number].append(step.old_users + (part == number).nonzero().flatten())
     result = [torch.cat(of_steps) for of_steps in names]
-    for step in stream.steps:
+    for step in stream.steps if option == "--shards" else ():
         for ids in result:
             here = ids[ids < step.n_users]
             for split in ("train", "valid", "test"):

@@ -82,7 +82,7 @@ class ShardTask:
             plugin = registry.get(kind, name)
             if plugin.numbers != numbers:
                 raise UserError(f"a worker has another version of {kind} '{name}' ({plugin.path}); bring it to every "
-                                f"machine of the cluster.")
+                                f"machine.")
             return plugin.cls
 
         made = [cls(cls.Settings(**settings)) for kind, (name, numbers, settings) in
@@ -92,15 +92,27 @@ class ShardTask:
                           metrics=(*DEFAULT, *extra))
 
 
+def parts_of(config: RunConfig) -> tuple:
+    """What a run is put together of, in plain data: the first fields of a ``ShardTask``."""
+    c = config
+    plugins = [(plugin.name, plugin.numbers, {field.name: getattr(settings, field.name) for field in fields(settings)})
+               for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
+    return (*plugins, tuple((plugin.name, plugin.numbers) for plugin in c.metrics), c.local, c.server, c.evaluation,
+            c.seed)
+
+
 class Shard:
     """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
     Requests are (kind, tables) of ``remote.MESSAGES``, ("progress", all of it) if the answer before was ``GATHER``, and
     ("error", (class, text)). Tables are NumPy arrays.
+
+    Args:
+        keep: called with the progress after every round and step.
     """
 
-    def __init__(self, threads: int = 1):
-        self._threads = threads
+    def __init__(self, threads: int = 1, keep: Callable[[Progress], None] = lambda progress: None):
+        self._threads, self._keep = threads, keep
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asking = threading.Lock()
@@ -130,7 +142,7 @@ class Shard:
             require(federation)
             with rng.global_client_ids(task.names):
                 for self._latest in run(federation, task.progress, kind=NodeClients):
-                    pass
+                    self._keep(self._latest)
             self._ask("done", {})
         except Exception as error:
             known = type(error).__name__ if isinstance(error, (UserError, errors.RunFailed)) else ""
@@ -260,13 +272,8 @@ class Conductor(Engine):
                 self._begin(death)
 
     def _task(self, stream: Stream, names: Tensor, progress: Progress | None) -> ShardTask:
-        c = self._config
-        plugins = [(plugin.name, plugin.numbers, {field.name: getattr(settings, field.name)
-                                                 for field in fields(settings)})
-                   for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
-        metrics = tuple((plugin.name, plugin.numbers) for plugin in c.metrics)
-        return ShardTask(*plugins, metrics, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream,
-                         names, progress and progress_part(progress, names))
+        return ShardTask(*parts_of(self._config), self._plugins, versions(), stream, names,
+                         progress and progress_part(progress, names))
 
     def _close(self) -> None:
         if self._group is not None:

@@ -211,13 +211,20 @@ class Server(server.Population):
         names: ids of each node's users, ascending.
         group: who takes part in the round. method: what answers queries.
         arrived: the nodes that were collected from last.
+        sums: that nodes were answered since the step was opened; late: how many of them a node has had that came
+            after it was.
     """
 
     nodes: Nodes
-    names: Sequence[Tensor]
+    names: Sequence[Tensor] | Mapping[int, Tensor]
     group: Participants | None = None
     method: Method | None = None
     arrived: list[int] = field(default_factory=list)
+    sums: list[Tables] = field(default_factory=list)
+    late: dict[int, int] = field(default_factory=dict)
+
+    def admit(self, progress: Progress, late: bool = False) -> None:
+        """Nodes that have come may take part, from ``progress`` on; ``late``: the step is open already."""
 
     def collect(self, kind: str) -> dict[int, Tables]:
         """What each node sends of a kind, once all have come to it; what they ask before is answered."""
@@ -225,15 +232,15 @@ class Server(server.Population):
             requests = self.nodes.receive()
             kinds = {asked for asked, _ in requests.values()}
             if kinds == {kind}:
-                self.arrived = sorted(requests)
+                self.arrived, self.late = sorted(requests), {}
                 return {node: requests[node][1] for node in self.arrived}
             single = {node: self._answer(node, *request) for node, request in requests.items()
-                      if request[0] in ("participants", "query")}
+                      if request[0] in ("participants", "query") or node in self.late and request[0] == "sum"}
             if not single:
                 if kinds != {"sum"}:
                     raise RuntimeError(f"nodes are out of step: {', '.join(sorted(kinds))}, expected {kind}")
-                total = added([requests[node][1] for node in sorted(requests)])
-                single = dict.fromkeys(requests, total)
+                self.sums.append(added([requests[node][1] for node in sorted(requests)]))
+                single = dict.fromkeys(requests, self.sums[-1])
             self.nodes.answer(single)
 
     def answer(self, answers: Mapping[int, Tables]) -> None:
@@ -253,6 +260,9 @@ class Server(server.Population):
         if kind == "participants":
             users, count, dropped = self.group
             return {"users": self.here(node, users)[1], "count": torch.tensor(count), "dropped": torch.tensor(dropped)}
+        if kind == "sum":
+            self.late[node] += 1
+            return self.sums[self.late[node] - 1]
         users = self.names[node][tables["users"]]
         return {"answers": self.method.answer_queries(tables["queries"], users)}
 
@@ -309,6 +319,8 @@ class ServerClients(CrossDevice):
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
              ) -> tuple["ServerClients", Progress]:
         f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+        f.population.sums = []
+        f.population.admit(progress)
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step, progress)
         known, training = as_trained_on(f, step), training_of(f, step, progress.model)
@@ -324,6 +336,8 @@ class ServerClients(CrossDevice):
         if self.method.trains != "clients":
             return self._without_clients(progress.model, key, began)
         population: Server = f.population
+        if progress.round:
+            population.admit(progress, late=True)
         self.group = population.group = self.attendance.of(self.step, f.seed, progress.round)
         self.method.begin_round(self.step.training, key.round, f.backbone)
         uploads, answers = {}, {}
@@ -338,7 +352,7 @@ class ServerClients(CrossDevice):
     def _count(self, replies: Mapping[int, Tables]) -> None:
         """Participants whose node has not replied are dropped."""
         population: Server = self.federation.population
-        there = torch.cat([population.names[node] for node in replies])
+        there = torch.cat([population.names[node] for node in sorted(replies)])
         users, _, dropped = self.group
         arrived = users[torch.isin(users, there)]
         self.group = population.group = Participants(arrived, len(arrived), dropped + len(users) - len(arrived))

@@ -82,6 +82,11 @@ def save_progress(path: Path, progress: Progress, elapsed: float, run: str = "")
         elapsed: wall time spent on the run so far, in seconds.
         run: hash of the run or, of a shared block 0, its ``base_hash``.
     """
+    write_packed(path, {"version": VERSION, "run": run, "progress": _taken_apart(progress), "elapsed": elapsed})
+
+
+def _taken_apart(progress: Progress) -> dict[str, Any]:
+    """A progress as tensors, numbers, texts and containers of them."""
     content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "fraction_done"}
     if progress.within:
         within = progress.within()
@@ -90,7 +95,19 @@ def save_progress(path: Path, progress: Progress, elapsed: float, run: str = "")
         content[name] = dict(vars(content[name]))
     content["best"] = {**vars(progress.best), "model": dict(vars(progress.best.model))}
     content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
-    write_packed(path, {"version": VERSION, "run": run, "progress": content, "elapsed": elapsed})
+    return content
+
+
+def bytes_from_progress(progress: Progress) -> bytes:
+    """A progress as the bytes of a file."""
+    file = io.BytesIO()
+    torch.save(_taken_apart(progress), file)
+    return file.getvalue()
+
+
+def progress_from_bytes(content: bytes, where: Path) -> Progress:
+    """The inverse of ``bytes_from_progress``; raises Corrupt."""
+    return _progress_from(read_tensors(io.BytesIO(content), where, "cpu"))
 
 
 def load_progress(path: Path, device: str, federation: Federation | None = None, run: str = ""

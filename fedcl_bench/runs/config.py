@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple
 
 import torch
 
@@ -432,7 +432,7 @@ def effective(parts: Iterable[Any]) -> dict[str, Any]:
 
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
                 overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
-                device: str = "cpu") -> RunConfig:
+                device: str = "cpu", elsewhere: Callable[[StreamSettings], DatasetSource] | None = None) -> RunConfig:
     """Put a run together.
 
     Args:
@@ -441,6 +441,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
             the dataset's.
         data_dir: folder of atomic files; None: ``./data``. What is not there may be bundled with RecBole.
         device: ``cpu`` or ``cuda``.
+        elsewhere: gives the source of data that are not here; None: they are.
 
     Raises:
         UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
@@ -448,7 +449,8 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     dataset, backbone = spelled(dataset, data_dir), registry.backbone_for(method, backbone)
     parts = resolve(registry, method, backbone, dataset, overrides)
     backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
-    source = _with_ratings(backbone_plugin.cls, parts, locate(dataset, data_dir, parts.stream))
+    there = elsewhere(parts.stream) if elsewhere else locate(dataset, data_dir, parts.stream)
+    source = _with_ratings(backbone_plugin.cls, parts, there)
     if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
         from ..data.features import locate_texts
 

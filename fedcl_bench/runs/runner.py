@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Mapping
 
 from ..data.stream import Stream
 from ..core.errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
@@ -29,7 +29,15 @@ LARGE = 1e18  # a parameter beyond is finite, but products of two are near the e
 
 
 class Engine:
-    """What trains a run: this process. Classes made from it train elsewhere, as on the shards of ``shards.py``."""
+    """What trains a run: this process. Classes made from it train elsewhere, as on the shards of ``shards.py``.
+
+    Attributes:
+        save_every: seconds between checkpoints inside a block; None: ``SAVE_EVERY``.
+        about: what the record says of it, beside the environment.
+    """
+
+    save_every: float | None = None
+    about: Mapping[str, Any] = {}
 
     def check(self, federation: Federation) -> None:
         """Raise UserError, before anything is written, if it cannot: there is not enough memory, say."""
@@ -41,6 +49,10 @@ class Engine:
 
     def whole(self, progress: Progress) -> Progress:
         """All of the progress that ``run`` has yielded last."""
+        return progress
+
+    def for_record(self, progress: Progress) -> Progress:
+        """What of a run's last progress its record may hold."""
         return progress
 
 
@@ -106,6 +118,7 @@ class _Checkpoints:
             watch.note(f"block 0: from an earlier run with the same block 0 ({self.start.round} rounds, best "
                        f"validation {federation.evaluation.valid_metric} {self.start.best_value:.4f})")
         self._began, self._last_saved = began - seconds, began
+        self._save_every = SAVE_EVERY if engine.save_every is None else engine.save_every
         self._step = self.start.step if self.start else 0
 
     def _where(self, start: Progress) -> str:
@@ -149,7 +162,7 @@ class _Checkpoints:
             progress = self._engine.whole(progress)
             save_progress(self._base, progress, self.elapsed(), self._config.base_hash)
         asked = self._watch.stop()
-        if asked or progress.step != self._step or time.perf_counter() - self._last_saved > SAVE_EVERY:
+        if asked or progress.step != self._step or time.perf_counter() - self._last_saved > self._save_every:
             progress = self._engine.whole(progress)
             save_progress(self._own, progress, self.elapsed(), self._config.hash)
             self._step, self._last_saved = progress.step, time.perf_counter()
@@ -256,7 +269,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, watch.warn)
             content = summary(config, progress, checkpoints.elapsed(), checkpoints.shared, stream)
-            write_model(record.folder, progress, federation)
+            content["environment"] |= engine.about
+            write_model(record.folder, engine.for_record(progress), federation)
             content = record.finish(content, frames(progress))
             sweep(results / SHARED)
         return {**content, "record": str(record.folder), "reused": False}

@@ -226,7 +226,7 @@ def test_clients_that_go_by_other_names():
 
 
 def test_too_many_parts(ml100k):
-    with pytest.raises(UserError, match="--shards: found 588, accepted: at most the number of clients, 587 in block 0"):
+    with pytest.raises(UserError, match="--shards: found 588, accepted: at most the number of users, 587 in block 0"):
         divide(ml100k, 588)
     with pytest.raises(UserError, match="found 587; one of so many shards has no client with .* data in block 0"):
         divide(ml100k, 587)

@@ -18,7 +18,7 @@ from .. import add_options, count, interrupted, located, names, seed, settings_o
 if TYPE_CHECKING:
     from ...data.from_csv import Tables
 
-ACTIONS = ("show", "convert", "download", "synth", "prepare")
+ACTIONS = ("show", "convert", "download", "synth", "prepare", "deal")
 
 EXAMPLES = """\
 examples:
@@ -33,6 +33,7 @@ examples:
   run_bench.py data convert --table train.csv --test test.csv --session SessionId --item ItemId --time Time shop
   run_bench.py data ~/logs/mine.inter                            the blocks of an atomic file anywhere
   run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
+  run_bench.py data deal ml-100k --clients 3 --out clients       tables for three real clients
   run_bench.py data prepare big                                  read and split once; runs then start at once
 """
 
@@ -111,6 +112,13 @@ def add(parser: argparse.ArgumentParser) -> None:
                                              "at, and share it. Numbers are the same. Delete the folder to undo it.")
     prepare.add_argument("name", help="dataset, or the path of an atomic file or its folder")
     add_options(prepare, "data-dir", "set")
+    deal = actions.add_parser("deal", help="deal a dataset out to real clients, each its own table",
+                              description="Write OUT/server, what the server of a federation publishes, and a folder "
+                                          "with a table of interactions for each client; see docs/real-clients.md.")
+    deal.add_argument("name", help="dataset, or the path of an atomic file or its folder")
+    deal.add_argument("--clients", type=count, required=True, metavar="N", help="how many")
+    deal.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the folders")
+    add_options(deal, "data-dir", "set")
     for action in actions.choices.values():
         action.set_defaults(parser=action)
 
@@ -153,7 +161,7 @@ def _add_synth(actions) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         return {"show": _show, "convert": _convert, "download": _download, "synth": _synth,
-                "prepare": _prepare}[args.action](args)
+                "prepare": _prepare, "deal": _deal}[args.action](args)
     except KeyboardInterrupt:
         return interrupted("no file is half written, the same command starts again.")
 
@@ -189,6 +197,20 @@ def _prepare(args: argparse.Namespace) -> int:
     print(f"{source.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
           f"step{'s' * (len(stream.steps) > 1)}, {size / (1 << 20):,.1f} MiB")
     print(f"wrote: {folder}")
+    return 0
+
+
+def _deal(args: argparse.Namespace) -> int:
+    from ...data.datasets import load_stream
+    from ...deployment.client_files import Published, deal
+    from ...experiments.partition import divide
+
+    source, settings = located(args.name, args.data_dir, settings_of(args))
+    stream = load_stream(source, settings)
+    published = Published.of(source, settings, stream)
+    tables = deal(published, stream, divide(stream, args.clients, "--clients"), args.out)
+    print(f"{source.name}: {len(published.users)} users and {len(published.items)} items")
+    print(f"wrote: {args.out / 'server'}, {tables[0]}" + (f" to {tables[-1]}" if len(tables) > 1 else ""))
     return 0
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ...core.errors import UserError, unknown
+from ...core.text import quoted
 from .. import add_options, cores, count, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
+    from ...data.stream import Stream
+    from ...deployment.starting import Federation
     from ...runs.config import RunConfig
     from ...runs.runner import Engine
     from ...runs.specs import Layers
@@ -61,6 +64,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, ray="spread the clients of each run")
     parser.add_argument("--shards", type=workers, metavar="N",
                         help="with --ray: into so many parts (default: the cores of the cluster)")
+    real = parser.add_argument_group("real clients", "each a process with its own data; see docs/real-clients.md")
+    real.add_argument("--engine", metavar="flower[:HOST:PORT]",
+                      help="clients of this machine that are started for the run; or at an address, where others join")
+    real.add_argument("--clients", type=workers, metavar="N", help="how many must join (default: 4 on this machine)")
+    real.add_argument("--min-clients", type=workers, metavar="N",
+                      help="with how many a round goes on when others fail (default: all)")
+    real.add_argument("--round-timeout", type=count, default=600, metavar="SECONDS",
+                      help="how long a client may take to answer (default: 600)")
+    real.add_argument("--federation", type=Path, metavar="DIR",
+                      help="with an address: what the server publishes, as `data deal` writes it")
     add_options(parser, "results")
     parser.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
@@ -192,11 +205,55 @@ def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Laye
     from ...runs.logs import targets
 
     with ExitStack() as stack:
-        sharding = _sharding(args, stack) if args.ray else {}
         stop = stack.enter_context(stop_between_rounds())
+        elsewhere = _sharding(args, stack) if args.ray else _real_clients(args, stack, configs[0], stop) \
+            if args.engine else {}
         return run_seeds(configs, overrides, Execution(
             args.results, stop, args.rerun, args.save_lists, args.quiet, args.verbose, targets(args.log, args.results),
-            threads=args.threads, **sharding))
+            threads=args.threads, **elsewhere))
+
+
+def _real_clients(args: argparse.Namespace, stack: ExitStack, config: RunConfig, stop: Callable[[], bool]
+                  ) -> dict[str, Any]:
+    """Fields of ``Execution`` for real clients, who are started or awaited when the first run needs them."""
+    from ...api.progress_bars import Display
+    from ...data.datasets import load_stream
+    from ...deployment.engine import Federates, FlowerEngine
+    from ...deployment.starting import federates
+    from ...runs.runner import Interrupted
+
+    found: list[Federates] = []
+
+    def check() -> None:
+        if stop():
+            raise Interrupted("stopped while waiting for clients; the same command goes on from the last round.")
+
+    def load(config: RunConfig, display: Display) -> Stream:
+        if not found:
+            found.append(stack.enter_context(federates(
+                _federation(args), config, lambda: load_stream(config.source, config.stream), display.note, check)))
+        return found[0].stream()
+    return {"load_data": load, "engine_of": lambda config, warn: FlowerEngine(config, lambda: found[0])}
+
+
+def _federation(args: argparse.Namespace) -> Federation:
+    """What the options say of real clients."""
+    from ...deployment.client_files import read_published
+    from ...deployment.starting import Federation
+
+    kind, _, address = args.engine.partition(":")
+    if kind != "flower":
+        raise UserError(f"--engine: found {quoted(args.engine)}, accepted: flower, or flower:HOST:PORT.")
+    if found := next((name for name in ("ray", "save_lists") if getattr(args, name)), ""):
+        raise UserError(f"--engine: found --{found.replace('_', '-')} too, accepted: one of the two.")
+    if address and (args.federation is None or args.clients is None):
+        raise UserError("--engine flower:HOST:PORT: needs --federation DIR and --clients N.")
+    if not address and args.federation is not None:
+        raise UserError("--federation: needs an address, as --engine flower:0.0.0.0:9092.")
+    clients = args.clients or 4
+    published = read_published(args.federation) if address else None
+    return Federation(address, published, clients, args.min_clients or clients, args.round_timeout,
+                      tuple(folder.absolute() for folder in args.plugins))
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
@@ -238,11 +295,14 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     asked = {"reading": args.reading} if args.reading else {}
     overrides = [("--reading", asked), (str(args.config), from_file), ("--set", settings_of(args))]
     device = resolve_device(args.device or "cpu")
-    first = args.seed or 0
+    first, published = args.seed or 0, None
     names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
+    if args.engine and (published := _federation(args).published):
+        names = (*names[:2], published.dataset)
+        overrides = [(str(args.federation), published.settings), *overrides]
     if tuned := tuned_of(args):
         spec = spelled_spec(registry, RunSpec(*names), args.data_dir)
         overrides = [*spec.layers(tuned)[:1], *overrides]
         say_tuned(tuned, [spec], args.quiet)
-    return [make_config(registry, *names, number, overrides, args.data_dir, device)
+    return [make_config(registry, *names, number, overrides, args.data_dir, device, published and published.source)
             for number in range(first, first + (args.seeds or 1))], overrides

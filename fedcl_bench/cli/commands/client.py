@@ -1,0 +1,75 @@
+"""Be a client of a federation: train on your own interactions, which stay here, and recommend with the result."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from pathlib import Path
+
+from ...core.errors import UserError
+from .. import add_options, count, print_json, workers
+
+EXAMPLES = """\
+examples:
+  run_bench.py client --data interactions.csv --server 10.0.0.1:9092       take part until the server ends
+  run_bench.py client --data interactions.csv --recommend 196              the best items for a user, then
+
+The table has a row per interaction, with the columns user, item and timestamp; see docs/real-clients.md.
+What a client keeps is under --folder; started again, it goes on from its last round.
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, metavar="FILE", required=True, help="table of this client's interactions")
+    parser.add_argument("--server", metavar="HOST:PORT", help="address of the server")
+    parser.add_argument("--folder", type=Path, metavar="DIR", default=Path("client"),
+                        help="where private parameters and models are kept (default: ./client)")
+    parser.add_argument("--recommend", metavar="USER", help="instead of taking part: the best items for a user")
+    parser.add_argument("-k", type=count, default=10, metavar="N", help="how many (default: 10)")
+    parser.add_argument("--patience", type=count, default=600, metavar="SECONDS",
+                        help="how long a server that has gone is waited for (default: 600)")
+    parser.add_argument("--threads", type=workers, default=1, metavar="N", help="threads of PyTorch (default: 1)")
+    parser.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)  # end with standard input
+    parser.add_argument("--log", help=argparse.SUPPRESS)
+    add_options(parser, "plugins", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...core.tuning import importing
+
+    with importing():
+        from ...deployment import flower
+        from ...deployment.client import Client, Kept, locked
+
+    plugins = tuple(folder.absolute() for folder in args.plugins)
+    if args.recommend is not None:
+        table = Kept.latest(args.folder, args.data, plugins).recommend(args.recommend, args.k)
+        if args.json:
+            print_json(table.to_dict("records"))
+        else:
+            print(table.to_string(index=False))
+        return 0
+    if args.server is None:
+        raise UserError("client: needs --server HOST:PORT, or --recommend USER.")
+    if args.with_parent:
+        threading.Thread(target=_end_with_input, daemon=True).start()
+    flower.require()
+    with locked(args.folder):
+        client = Client(args.data, args.folder, plugins, args.threads,
+                        lambda text: print(text, file=sys.stderr, flush=True))
+        client.read()
+        while not client.over:
+            try:
+                flower.answer_messages(args.server, client.answer, lambda: client.over, args.patience)
+            except ConnectionError:
+                print("the server has gone; waiting for it", file=sys.stderr, flush=True)
+    if client.failed:
+        raise UserError(client.failed)
+    return 0
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)

@@ -1,0 +1,283 @@
+"""A real client: one or several users with their own table of interactions, and their private parameters on this disk.
+
+It keeps its state after every round. What leaves it are the messages that ``federation/remote.py`` declares.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import msgspec
+import numpy as np
+import pandas as pd
+import torch
+
+from ..core.errors import UserError, unknown
+from ..core.files import write_atomically
+from ..data.stream import Stream
+from ..evaluation.metrics import EvaluationSettings
+from ..evaluation.session_ranking import needs_session
+from ..experiments.cluster import other_versions
+from ..experiments.shards import Request, Shard, ShardTask
+from ..federation.parts import FederationSettings, Progress
+from ..plugin.local_settings import LocalSettings
+from ..plugin.state import Snapshot, score_users
+from ..rng import Tables
+from ..runs.checkpoints import load_progress, progress_from_bytes, save_progress
+from ..runs.model_file import read_model, write_model
+from .client_files import ClientData, Published, read_client, read_table
+from .flower import Letter
+
+KEPT = 2  # states of the last rounds: the server may have seen one fewer than its clients
+KEPT_RUN = "run.json"
+_PER_USER = ("private", "local", "personalised", "client_context")
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """A run as the server announces it; see ``ShardTask``."""
+
+    name: str
+    hash: str
+    versions: str
+    method: tuple[str, int | str, dict[str, Any]]
+    backbone: tuple[str, int | str, dict[str, Any]]
+    metrics: list[tuple[str, int | str]]
+    local: dict[str, Any]
+    server: dict[str, Any]
+    evaluation: dict[str, Any]
+    seed: int
+
+    def task(self, data: ClientData, plugins: tuple[Path, ...], progress: Progress | None) -> ShardTask:
+        def made(cls: type, values: dict[str, Any]) -> Any:
+            return cls(**_as_settings(values))
+        plain = [(name, numbers, _as_settings(values)) for name, numbers, values in (self.method, self.backbone)]
+        return ShardTask(*plain, tuple(map(tuple, self.metrics)), made(LocalSettings, self.local),
+                         made(FederationSettings, self.server), made(EvaluationSettings, self.evaluation), self.seed,
+                         plugins, self.versions, data.stream, data.names, progress)
+
+
+def _as_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Values from JSON, in which tuples are lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from a client's folder; raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a")
+    except OSError as error:
+        raise UserError(f"--folder {folder}: cannot be written ({error.strerror}).") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"--folder {folder}: another client is at work there; give each its own.") from None
+        yield
+
+
+class Client:
+    """Answers the server's messages.
+
+    Args:
+        table: of interactions. folder: of the client's states and models.
+        say: called with a line of text for people.
+
+    Attributes:
+        over: the federation has ended, or cannot go on with it; failed: why.
+    """
+
+    def __init__(self, table: Path, folder: Path, plugins: tuple[Path, ...] = (), threads: int = 1,
+                 say: Callable[[str], None] = lambda text: None):
+        self._table, self._folder, self._plugins, self._threads, self._say = table, folder, plugins, threads, say
+        self._data: ClientData | None = None
+        self._run: RunTerms | None = None
+        self._shard: Shard | None = None
+        self.over, self.failed = False, ""
+
+    def read(self) -> None:
+        """Read the table, so that what is wrong with it is said before the server is asked."""
+        read_table(self._table)
+
+    def answer(self, letter: Letter) -> Letter:
+        """The reply to a letter."""
+        try:
+            if letter.kind == "join":
+                return self._join(letter.text)
+            if letter.kind == "announce":
+                return self._announced(letter.text)
+            if letter.kind == "begin":
+                return _sent(self._begin(letter.blob))
+            if letter.kind == "answer":
+                return _sent(self._shard.exchange(letter.tables))
+            if letter.kind == "finish":
+                return self._finish()
+            self.over = True
+            self.failed = letter.text
+            return Letter("ended")
+        except UserError as error:
+            self.over, self.failed = True, str(error)
+            return Letter("error", text=json.dumps(["UserError", str(error)]))
+
+    def _join(self, text: str) -> Letter:
+        """Say who is here: users, and of each how many interactions."""
+        self._published = Published.read(text, "the server's message")
+        self._data = read_client(self._table, self._published)
+        if self._data.unknown:
+            self._say(f"{self._data.unknown} interactions are left out: the server does not know their items")
+        who = {"users": self._data.names.tolist(), "identity": self._identity()}
+        return Letter("joined", sizes(self._data.stream), json.dumps(who))
+
+    def _identity(self) -> str:
+        """What this client shows to be itself when it comes again."""
+        path = self._folder / "identity"
+        if not path.is_file():
+            write_atomically(path, secrets.token_hex(16).encode())
+        return path.read_text()
+
+    def _announced(self, text: str) -> Letter:
+        """Take in a run; say of which rounds its states are here."""
+        run = msgspec.json.decode(text, type=RunTerms)
+        if wrong := other_versions(run.versions):
+            raise UserError(wrong)
+        self._run, self._shard = run, None
+        run.task(self._data, self._plugins, None).federation()  # are its plugins here?
+        self._say(f"run {run.name}")
+        return Letter("ready", text=json.dumps([list(point) for point in self._points()]))
+
+    def _begin(self, blob: bytes) -> Request:
+        """Begin at the start (no blob), at the round that it names, or with what the server has of another one."""
+        progress = None
+        if blob:
+            public = progress_from_bytes(blob, Path("the server's message"))
+            progress = self._own(public)
+            self._say(f"from block {progress.step}, round {progress.round}")
+        self._shard = Shard(self._threads, self._keep)
+        return self._shard.begin(self._run.task(self._data, self._plugins, progress))
+
+    def _own(self, public: Progress) -> Progress:
+        """A server's progress with the rows of the users here: of the same round, or of the last one that they were
+        in."""
+        point = public.step, public.round
+        points = [each for each in self._points() if each <= point]
+        if not points:
+            return public
+        own, _ = load_progress(self._state(points[-1]), "cpu", None, self._run.hash)
+        return own if points[-1] == point else with_rows(public, own)
+
+    def _keep(self, progress: Progress) -> None:
+        save_progress(self._state((progress.step, progress.round)), replace(progress, tests=(), analysis=()), 0.0,
+                      self._run.hash)
+        for point in self._points()[:-KEPT]:
+            self._state(point).unlink(missing_ok=True)
+        if progress.round == 0:
+            self._say(f"block {progress.step - 1} is trained")
+
+    def _state(self, point: tuple[int, int]) -> Path:
+        return self._folder / f"{self._run.name}.{point[0]:03}-{point[1]:05}.state"
+
+    def _points(self) -> list[tuple[int, int]]:
+        """Block and round of every state here, ascending."""
+        ends = (path.name.split(".")[-2].split("-") for path in self._folder.glob(f"{self._run.name}.*.state"))
+        return sorted((int(block), int(round_)) for block, round_ in ends)
+
+    def _finish(self) -> Letter:
+        """Write the model of the run's last block, with which the users here are recommended to."""
+        federation = self._run.task(self._data, self._plugins, None).federation()
+        progress, _ = load_progress(self._state(self._points()[-1]), "cpu", None, self._run.hash)
+        folder = self._folder / "runs" / self._run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(folder, progress, federation)
+        kept = {"run": self._run, "published": self._published}
+        write_atomically(folder / KEPT_RUN, msgspec.json.encode(kept))
+        self._say(f"model: {folder}")
+        return Letter("finished")
+
+
+def _sent(request: Request) -> Letter:
+    kind, content = request
+    return Letter("error", text=json.dumps(content)) if kind == "error" else Letter(kind, content)
+
+
+def sizes(stream: Stream) -> dict[str, np.ndarray]:
+    """How many interactions each user has in every block and split, and how long its sessions are."""
+    tables = {}
+    for step in stream.steps:
+        for split in ("train", "valid", "test"):
+            tables[f"{step.index}/{split}"] = step.split(split).lengths.numpy()
+        for split, sessions in step.sessions.items():
+            tables[f"{step.index}/{split}/sessions"] = sessions.count.numpy()
+            tables[f"{step.index}/{split}/lengths"] = sessions.lengths.numpy()
+    return tables
+
+
+def with_rows(public: Progress, own: Progress) -> Progress:
+    """A server's progress with rows of users from an earlier round; what has grown since starts as untrained."""
+    def model(of_server: Snapshot, of_client: Snapshot) -> Snapshot:
+        return replace(of_server, **{kind: _rows(getattr(of_server, kind), getattr(of_client, kind))
+                                     for kind in _PER_USER})
+    best = replace(public.best, model=model(public.best.model, own.best.model), client_state=own.best.client_state)
+    return replace(public, model=model(public.model, own.model), best=best, client_state=own.client_state,
+                   previous=model(public.previous, own.previous), server_state=public.server_state or own.server_state)
+
+
+def _rows(tables: Tables, own: Tables) -> Tables:
+    result = {}
+    for name, table in {**own, **tables}.items():
+        if name in own and name in tables:
+            table = table.clone()
+            part = tuple(slice(0, size) for size in own[name].shape[:2])
+            table[part] = own[name]
+        result[name] = table
+    return result
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that has ended, at a client: its terms, data and model."""
+
+    run: RunTerms
+    data: ClientData
+    plugins: tuple[Path, ...]
+    folder: Path
+
+    @staticmethod
+    def latest(folder: Path, table: Path, plugins: tuple[Path, ...]) -> "Kept":
+        """The run that ended last; raises UserError if there is none."""
+        files = sorted(folder.glob(f"runs/*/{KEPT_RUN}"), key=lambda path: path.stat().st_mtime)
+        if not files:
+            raise UserError(f"--folder {folder}: no run has ended here; take part in one with --server HOST:PORT.")
+        content = json.loads(files[-1].read_bytes())
+        run, published = (msgspec.convert(content[name], type=cls)
+                          for name, cls in (("run", RunTerms), ("published", Published)))
+        return Kept(run, read_client(table, published), plugins, files[-1].parent)
+
+    def recommend(self, user: str, k: int) -> pd.DataFrame:
+        """The columns rank, item and score: the best of the items that a user has not had; raises UserError."""
+        rows = np.flatnonzero(self.data.stream.user_tokens == user)
+        if not len(rows):
+            raise unknown("user", user, self.data.stream.user_tokens.tolist())
+        federation = self.run.task(self.data, self.plugins, None).federation()
+        saved, users = read_model(self.folder), torch.tensor(rows)
+        step, method = self.data.stream.steps[-1], federation.acting_in(self.data.stream.steps[-1])
+        method.client_state, method.server_state = dict(saved.client_state), dict(saved.server_state)
+        if needs_session(federation.backbone, method, step):
+            raise UserError("--recommend: found a model of sessions, accepted: one of blocks or a static stream.")
+        with torch.no_grad():
+            scores = method.rescore(users, score_users(federation.backbone, saved.tables, users), saved.tables,
+                                    federation.backbone)[0].double()
+        for each in self.data.stream.steps:
+            for split in ("train", "valid", "test") if rows[0] < each.n_users else ():
+                scores[each.split(split).of(int(rows[0]))] = -torch.inf
+        best = scores.argsort(descending=True, stable=True)[:k]
+        best = best[torch.isfinite(scores[best])].numpy()
+        return pd.DataFrame({"rank": np.arange(1, len(best) + 1), "item": self.data.stream.item_tokens[best],
+                             "score": scores.numpy()[best]})

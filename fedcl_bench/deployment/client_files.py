@@ -1,0 +1,256 @@
+"""Data of real clients: one table of interactions at each client, and what the server publishes of a federation.
+
+The server publishes the items in their order, who may take part, and when blocks end; it has no interaction. A client's
+table has a row per interaction, with the columns ``user`` and ``item`` and either ``timestamp`` (blocks and splits are
+then made as in a simulation), or ``block`` and ``split`` (``train``, ``valid``, ``test``), and for streams of sessions
+``session``. Rows stand in time order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Sequence
+
+import msgspec
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..core.files import write_atomically
+from ..data.datasets import split_rows
+from ..data.recbole_files import SPLITS
+from ..data.settings import StreamSettings
+from ..data.source import DatasetSource, load_config
+from ..data.stream import Ragged, Sessions, Step, Stream, split_of_rows
+
+FEDERATION, TABLE = "federation.json", "interactions.csv"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the server says of the data, the same to all clients.
+
+    Attributes:
+        dataset, fingerprint: name, and what stands for the data in the hashes of runs.
+        stream: settings of blocks and splits.
+        items, users: publishers' ids in the order of the server's numbers.
+        steps: of each block the users and items that are there by its end, and its interactions over all clients.
+        until: the last time of each block but the last; empty if tables have the column ``block``.
+    """
+
+    dataset: str
+    fingerprint: str
+    stream: StreamSettings
+    items: list[str]
+    users: list[str]
+    steps: list[tuple[int, int, int]]
+    until: list[float]
+
+    @staticmethod
+    def of(source: DatasetSource, settings: StreamSettings, stream: Stream) -> "Published":
+        """What a server publishes of a stream that it could simulate."""
+        until: list[float] = []
+        if settings.stream == "blocks" and not settings.split_file:
+            rows, block = split_rows(source, settings)
+            until = [float(rows.time[block == t].max()) for t in range(len(stream.steps) - 1)]
+        return Published(source.name, source.fingerprint, settings, stream.item_tokens.astype(str).tolist(),
+                         stream.user_tokens.astype(str).tolist(),
+                         [(step.n_users, step.n_items, step.interactions) for step in stream.steps], until)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of blocks and splits that are not the defaults."""
+        default = StreamSettings()
+        return {each.name: value for each in fields(default)
+                if (value := getattr(self.stream, each.name)) != getattr(default, each.name)}
+
+    def source(self, settings: StreamSettings) -> DatasetSource:
+        """What stands for the data in a run; raises UserError for settings that clients have not been dealt for."""
+        if settings != self.stream:
+            name = next(each.name for each in fields(settings)
+                        if getattr(settings, each.name) != getattr(self.stream, each.name))
+            raise UserError(f"setting '{name}': found {getattr(settings, name)}, accepted: "
+                            f"{getattr(self.stream, name)}, as the federation's data are cut.")
+        return DatasetSource(self.dataset, load_config(self.dataset), Path(FEDERATION), self.fingerprint)
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def read(text: str | bytes, where: str) -> "Published":
+        """Raises UserError if it is none."""
+        try:
+            return msgspec.json.decode(text, type=Published)
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{where}: is no description of a federation ({error}).\nMake one with `fedcl-bench data "
+                            f"deal DATASET --clients N --out DIR`.") from None
+
+
+def read_published(folder: Path) -> Published:
+    """What ``deal`` wrote for the server; raises UserError."""
+    path = folder / FEDERATION if folder.is_dir() else folder
+    try:
+        return Published.read(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); accepted: a folder with {FEDERATION}, as "
+                        f"`fedcl-bench data deal` makes it.") from None
+
+
+# ---------------------------------------------------------------------------------------------------------- dealing
+
+
+def table_of(stream: Stream, numbers: Tensor) -> pd.DataFrame:
+    """The interactions of some users, by their numbers, with blocks and splits, and sessions if there are."""
+    parts = []
+    for step in stream.steps:
+        users = numbers[numbers < step.n_users]
+        for split in SPLITS:
+            parts.append(_session_rows(step, split, users) if step.sessions else _list_rows(step, split, users))
+    frame = pd.concat(parts, ignore_index=True)
+    return frame.assign(user=stream.user_tokens[frame["user"]], item=stream.item_tokens[frame["item"]])
+
+
+def _list_rows(step: Step, split: str, users: Tensor) -> pd.DataFrame:
+    lists = step.split(split).part(users)
+    ratings = {} if lists.ratings is None else {"rating": lists.ratings.numpy()}
+    return pd.DataFrame({"user": users[lists.owners].numpy(), "item": lists.values.numpy(), "block": step.index,
+                         "split": split, **ratings})
+
+
+def _session_rows(step: Step, split: str, users: Tensor) -> pd.DataFrame:
+    every = step.sessions[split]
+    part = every.part(every.numbers().part(users))
+    owner = users.repeat_interleave(part.count).repeat_interleave(part.lengths)
+    return pd.DataFrame({"user": owner.numpy(), "item": part.items.numpy(), "timestamp": part.times.numpy(),
+                         "block": step.index, "split": split,
+                         "session": torch.arange(len(part.lengths)).repeat_interleave(part.lengths).numpy()})
+
+
+def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Path) -> list[Path]:
+    """Write the server's folder and one folder per client; returns the clients' tables."""
+    tables = []
+    try:
+        server = out / "server"
+        server.mkdir(parents=True, exist_ok=True)
+        write_atomically(server / FEDERATION, published.text().encode())
+        for number, users in enumerate(names, 1):
+            folder = out / f"client-{number}"
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / TABLE, table_of(stream, users).to_csv(index=False).encode())
+            tables.append(folder / TABLE)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
+    return tables
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What a client has.
+
+    Attributes:
+        stream: its part of the federation's stream. names: the server's numbers of its users, ascending.
+        unknown: interactions left out, as the server does not know their items.
+    """
+
+    stream: Stream
+    names: Tensor
+    unknown: int
+
+
+def read_client(path: Path, published: Published) -> ClientData:
+    """A client's table as its part of the stream.
+
+    Raises:
+        UserError: for a file that is none, a missing column, and a user, block or split that the federation does not
+            have.
+    """
+    frame = read_table(path)
+    sessions = published.stream.stream == "sessions"
+    user = _numbers(path, frame["user"], published.users, "user", "take part in the federation")
+    item = pd.Index(published.items).get_indexer(frame["item"])
+    names, user = np.unique(user, return_inverse=True)
+    frame = frame.assign(user=user, item=item)[item >= 0]
+    if "split" not in frame:
+        if sessions or "timestamp" not in frame:
+            raise UserError(f"{path}: found the columns {', '.join(frame)}, accepted: user, item and timestamp, or "
+                            f"user, item, block and split{', with session' if sessions else ''}.")
+        frame = _blocks_and_splits(frame, names, published)
+    if not set(frame["split"]) <= set(SPLITS):
+        wrong = next(split for split in frame["split"] if split not in SPLITS)
+        raise UserError(f"{path}, column split: found '{wrong}', accepted: {', '.join(SPLITS)}.")
+    if not frame["block"].isin(range(len(published.steps))).all():
+        raise UserError(f"{path}, column block: accepted: 0 to {len(published.steps) - 1}.")
+    steps, old = [], (0, 0)
+    for t, (n_users, n_items, interactions) in enumerate(published.steps):
+        here = int(np.searchsorted(names, n_users))
+        rows = {split: frame[(frame["block"] == t) & (frame["split"] == split)] for split in SPLITS}
+        size = here, n_items
+        steps.append(Step.of_sessions(t, size, old, interactions, {
+            split: _sessions(part, here) for split, part in rows.items()}) if sessions else
+            Step(t, *size, *old, interactions, *(_lists(part, here) for part in rows.values())))
+        old = size
+    tokens = np.array(published.users, dtype=str)[names]
+    return ClientData(Stream(tuple(steps), tokens, np.array(published.items, dtype=str)), torch.tensor(names),
+                      int((item < 0).sum()))
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A client's table as it is; raises UserError for a file that is none."""
+    try:
+        frame = pd.read_csv(path, sep=None, engine="python", dtype={"user": str, "item": str})
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    except ValueError as error:  # pandas' errors of form, and of encoding
+        raise UserError(f"{path}: is no table ({error}).") from None
+    if missing := [name for name in ("user", "item") if name not in frame]:
+        raise UserError(f"{path}: no column {' and no column '.join(missing)}; found: {', '.join(frame)}.")
+    if frame.empty or frame[["user", "item"]].isna().any(axis=None):
+        raise UserError(f"{path}: accepted: at least one row, and in each a user and an item.")
+    return frame
+
+
+def _numbers(path: Path, column: pd.Series, known: list[str], kind: str, what: str) -> np.ndarray:
+    numbers = pd.Index(known).get_indexer(column)
+    if (numbers < 0).any():
+        raise UserError(f"{path}: {kind} '{column[numbers < 0].iloc[0]}' does not {what}; its users are in the "
+                        f"server's {FEDERATION}.")
+    return numbers
+
+
+def _blocks_and_splits(frame: pd.DataFrame, names: np.ndarray, published: Published) -> pd.DataFrame:
+    """A table with times, with the blocks and splits of a simulation."""
+    settings = published.stream
+    frame = frame.sort_values("timestamp", kind="stable")
+    frame["block"] = np.searchsorted(published.until, frame["timestamp"], side="left")
+    split = np.empty(len(frame), dtype=np.int8)
+    if settings.stream == "static":
+        later = frame.groupby("user").cumcount(ascending=False).to_numpy()
+        count = frame.groupby("user")["item"].transform("size").to_numpy()
+        split[:] = np.where((count < 3) | (later > 1), 0, 2 - later)
+    else:
+        for t in frame["block"].unique():
+            rows = (frame["block"] == t).to_numpy()
+            how = settings.base_split if t == 0 else settings.inc_split
+            split[rows] = split_of_rows(names[frame["user"][rows]], how, settings.split_seed, t)
+    return frame.assign(split=np.array(SPLITS)[split])
+
+
+def _lists(rows: pd.DataFrame, users: int) -> Ragged:
+    rows = rows.sort_values("user", kind="stable")
+    lengths = torch.from_numpy(np.bincount(rows["user"], minlength=users))
+    ratings = torch.tensor(rows["rating"].to_numpy(float)) if "rating" in rows else None
+    return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), torch.tensor(rows["item"].to_numpy(np.int64)),
+                  ratings)
+
+
+def _sessions(rows: pd.DataFrame, users: int) -> Sessions:
+    rows = rows.sort_values("user", kind="stable")
+    each = rows.groupby(["user", "session"], sort=False)
+    return Sessions.laid_out(each["user"].first().to_numpy(), each.size().to_numpy(), rows["item"].to_numpy(np.int64),
+                             rows["timestamp"].to_numpy(float), users)

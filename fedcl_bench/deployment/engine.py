@@ -1,0 +1,343 @@
+"""The server of real clients: who has joined, the rounds with those who answer, and the record of the run."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Callable, Iterable, Iterator, Mapping
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..core import errors
+from ..core.errors import UserError
+from ..data.stream import Ragged, Sessions, Step, Stream
+from ..experiments.cluster import versions
+from ..experiments.partition import check_divisible, progress_part
+from ..experiments.shards import parts_of
+from ..federation.loop import run
+from ..federation.parts import Federation, Progress
+from ..federation.remote import Server, ServerClients
+from ..plugin.state import Snapshot
+from ..rng import Tables
+from ..runs.checkpoints import bytes_from_progress
+from ..runs.config import RunConfig
+from ..runs.runner import Engine
+from .client import RunTerms
+from .client_files import Published
+from .flower import POLL, VERSION, Letter, SuperLink
+
+
+class TooFew(Exception):
+    """Fewer clients are left than a round needs."""
+
+
+@dataclass
+class Member:
+    """A client that has joined.
+
+    Attributes:
+        node: Flower's number of its connection. identity: what it shows to be the same client again.
+        names: the federation's numbers of its users, ascending.
+        sizes: see ``client.sizes``.
+        points: block and round of its states of the run that was announced last; None: it has not said.
+        request: what it asks; None: it is at work since ``asked``.
+        active: it is in step with the others.
+    """
+
+    node: int
+    identity: str
+    names: Tensor
+    sizes: Mapping[str, Any]
+    points: list[list[int]] | None = None
+    request: tuple[str, Tables] | None = None
+    asked: float = 0.0
+    active: bool = False
+
+    @property
+    def number(self) -> int:
+        return int(self.names[0])
+
+
+class Federates:
+    """The clients of a federation, as a server sees them; ``remote.Nodes`` of those that are active.
+
+    Args:
+        wanted: how many must have joined before a run begins. least: with how many a round goes on.
+        timeout: seconds within which a client must answer.
+        note: called with a line of text about who joins and who is lost.
+        stop: asked while it waits; may raise.
+    """
+
+    def __init__(self, link: SuperLink, published: Published, wanted: int, least: int, timeout: float,
+                 note: Callable[[str], None] = lambda text: None, stop: Callable[[], None] = lambda: None):
+        self.link, self.published, self.wanted, self.least, self.timeout = link, published, wanted, least, timeout
+        self.note, self.stop = note, stop
+        self.members: dict[int, Member] = {}
+        self.lost = 0
+        self.secret_state = False  # the server's state is made of single clients' uploads
+        self._asked: set[int] = set()  # connections that were asked to join
+        self._terms = ""
+
+    # Joining.
+
+    def wait(self, count: int) -> None:
+        """Wait until so many clients are there, and ready for the run that was announced."""
+        while sum(not self._terms or member.points is not None for member in self.members.values()) < count:
+            self._poll()
+
+    def stream(self) -> Stream:
+        """The federation's stream without its interactions, once all clients have joined."""
+        self.wait(self.wanted)
+        return stream_of(self.published, list(self.members.values()))
+
+    def announce(self, config: RunConfig) -> None:
+        """Tell all clients of a run; those that join later are told then."""
+        method, backbone, metrics, local, server, evaluation, seed = parts_of(config)
+        terms = RunTerms(config.name, config.hash, versions(), method, backbone, list(metrics), asdict(local),
+                         asdict(server), asdict(evaluation), seed)
+        self._terms = msgspec.json.encode(terms).decode()
+        for member in self.members.values():
+            member.points, member.request, member.active = None, None, False
+            self._send(member, Letter("announce", text=self._terms))
+        self.wait(len(self.members))
+
+    def finish(self) -> None:
+        """The run is over: clients write their models."""
+        self._end("finish")
+
+    def close(self) -> None:
+        """The federation is over."""
+        if self.members:
+            self._end("end")
+        self.link.close()
+
+    def _end(self, kind: str) -> None:
+        for member in list(self.members.values()):
+            member.request, member.active = None, True
+            self._send(member, Letter(kind))
+        deadline = time.monotonic() + min(self.timeout, 30.0)
+        while any(member.request is None for member in self.members.values()) and time.monotonic() < deadline:
+            self._poll()
+        for member in self.members.values():
+            member.active = False
+
+    # Rounds.
+
+    @property
+    def active(self) -> dict[int, Member]:
+        return {number: member for number, member in sorted(self.members.items()) if member.active}
+
+    def admit(self, progress: Progress, users: int) -> list[int]:
+        """Let those take part that have joined and have one of the first ``users`` users; who is new."""
+        self.wait(self.least)
+        new = [member for _, member in sorted(self.members.items())
+               if not member.active and member.points is not None and member.number < users]
+        for member in new:
+            member.active, member.request = True, None
+            self._send(member, Letter("begin", blob=self._state_for(member, progress)))
+        return [member.number for member in new]
+
+    def _state_for(self, member: Member, progress: Progress) -> bytes:
+        """The server's progress for a client: all that is public, and untrained rows for its users."""
+        if not progress.ways:
+            return b""
+        if self.secret_state:
+            progress = replace(progress, server_state={}, best=replace(progress.best, server_state={}))
+        return bytes_from_progress(progress_part(replace(progress, within=None), member.names))
+
+    def receive(self) -> dict[int, tuple[str, Tables]]:
+        while True:
+            active = self.active
+            if len(active) < self.least:
+                raise TooFew(f"{len(active)} of at least {self.least} clients are left")
+            if all(member.request is not None for member in active.values()):
+                return {number: member.request for number, member in active.items()}
+            self._poll()
+            for member in active.values():
+                if member.request is None and time.monotonic() - member.asked > self.timeout:
+                    self._lose(member, f"has not answered for {self.timeout:g} s")
+
+    def answer(self, answers: Mapping[int, Tables]) -> None:
+        for number, tables in answers.items():
+            if (member := self.members.get(number)) is not None and member.active:
+                member.request = None
+                self._send(member, Letter("answer", {name: table.numpy() for name, table in tables.items()}))
+
+    def restart(self) -> None:
+        """Nobody is active any more: who is still there begins again."""
+        for member in self.members.values():
+            member.active, member.points, member.request = False, None, None
+            self._send(member, Letter("announce", text=self._terms))
+
+    # Messages.
+
+    def _send(self, member: Member, letter: Letter) -> None:
+        member.asked = time.monotonic()
+        self.link.send(member.node, letter)
+
+    def _poll(self) -> None:
+        """Take in what has arrived; wait a moment if nothing has."""
+        self.stop()
+        there = self.link.nodes()
+        for node in there - self._asked:
+            self._asked.add(node)
+            self.link.send(node, Letter("join", text=self.published.text()))
+        for member in [member for member in self.members.values() if member.node not in there]:
+            self._lose(member, "has left")
+        replies = self.link.replies()
+        for node, letter in replies:
+            self._take(node, letter)
+        if not replies:
+            time.sleep(POLL)
+
+    def _take(self, node: int, letter: Letter) -> None:
+        member = next((each for each in self.members.values() if each.node == node), None)
+        if letter.kind == "joined":
+            self._joined(node, letter)
+        elif letter.kind == "error":
+            self._failed(member, *json.loads(letter.text))
+        elif member is None or letter.kind == "lost":
+            if member is not None:
+                self._lose(member, "has left")
+        elif letter.kind == "ready":
+            member.points = json.loads(letter.text)
+        else:
+            member.request = letter.kind, {name: torch.from_numpy(table.copy())
+                                           for name, table in letter.tables.items()}
+
+    def _joined(self, node: int, letter: Letter) -> None:
+        said = json.loads(letter.text)
+        names, identity = torch.tensor(said["users"]), said["identity"]
+        for other in list(self.members.values()):
+            if other.identity == identity:
+                self._lose(other, "has come again")
+            elif bool((here := torch.isin(names, other.names)).any()):
+                user = self.published.users[int(names[here][0])]
+                self.note(f"another client with user '{user}' is turned away")
+                self.link.send(node, Letter("refuse", text=f"user '{user}' is at another client that has joined"))
+                return
+        member = Member(node, identity, names, letter.tables)
+        self.members[member.number] = member
+        self.note(f"a client with {len(names)} user{'s' * (len(names) > 1)} has joined: {len(self.members)} are there")
+        if self._terms:
+            self._send(member, Letter("announce", text=self._terms))
+
+    def _failed(self, member: Member | None, known: str, text: str) -> None:
+        if member is None:  # it tells its own user
+            self.note(f"a client could not join: {text.splitlines()[0]}")
+            return
+        raise getattr(errors, known, UserError)(f"the client with user '{self._user(member)}': {text}")
+
+    def _lose(self, member: Member, why: str) -> None:
+        self.lost += member.active
+        self.note(f"the client with user '{self._user(member)}' {why}")
+        del self.members[member.number]
+
+    def _user(self, member: Member) -> str:
+        return self.published.users[member.number]
+
+
+def stream_of(published: Published, members: Iterable[Member]) -> Stream:
+    """A stream of which only its sizes are known (see ``remote.sizes_of``); users who have not joined have nothing."""
+    steps, old, members = [], (0, 0), list(members)
+    for t, (n_users, n_items, interactions) in enumerate(published.steps):
+        def of_all(name: str) -> Tensor:
+            lengths = torch.zeros(n_users, dtype=torch.int64)
+            for member in members:
+                lengths[member.names[member.names < n_users]] = torch.tensor(member.sizes[name])
+            return lengths
+        splits = {split: _lists(of_all(f"{t}/{split}")) for split in ("train", "valid", "test")}
+        sessions = {}
+        if published.stream.stream == "sessions":
+            sessions = {split: _sessions(of_all(f"{t}/{split}/sessions"), members, f"{t}/{split}/lengths")
+                        for split in splits}
+        steps.append(Step(t, n_users, n_items, *old, interactions, **splits, sessions=sessions))
+        old = n_users, n_items
+    return Stream(tuple(steps), _tokens(published.users), _tokens(published.items))
+
+
+def _tokens(texts: list[str]) -> Any:
+    import numpy as np
+
+    return np.array(texts, dtype=str)
+
+
+def _lists(lengths: Tensor) -> Ragged:
+    return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), lengths.new_zeros(int(lengths.sum())))
+
+
+def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:
+    """Sessions of all users, of which only the lengths are known."""
+    of_user = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    lengths = count.new_zeros(int(count.sum()))
+    for member in members:
+        mine = torch.cat([torch.arange(int(of_user[user]), int(of_user[user + 1])) for user in member.names.tolist()])
+        lengths[mine] = torch.tensor(member.sizes[name])
+    start = torch.cat([count.new_zeros(1), lengths.cumsum(0)])
+    rows = int(start[-1])
+    return Sessions(of_user, start, count.new_zeros(rows), torch.zeros(rows, dtype=torch.float64))
+
+
+@dataclass
+class FederatesServer(Server):
+    """``remote.Server`` of real clients, of whom some come and go."""
+
+    def admit(self, progress: Progress, late: bool = False) -> None:
+        step = self.stream.steps[progress.step]
+        new = self.nodes.admit(progress, step.n_users)
+        self.names = {number: member.names for number, member in self.nodes.members.items()}
+        self.late |= {number: 0 for number in new} if late else {}
+
+    stream: Stream | None = None
+
+
+class FlowerEngine(Engine):
+    """Runs a federation on its clients; an engine of ``runner.execute``."""
+
+    save_every = 0.0  # clients keep the states of two rounds
+
+    def __init__(self, config: RunConfig, federates: Callable[[], Federates]):
+        self._config, self._joined = config, federates
+
+    @property
+    def _federates(self) -> Federates:
+        """Those that have joined; nobody has before the run needs them."""
+        return self._joined()
+
+    def check(self, federation: Federation) -> None:
+        """Raise UserError for a run that cannot be on real clients."""
+        check_divisible(federation)
+        if federation.server.upload_noise:
+            raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
+                            "uploads is drawn at once, which no client on its own can do.")
+
+    def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
+        federates, latest = self._federates, progress or Progress()
+        uploads = federation.method.uploads(federation.backbone, 0) or federation.method.uploads(federation.backbone, 1)
+        federates.secret_state = bool(uploads)
+        federates.announce(self._config)
+        while True:
+            try:
+                server = FederatesServer(federates, {}, stream=federation.stream)
+                for latest in run(replace(federation, population=server), latest, kind=ServerClients):
+                    yield latest
+                break
+            except TooFew as error:
+                federates.note(f"{error}; the round begins again once there are enough")
+                federates.restart()
+        federates.finish()
+
+    def for_record(self, progress: Progress) -> Progress:
+        """Without rows of users, which are theirs."""
+        def public(model: Snapshot) -> Snapshot:
+            return Snapshot(model.public, {}, model.dense)
+        return replace(progress, client_state={}, best=replace(progress.best, model=public(progress.best.model),
+                                                               client_state={}))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"engine": f"flower {VERSION}", "clients": len(self._federates.members),
+                "clients_lost": self._federates.lost}

@@ -1,0 +1,113 @@
+"""A federation that a command starts: the SuperLink, and on this machine its clients, which end with the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Iterator, Sequence
+
+from ..core.errors import UserError
+from ..data.stream import Stream
+from ..experiments.partition import divide
+from ..runs.config import RunConfig
+from . import flower
+from .client_files import Published, deal
+from .engine import Federates
+
+HERE = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How real clients take part.
+
+    Attributes:
+        address: HOST:PORT to listen at; empty: this machine alone, where the clients are started too.
+        published: what the server publishes of the data, where the clients are others'.
+        clients: that must join before a run begins. least: with how many a round goes on.
+        timeout: seconds within which a client must answer.
+        plugins: folders of plugins, for clients that are started here.
+    """
+
+    address: str
+    published: Published | None
+    clients: int
+    least: int
+    timeout: float
+    plugins: Sequence[Path] = ()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST and PORT; raises UserError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--engine flower:{text}: accepted: flower, or flower:HOST:PORT, as flower:0.0.0.0:9092.")
+    return host, int(port)
+
+
+@contextmanager
+def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], note: Callable[[str], None],
+              stop: Callable[[], None]) -> Iterator[Federates]:
+    """The clients of a run and of others on the same data.
+
+    Args:
+        load: the data, where the clients are started here.
+
+    Raises:
+        UserError: if Flower is not there, the address is taken, or a client that was started here has ended.
+    """
+    flower.require()
+    host, port = parse_address(how.address) if how.address else (HERE, 0)
+    with ExitStack() as stack:
+        processes: list[subprocess.Popen] = []
+        if how.address:
+            published, tables = how.published, []
+        else:
+            stream = load()
+            published = Published.of(config.source, config.stream, stream)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcl-clients-")))
+            tables = deal(published, stream, divide(stream, how.clients, "--clients"), folder)
+        link = flower.SuperLink(host, port)
+
+        def check() -> None:
+            stop()
+            for process in processes:
+                if process.poll() is not None:
+                    said = Path(process.args[-1]).read_text(errors="replace").strip().splitlines()
+                    raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
+                                    f".\nThe same command goes on from the last round.")
+        found = Federates(link, published, how.clients, how.least, how.timeout, note, check)
+        stack.callback(_end, found, processes)
+        for table in tables:
+            processes.append(_start(table, link.address, how.plugins))
+        if how.address:
+            note(f"waiting at {link.address} for {how.clients} clients")
+        yield found
+
+
+def _start(table: Path, address: str, plugins: Sequence[Path]) -> subprocess.Popen:
+    """A client in its own process; its last argument is where it says what it does."""
+    log = table.parent / "client.log"
+    command = [sys.executable, "-m", "fedcl_bench", "client", "--data", str(table), "--server", address, "--folder",
+               str(table.parent / "state"), "--with-parent"]
+    for folder in plugins:
+        command += ["--plugins", str(folder)]
+    with open(log, "w") as file:
+        return subprocess.Popen([*command, "--log", str(log)], stdin=subprocess.PIPE, stdout=file, stderr=file)
+
+
+def _end(found: Federates, processes: Sequence[subprocess.Popen]) -> None:
+    """End the federation, and the clients that were started."""
+    found.stop = lambda: None
+    found.close()
+    for process in processes:
+        process.stdin.close()
+        try:
+            process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
