@@ -203,7 +203,9 @@ def read_client(path: Path, published: Published) -> ClientData:
 def read_table(path: Path) -> pd.DataFrame:
     """A client's table as it is; raises UserError for a file that is none."""
     try:
-        frame = pd.read_csv(path, sep=None, engine="python", dtype={"user": str, "item": str})
+        with open(path, encoding="utf-8") as file:
+            separator = "\t" if "\t" in file.readline() else ","
+        frame = pd.read_csv(path, sep=separator, dtype={"user": str, "item": str})
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:  # pandas' errors of form, and of encoding

@@ -27,7 +27,7 @@ from ..runs.config import RunConfig
 from ..runs.runner import Engine
 from .client import RunTerms
 from .client_files import Published
-from .flower import POLL, VERSION, Letter, SuperLink
+from .flower import VERSION, Letter, SuperLink, pause
 
 
 class TooFew(Exception):
@@ -80,6 +80,7 @@ class Federates:
         self.secret_state = False  # the server's state is made of single clients' uploads
         self._asked: set[int] = set()  # connections that were asked to join
         self._terms = ""
+        self._heard = time.monotonic()
 
     # Joining.
 
@@ -190,8 +191,10 @@ class Federates:
         replies = self.link.replies()
         for node, letter in replies:
             self._take(node, letter)
-        if not replies:
-            time.sleep(POLL)
+        if replies:
+            self._heard = time.monotonic()
+        else:
+            pause(self._heard)
 
     def _take(self, node: int, letter: Letter) -> None:
         member = next((each for each in self.members.values() if each.node == node), None)

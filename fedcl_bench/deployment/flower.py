@@ -14,12 +14,13 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Callable, Iterator, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..core.errors import UserError
 
 VERSION = "1.42"  # the extra [flower]; Flower's interfaces change with its minor versions
-POLL = 0.005  # seconds between two looks for a message
+POLL, RARELY = 0.005, 0.5  # seconds between two looks for a message: a tenth of the wait so far, within these
 Arrays = dict[str, np.ndarray]
 
 
@@ -36,6 +37,11 @@ class Letter(NamedTuple):
     blob: bytes = b""
 
 
+def pause(since: float) -> None:
+    """Sleep between two looks for a message that is waited for since then (``time.monotonic``)."""
+    time.sleep(min(max(0.1 * (time.monotonic() - since), POLL), RARELY))
+
+
 def require() -> None:
     """Raise UserError unless Flower is installed in the version that is known; must run before it is imported."""
     for name, value in (("FLWR_TELEMETRY_ENABLED", "0"), ("FLWR_LOG_LEVEL", "CRITICAL")):
@@ -49,19 +55,29 @@ def require() -> None:
                         f"install -c constraints.txt -e \".[flower]\" (Python 3.11 or later).")
 
 
-def record_of(letter: Letter) -> Any:
-    """A letter as the content of Flower's messages."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+class _Table(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
-    about = {"kind": letter.kind, "text": letter.text, "blob": letter.blob}
-    return RecordDict({"about": ConfigRecord(about), "tables": ArrayRecord(
-        {name: Array(np.ascontiguousarray(table).reshape(table.shape)) for name, table in letter.tables.items()})})
+
+_TABLES = msgspec.msgpack.Decoder(dict[str, _Table])
+
+
+def record_of(letter: Letter) -> Any:
+    """A letter as the content of Flower's messages: one record, as each object of a message is sent by itself."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    tables = {name: _Table(table.dtype.str, table.shape, table.tobytes()) for name, table in letter.tables.items()}
+    about = {"kind": letter.kind, "text": letter.text, "blob": letter.blob, "tables": msgspec.msgpack.encode(tables)}
+    return RecordDict({"letter": ConfigRecord(about)})
 
 
 def letter_of(record: Any) -> Letter:
-    about = record["about"]
-    return Letter(about["kind"], {name: array.numpy() for name, array in record["tables"].items()}, about["text"],
-                  about["blob"])
+    about = record["letter"]
+    tables = {name: np.frombuffer(table.data, np.dtype(table.dtype)).reshape(table.shape)
+              for name, table in _TABLES.decode(about["tables"]).items()}
+    return Letter(about["kind"], tables, about["text"], about["blob"])
 
 
 def _identify(run: int, node: int) -> None:
@@ -188,14 +204,18 @@ def answer_messages(address: str, answer: Callable[[Letter], Letter], over: Call
     failed: Exception | None = None
     with _connection(address, patience) as (node, receive, send, _, _, pull, push, confirm):
         try:
+            since = time.monotonic()
             while not over():
                 if (received := receive()) is None:
-                    time.sleep(POLL)
+                    pause(since)
                     continue
                 content = _pulled(node, *received, pull, confirm)
                 _push(received[0], answer(letter_of(content)), send, push)
+                since = time.monotonic()
         except Exception as error:  # Flower would log it and go on
             failed = error
+    if over():  # the server may be gone before the last reply is
+        return
     if isinstance(failed, HTTPError):
         raise ConnectionError(str(failed)) from None
     if failed is not None:
