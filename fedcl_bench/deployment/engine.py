@@ -78,6 +78,7 @@ class Federates:
         self.members: dict[int, Member] = {}
         self.lost = 0
         self.secret_state = False  # the server's state is made of single clients' uploads
+        self.others = True  # clients are not of this command
         self._asked: set[int] = set()  # connections that were asked to join
         self._terms = ""
         self._heard = time.monotonic()
@@ -202,9 +203,12 @@ class Federates:
             self._joined(node, letter)
         elif letter.kind == "error":
             self._failed(member, *json.loads(letter.text))
-        elif member is None or letter.kind == "lost":
+        elif letter.kind == "lost":
             if member is not None:
                 self._lose(member, "has left")
+        elif member is None:  # too late; it may come again
+            if letter.kind != "ended":
+                self.link.send(node, Letter("join", text=self.published.text()))
         elif letter.kind == "ready":
             member.points = json.loads(letter.text)
         else:
@@ -301,6 +305,7 @@ class FlowerEngine(Engine):
     """Runs a federation on its clients; an engine of ``runner.execute``."""
 
     save_every = 0.0  # clients keep the states of two rounds
+    keeps_all = False
 
     def __init__(self, config: RunConfig, federates: Callable[[], Federates]):
         self._config, self._joined = config, federates
@@ -322,6 +327,8 @@ class FlowerEngine(Engine):
         uploads = federation.method.uploads(federation.backbone, 0) or federation.method.uploads(federation.backbone, 1)
         federates.secret_state = bool(uploads)
         federates.announce(self._config)
+        if progress and not federates.others and not all(member.points for member in federates.members.values()):
+            raise UserError("the states of the clients that began this run are not here; run it again with --rerun.")
         while True:
             try:
                 server = FederatesServer(federates, {}, stream=federation.stream)
@@ -342,5 +349,5 @@ class FlowerEngine(Engine):
 
     @property
     def about(self) -> dict[str, Any]:
-        return {"engine": f"flower {VERSION}", "clients": len(self._federates.members),
+        return {"engine": f"flower {VERSION}", "clients": self._federates.wanted,
                 "clients_lost": self._federates.lost}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Federation:
         published: what the server publishes of the data, where the clients are others'.
         clients: that must join before a run begins. least: with how many a round goes on.
         timeout: seconds within which a client must answer.
-        plugins: folders of plugins, for clients that are started here.
+        plugins: folders of plugins; results: where they keep their states: for clients that are started here.
     """
 
     address: str
@@ -39,6 +39,7 @@ class Federation:
     least: int
     timeout: float
     plugins: Sequence[Path] = ()
+    results: Path = Path("results")
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -69,7 +70,7 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
         else:
             stream = load()
             published = Published.of(config.source, config.stream, stream)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcl-clients-")))
+            folder = how.results / f"clients-{config.source.name}-{how.clients}"
             tables = deal(published, stream, divide(stream, how.clients, "--clients"), folder)
         link = flower.SuperLink(host, port)
 
@@ -81,12 +82,15 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
                     raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
                                     f".\nThe same command goes on from the last round.")
         found = Federates(link, published, how.clients, how.least, how.timeout, note, check)
+        found.others = bool(how.address)
         stack.callback(_end, found, processes)
         for table in tables:
             processes.append(_start(table, link.address, how.plugins))
         if how.address:
             note(f"waiting at {link.address} for {how.clients} clients")
         yield found
+    if tables:  # nothing was interrupted
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(table: Path, address: str, plugins: Sequence[Path]) -> subprocess.Popen:

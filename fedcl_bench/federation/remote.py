@@ -399,6 +399,9 @@ class ServerClients(CrossDevice):
     def arrived(self, model: Snapshot) -> Snapshot:
         return model
 
+    def taken_part(self) -> dict[str, int]:
+        return {**super().taken_part(), **({"dropped": self.group.dropped} if self.group.dropped else {})}
+
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
         return self._mean()
 

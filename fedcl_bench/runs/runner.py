@@ -34,10 +34,12 @@ class Engine:
     Attributes:
         save_every: seconds between checkpoints inside a block; None: ``SAVE_EVERY``.
         about: what the record says of it, beside the environment.
+        keeps_all: its progress has all that a run carries; checkpoints of others are theirs alone, and no block 0.
     """
 
     save_every: float | None = None
     about: Mapping[str, Any] = {}
+    keeps_all = True
 
     def check(self, federation: Federation) -> None:
         """Raise UserError, before anything is written, if it cannot: there is not enough memory, say."""
@@ -107,7 +109,8 @@ class _Checkpoints:
                  base: Path | None, afresh: bool, began: float):
         self._config, self._federation, self._engine, self._watch = config, federation, engine, watch
         self._own, self._base = own, base
-        self.start, seconds = self._loaded(own, config.hash)
+        self._hash = config.hash if engine.keeps_all else f"{config.hash} without clients"
+        self.start, seconds = self._loaded(own, self._hash)
         self.shared = False
         if self.start:
             watch.note(self._where(self.start))
@@ -164,7 +167,7 @@ class _Checkpoints:
         asked = self._watch.stop()
         if asked or progress.step != self._step or time.perf_counter() - self._last_saved > self._save_every:
             progress = self._engine.whole(progress)
-            save_progress(self._own, progress, self.elapsed(), self._config.hash)
+            save_progress(self._own, progress, self.elapsed(), self._hash)
             self._step, self._last_saved = progress.step, time.perf_counter()
         if asked and progress.step < len(self._federation.stream.steps):
             where = f"after round {progress.round}" if progress.round else "at the start"
@@ -252,7 +255,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                                                                 f"{record.set_aside().name}, running again.")):
             return {**done, "record": str(record.folder), "reused": True}
         # In a stream of one step no method acts after it, so there is nothing to share it for.
-        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
+        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1 and engine.keeps_all
         base = config.base_file(results) if shares_base else None
         checkpoints = _Checkpoints(config, federation, engine, watch, record.checkpoint, base, rerun or save_lists,
                                    began)

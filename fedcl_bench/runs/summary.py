@@ -135,7 +135,8 @@ def _stages(config: RunConfig, curve: pd.DataFrame) -> dict[str, Any]:
 
 def _bytes_of_all(curve: pd.DataFrame) -> pd.DataFrame:
     """What all clients together sent and received in each round; who fails has received the model."""
-    asked = curve["participants"] + curve.get("dropped", 0)
+    lost = curve["dropped"].fillna(0) if "dropped" in curve else 0
+    asked = curve["participants"] + lost
     return pd.DataFrame({"bytes_up": curve["bytes_up"] * curve["participants"],
                          "bytes_down": curve["bytes_down"] * asked})
 

@@ -253,7 +253,7 @@ def _federation(args: argparse.Namespace) -> Federation:
     clients = args.clients or 4
     published = read_published(args.federation) if address else None
     return Federation(address, published, clients, args.min_clients or clients, args.round_timeout,
-                      tuple(folder.absolute() for folder in args.plugins))
+                      tuple(folder.absolute() for folder in args.plugins), args.results)
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
