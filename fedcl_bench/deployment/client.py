@@ -34,7 +34,7 @@ from ..runs.model_file import read_model, write_model
 from .client_files import ClientData, Published, read_client, read_table
 from .flower import Letter
 
-KEPT = 2  # states of the last rounds: the server may have seen one fewer than its clients
+KEPT = 3  # states of the last rounds: a server that is killed may have kept neither the last round nor its block's end
 KEPT_RUN = "run.json"
 _PER_USER = ("private", "local", "personalised", "client_context")
 
@@ -140,6 +140,7 @@ class Client:
         """What this client shows to be itself when it comes again."""
         path = self._folder / "identity"
         if not path.is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, secrets.token_hex(16).encode())
         return path.read_text()
 
@@ -168,6 +169,9 @@ class Client:
         in."""
         point = public.step, public.round
         points = [each for each in self._points() if each <= point]
+        if not points and self._points():
+            raise UserError(f"the server goes on from block {point[0]}, round {point[1]}, and this client's states are "
+                            f"of later rounds; run again with --rerun at the server.")
         if not points:
             return public
         own, _ = load_progress(self._state(points[-1]), "cpu", None, self._run.hash)

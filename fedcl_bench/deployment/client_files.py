@@ -239,7 +239,7 @@ def _blocks_and_splits(frame: pd.DataFrame, names: np.ndarray, published: Publis
         for t in frame["block"].unique():
             rows = (frame["block"] == t).to_numpy()
             how = settings.base_split if t == 0 else settings.inc_split
-            split[rows] = split_of_rows(names[frame["user"][rows]], how, settings.split_seed, t)
+            split[rows] = split_of_rows(names[frame["user"][rows]], how, settings.split_seed, int(t))
     return frame.assign(split=np.array(SPLITS)[split])
 
 

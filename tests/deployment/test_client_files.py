@@ -1,0 +1,108 @@
+"""Tables of real clients: one that is dealt out is read as the client's part of the stream; what is wrong is said."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from helpers import SMALL
+
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.deployment.client_files import FEDERATION, Published, deal, read_client, read_published, table_of
+from fedcl_bench.experiments.partition import divide, stream_part
+from fedcl_bench.runs.config import make_config
+
+SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
+
+
+@pytest.fixture
+def dealt(registry, tmp_path):
+    def make(**settings):
+        config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", settings)])
+        stream = load_stream(config.source, config.stream)
+        names = divide(stream, 3)
+        published = Published.of(config.source, config.stream, stream)
+        return published, stream, names, deal(published, stream, names, tmp_path)
+    return make
+
+
+def same_stream(found, expected):
+    for here, there in zip(found.steps, expected.steps, strict=True):
+        sizes = [(step.n_users, step.n_items, step.old_users, step.old_items, step.interactions)
+                 for step in (here, there)]
+        assert sizes[0] == sizes[1]
+        for split in ("train", "valid", "test"):
+            assert torch.equal(here.split(split).indptr, there.split(split).indptr)
+            assert torch.equal(here.split(split).values, there.split(split).values)
+        assert here.sessions.keys() == there.sessions.keys()
+        for split in here.sessions:
+            for name in ("of_user", "start", "items", "times"):
+                assert torch.equal(getattr(here.sessions[split], name), getattr(there.sessions[split], name))
+    assert found.user_tokens.tolist() == expected.user_tokens.tolist()
+
+
+@pytest.mark.parametrize("settings", [SMALL, {"stream": "static"}, SESSIONS])
+def test_a_dealt_table_is_the_part_of_the_stream(dealt, tmp_path, settings):
+    settings = {name: value for name, value in settings.items() if name not in ("rounds", "dim")}
+    published, stream, names, tables = dealt(**settings)
+    assert read_published(tmp_path / "server") == published
+    for table, users in zip(tables, names):
+        data = read_client(table, published)
+        assert torch.equal(data.names, users) and data.unknown == 0
+        same_stream(data.stream, stream_part(stream, users))
+
+
+@pytest.mark.parametrize("settings", [{"k_core": 70}, {"stream": "static"}])
+def test_a_table_of_times_is_cut_as_in_a_simulation(dealt, tmp_path, settings):
+    """But for rows of equal time, whose order the table does not say: each row has a time of its own here."""
+    published, stream, names, _ = dealt(**settings)
+    frame = table_of(stream, names[0])
+    order = {split: number for number, split in enumerate(("train", "valid", "test"))}
+    if settings.get("stream") == "static":  # a user's last is test, the one before it valid
+        frame["timestamp"] = frame.groupby("user").cumcount() + frame["split"].map(order) * 1e6
+        published = Published(**{**vars(published), "until": []})
+    else:  # only later blocks are split in the order of time
+        frame["timestamp"] = frame["block"] * 1e9 + frame["split"].map(order) * 1e6 + range(len(frame))
+        published = Published(**{**vars(published), "until": [1e9 - 1, 2e9 - 1, 3e9 - 1]})
+    path = tmp_path / "mine.csv"
+    frame.sample(frac=1.0, random_state=0).drop(columns=["block", "split"]).to_csv(path, sep="\t", index=False)
+    found = read_client(path, published).stream
+    for here, there in list(zip(found.steps, stream_part(stream, names[0]).steps))[len(found.steps) > 1:]:
+        for split in ("valid", "test"):
+            assert torch.equal(here.split(split).indptr, there.split(split).indptr)
+            assert torch.equal(here.split(split).values, there.split(split).values)
+
+
+def test_unknown_items_are_left_out_and_counted(dealt):
+    published, _, _, tables = dealt(k_core=70)
+    frame = pd.read_csv(tables[0], dtype=str)
+    frame.loc[[0, 3], "item"] = "nobody's"
+    frame.to_csv(tables[0], index=False)
+    data = read_client(tables[0], published)
+    assert data.unknown == 2 and sum(len(step.train.values) for step in data.stream.steps) < len(frame)
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda frame: frame.drop(columns="item"), "no column item; found: user, block, split"),
+    (lambda frame: frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
+    (lambda frame: frame.assign(user="stranger"), "user 'stranger' does not take part in the federation"),
+    (lambda frame: frame.assign(split="tset"), "column split: found 'tset', accepted: train, valid, test"),
+    (lambda frame: frame.assign(block=4), "column block: accepted: 0 to 3"),
+    (lambda frame: frame[:0], "at least one row")])
+def test_what_is_wrong_with_a_table(dealt, change, said):
+    published, _, _, tables = dealt(k_core=70)
+    change(pd.read_csv(tables[0], dtype=str)).to_csv(tables[0], index=False)
+    with pytest.raises(UserError, match=said):
+        read_client(tables[0], published)
+
+
+def test_what_is_wrong_with_files(dealt, tmp_path):
+    published, _, _, _ = dealt(k_core=70)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_client(tmp_path / "none.csv", published)
+    with pytest.raises(UserError, match=f"a folder with {FEDERATION}"):
+        read_published(tmp_path / "client-1")
+    (tmp_path / "server" / FEDERATION).write_text('{"dataset": 1}')
+    with pytest.raises(UserError, match="is no description of a federation"):
+        read_published(tmp_path / "server")

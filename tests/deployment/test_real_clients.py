@@ -1,0 +1,256 @@
+"""Federations of real clients. Most have their clients in this process, behind a link that carries letters as Flower
+does; the last ones are processes of their own, over Flower."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from helpers import SMALL
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.deployment.client import Client, Kept
+from fedcl_bench.deployment.client_files import Published, deal
+from fedcl_bench.deployment.engine import Federates, FlowerEngine
+from fedcl_bench.deployment.flower import Letter
+from fedcl_bench.experiments.partition import divide
+from fedcl_bench.federation.remote import MESSAGES, Node, Undeclared, check_declared
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.records.record import Record
+from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.runner import execute
+
+needs_flower = pytest.mark.skipif(sys.version_info < (3, 11), reason="Flower 1.42 needs Python 3.11")
+
+
+class Link:
+    """A link to clients of this process, which may be gone, or slow.
+
+    Attributes:
+        letters: (kind, tables) of every letter that was sent or answered.
+        before: called with a node and a letter before it is delivered. silent: nodes that no letter reaches.
+    """
+
+    def __init__(self):
+        self.clients, self.arrived, self.letters, self.silent = {}, [], [], set()
+        self.before = lambda node, letter: None
+
+    def connect(self, client):
+        self.clients[node := 1 + max(self.clients, default=0)] = client
+        return node
+
+    def nodes(self):
+        return set(self.clients)
+
+    def send(self, node, letter):
+        self.letters.append((letter.kind, letter.tables))
+        self.before(node, letter)
+        if node in self.clients and node not in self.silent:
+            reply = self.clients[node].answer(letter)
+            self.letters.append((reply.kind, reply.tables))
+            self.arrived.append((node, reply))
+
+    def replies(self):
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def close(self):
+        self.clients = {}
+
+
+class Gone(Exception):
+    """A test's process has been killed."""
+
+
+@pytest.fixture
+def federation(registry, tmp_path):
+    """A link with three clients, their tables, and the server's run over them."""
+    class Made:
+        def __init__(self, method="f3crec", least=3, timeout=60.0, **settings):
+            self.config = make_config(registry, method, "fedmf", "ml-100k", overrides=[
+                ("test", {"precision": "float64", **SMALL, **settings})])
+            stream = load_stream(self.config.source, self.config.stream)
+            self.published = Published.of(self.config.source, self.config.stream, stream)
+            self.names = divide(stream, 3)
+            self.tables = deal(self.published, stream, self.names, tmp_path / "dealt")
+            self.link, self.notes, self.least, self.timeout = Link(), [], least, timeout
+            self.listen = self.notes.append
+            for number in range(3):
+                self.join(number)
+
+        def client(self, number):
+            return Client(self.tables[number], self.tables[number].parent / "state")
+
+        def join(self, number):
+            return self.link.connect(self.client(number))
+
+        def run(self, results=tmp_path / "results"):
+            self.federates = Federates(self.link, self.published, 3, self.least, self.timeout,
+                                       lambda text: self.listen(text))
+            return execute(self.config, self.federates.stream, results,
+                           engine=FlowerEngine(self.config, lambda: self.federates))
+
+        def simulated(self):
+            return execute(self.config, lambda: load_stream(self.config.source, self.config.stream),
+                           tmp_path / "simulated")
+    return Made
+
+
+def once(link, after, do):
+    """Let ``do(node)`` happen before the answer to the ``after``-th answer that a node is sent in training."""
+    seen = []
+
+    def before(node, letter):
+        if letter.kind == "answer":
+            seen.append(node)
+            if len(seen) == after:
+                link.before = lambda node, letter: None
+                do(node)
+    link.before = before
+
+
+def same_record(found, expected):
+    """But for rounding, and for the users' rows of the model, which are theirs."""
+    for key in ("rounds", "best_round", "bytes", "settings", "hash", "base_hash", "tested", "privacy"):
+        assert found[key] == expected[key], key
+    for metric, rows in expected["matrix"].items():
+        for row, wanted in zip(found["matrix"][metric], rows):
+            assert row == pytest.approx(wanted, rel=0.0, abs=1e-12)
+    here, there = (Record(Path(each["record"])) for each in (found, expected))
+    for part in ("users", "analysis", "rounds"):
+        frames = [pd.read_parquet(each.folder / f"{part}.parquet").drop(
+            columns=["train_seconds", "evaluate_seconds"], errors="ignore") for each in (here, there)]
+        pd.testing.assert_frame_equal(*frames, rtol=0.0, atol=1e-12)
+    for name, table in read_model(there.folder).tables.public.items():
+        torch.testing.assert_close(read_model(here.folder).tables.public[name], table, rtol=0.0, atol=1e-12)
+    assert not read_model(here.folder).tables.private
+    assert {path.name for path in here.folder.iterdir()} == {path.name for path in there.folder.iterdir()}
+
+
+# Numbers.
+
+def test_the_record_is_that_of_a_simulation(federation):
+    """And its model has no rows of users, who have them: the users' lists are those of the simulation's model."""
+    made = federation()
+    found, simulated = made.run(), made.simulated()
+    same_record(found, simulated)
+    assert found["bytes"] == simulated["bytes"]
+    assert found["environment"]["engine"].startswith("flower") and found["environment"]["clients"] == 3
+    for table, users in zip(made.tables, made.names):
+        kept = Kept.latest(table.parent / "state", table, ())
+        assert len(kept.recommend(made.published.users[int(users[0])], 5)) == 5
+
+
+def test_what_is_counted_is_what_is_sent(federation):
+    """Bytes of a round in the record are those of the tables in a message, and back; and every message is declared."""
+    made = federation(method="ft")
+    found = made.run()
+    up = {sum(table.nbytes for name, table in tables.items() if name.startswith("change/"))
+          for kind, tables in made.link.letters if kind == "update"}
+    down = {sum(table.nbytes for name, table in tables.items() if name.startswith("public/"))
+            for kind, tables in made.link.letters if "loss" in tables}
+    assert sorted(up) == sorted(set(found["bytes"]["up_per_client_round"]))
+    assert sorted(down) == sorted(set(found["bytes"]["down_per_client_round"]))
+    for kind, tables in made.link.letters:
+        if kind in MESSAGES:
+            check_declared(kind, tables, sent=True)
+
+
+def test_what_is_not_declared_cannot_be_sent():
+    node = Node(lambda kind, tables: pytest.fail("it was sent"))
+    with pytest.raises(Undeclared, match="message 'update' cannot have 'private/user_embedding.weight'"):
+        node.ask("update", {"numbers": torch.zeros(3), "private/user_embedding.weight": torch.zeros(4, 8)})
+
+
+# Faults.
+
+def test_a_client_that_is_killed_goes_on_from_its_last_round(federation):
+    """Its round is lost; where all must be there the others wait, and the numbers are those of no kill."""
+    made = federation()
+
+    def killed(node):
+        del made.link.clients[node]
+        made.join(node - 1)
+    once(made.link, 20, killed)
+    same_record(made.run(), made.simulated())
+    assert any("has left" in note or "has come again" in note for note in made.notes)
+
+
+def test_a_round_goes_on_with_those_who_answer(federation):
+    """One that does not answer in time is lost, counted as dropped, and in again when its answer comes at last."""
+    made = federation(method="ft", least=2, timeout=0.5, rounds=7)
+
+    def silent(node):
+        made.link.silent.add(node)
+
+    def back(text):
+        if "has not answered" in text:
+            node, = made.link.silent
+            made.link.silent.clear()
+            made.link.arrived.append((node, Letter("update")))  # of the round that has gone on
+    once(made.link, 10, silent)
+    made.listen = back
+    found = made.run()
+    assert found["environment"]["clients_lost"] == 1
+    rounds = pd.read_parquet(f"{found['record']}/rounds.parquet")
+    of_block = rounds[rounds["step"] == 0]
+    assert of_block["dropped"].max() > 0
+    assert of_block["participants"].iloc[-1] == of_block["participants"].iloc[0] > of_block["participants"].min()
+
+
+def test_a_server_that_is_killed_goes_on_at_the_round(federation):
+    made = federation()
+
+    def kill(node):
+        raise Gone
+    once(made.link, 25, kill)
+    with pytest.raises(Gone):
+        made.run()
+    for number in range(3):
+        made.link.clients[number + 1] = made.client(number)
+    made.link.arrived, made.link.before = [], lambda node, letter: None
+    same_record(made.run(), made.simulated())
+
+
+def test_clients_that_do_not_fit(federation, monkeypatch):
+    """Another client with the same user, other versions, and a file that is none."""
+    made = federation(method="ft")
+    other = Client(made.tables[0], made.tables[0].parent / "other")
+    made.link.connect(other)
+    made.run()
+    assert other.over and "user '" in other.failed and "is at another client that has joined" in other.failed
+    made.config = make_config(made.config.registry, "reg", "fedmf", "ml-100k", overrides=[("test", SMALL)])
+    made.link, made.notes = Link(), []
+    for number in range(3):
+        made.join(number)
+    from fedcl_bench.deployment import engine
+    monkeypatch.setattr(engine, "versions", lambda: "fedcl_bench 0, torch 1.0")
+    with pytest.raises(UserError, match="(?s)the client with user '.*': a worker has fedcl_bench .*fedcl_bench 0"):
+        made.run()
+
+
+def test_noise_is_refused(federation):
+    with pytest.raises(UserError, match="'upload_noise': found noise with --engine flower"):
+        federation(upload_noise=0.1).run()
+
+
+# Processes, over Flower.
+
+@needs_flower
+def test_processes_over_flower(capsys, tmp_path):
+    """One command starts its clients; the record is the simulation's, and nothing is left."""
+    words = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet", *[
+        word for name, value in {**SMALL, "precision": "float64"}.items() for word in ("--set", f"{name}={value}")]]
+
+    def run(*more):
+        assert main([*words, *more]) == 0
+        return json.loads(capsys.readouterr().out)
+    found = run("--engine", "flower", "--clients", "2", "--results", str(tmp_path / "flower"))
+    same_record(found, run("--results", str(tmp_path / "simulated")))
+    assert [path.name for path in (tmp_path / "flower").iterdir()] == ["runs"]
