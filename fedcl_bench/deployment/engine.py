@@ -317,7 +317,7 @@ class FlowerEngine(Engine):
 
     def check(self, federation: Federation) -> None:
         """Raise UserError for a run that cannot be on real clients."""
-        check_divisible(federation)
+        check_divisible(federation, "--engine")
         if federation.server.upload_noise:
             raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
                             "uploads is drawn at once, which no client on its own can do.")

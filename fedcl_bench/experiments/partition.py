@@ -23,22 +23,27 @@ _PER_USER = ("private", "local", "personalised", "client_context")  # parts of a
 _PADDING = {"client_context": 0, "client_state": -1}
 
 
-def check_divisible(federation: Federation) -> None:
-    """Raise UserError for a run whose clients cannot be anywhere but with their server."""
+def check_divisible(federation: Federation, option: str = "--shards") -> None:
+    """Raise UserError for a run whose clients cannot be elsewhere than their server.
+
+    Args:
+        option: that asks for it.
+    """
+    def refused(why: str) -> UserError:
+        instead = " (`grid --ray` spreads whole runs)" if option == "--shards" else ""
+        return UserError(f"{option}: the clients of a run are apart from its server; {why}.\n"
+                         f"Leave {option} out{instead}.")
     method = federation.method
-    spread = "--shards: the clients of a run are spread over workers;"
     if federation.cross_silo:
-        one = "a domain is one client, whose training is not divided" if federation.stream.domains else \
-            "with topology=central there is one"
-        raise UserError(f"{spread} {one}.\nLeave --shards out (`grid --ray` spreads whole runs).")
-    if method.trains == "server" or method.overrides("trained_backbone"):
-        raise UserError(f"{spread} method '{method.name}' has no server that adds these up.\nLeave --shards out "
-                        f"(`grid --ray` spreads whole runs).")
+        raise refused("a domain is one client, whose training is not divided" if federation.stream.domains else
+                      "with topology=central there is one")
+    why = next((method.gives_up[each] for each in ("F1", "F4") if each in method.gives_up), "")
+    if why or method.overrides("trained_backbone"):
+        raise refused(f"method '{method.name}' has no server that does with what they send{why and f' ({why})'}")
     if federation.server.cold_items != "none":
-        raise UserError(f"{spread} cold_items={federation.server.cold_items} looks at all of them.\nLeave --shards out "
-                        f"(`grid --ray` spreads whole runs).")
+        raise refused(f"cold_items={federation.server.cold_items} looks at all of them")
     if federation.device.type != "cpu":
-        raise UserError("--device: found cuda, accepted: cpu with --shards.")
+        raise UserError(f"--device: found cuda, accepted: cpu with {option}.")
 
 
 def check(federation: Federation, parts: int) -> None:
