@@ -53,6 +53,7 @@ class RunTerms:
     server: dict[str, Any]
     evaluation: dict[str, Any]
     seed: int
+    topology: str
 
     def task(self, data: ClientData, plugins: tuple[Path, ...], progress: Progress | None) -> ShardTask:
         def made(cls: type, values: dict[str, Any]) -> Any:
@@ -60,7 +61,7 @@ class RunTerms:
         plain = [(name, numbers, _as_settings(values)) for name, numbers, values in (self.method, self.backbone)]
         return ShardTask(*plain, tuple(map(tuple, self.metrics)), made(LocalSettings, self.local),
                          made(FederationSettings, self.server), made(EvaluationSettings, self.evaluation), self.seed,
-                         plugins, self.versions, data.stream, data.names, progress)
+                         self.topology, plugins, self.versions, data.stream, data.names, progress)
 
 
 def _as_settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -97,9 +97,9 @@ class Federates:
 
     def announce(self, config: RunConfig) -> None:
         """Tell all clients of a run; those that join later are told then."""
-        method, backbone, metrics, local, server, evaluation, seed = parts_of(config)
+        method, backbone, metrics, local, server, evaluation, seed, topology = parts_of(config)
         terms = RunTerms(config.name, config.hash, versions(), method, backbone, list(metrics), asdict(local),
-                         asdict(server), asdict(evaluation), seed)
+                         asdict(server), asdict(evaluation), seed, topology)
         self._terms = msgspec.json.encode(terms).decode()
         for member in self.members.values():
             member.points, member.request, member.active = None, None, False
@@ -318,6 +318,8 @@ class FlowerEngine(Engine):
     def check(self, federation: Federation) -> None:
         """Raise UserError for a run that cannot be on real clients."""
         check_divisible(federation, "--engine")
+        if federation.cross_silo:
+            raise UserError("--engine flower: found domains, accepted: clients of one user each.")
         if federation.server.upload_noise:
             raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
                             "uploads is drawn at once, which no client on its own can do.")

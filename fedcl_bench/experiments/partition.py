@@ -2,6 +2,8 @@
 
 A part numbers its clients from 0 without gaps, in the order of their ids. Of the clients that a block brings, a part
 gets those of one interval, so its table rows are rows of the whole ones: those at ``names``, the clients' ids.
+
+Where clients are domains, ``names`` are their numbers. All parts number them, users and items as the whole does.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.stream import Step, Stream
+from ..data.stream import DomainPart, Ragged, Step, Stream
 from ..rng import Tables
 from ..core.errors import UserError
 from ..federation.parts import Federation, Progress
 from ..plugin.state import Snapshot
+from ..training.silo_parts import merged
 
 _PER_USER = ("private", "local", "personalised", "client_context")  # parts of a snapshot
 # What a row ends with where it is shorter than those of another part: RecBole's id of no item or no key; no item.
@@ -34,11 +38,10 @@ def check_divisible(federation: Federation, option: str = "--shards") -> None:
         return UserError(f"{option}: the clients of a run are apart from its server; {why}.\n"
                          f"Leave {option} out{instead}.")
     method = federation.method
-    if federation.cross_silo:
-        raise refused("a domain is one client, whose training is not divided" if federation.stream.domains else
-                      "with topology=central there is one")
+    if federation.topology == "central":
+        raise refused("with topology=central there is one")
     why = next((method.gives_up[each] for each in ("F1", "F4") if each in method.gives_up), "")
-    if why or method.overrides("trained_backbone"):
+    if why or method.overrides("trained_backbone") and not federation.cross_silo:
         raise refused(f"method '{method.name}' has no server that does with what they send{why and f' ({why})'}")
     if federation.server.cold_items != "none":
         raise refused(f"cold_items={federation.server.cold_items} looks at all of them")
@@ -53,7 +56,7 @@ def check(federation: Federation, parts: int) -> None:
 
 
 def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]:
-    """The ids of the clients of each part, int64, ascending.
+    """The ids of the clients of each part, int64, ascending; of domains their numbers.
 
     Of the clients that a block brings, each part gets an interval with about equally many interactions over the whole
     stream.
@@ -65,6 +68,10 @@ def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]
         UserError: if there are more parts than clients. Of shards each must have somebody to train and to test in every
             block.
     """
+    if stream.domains:
+        if parts > (most := len(stream.domains)):
+            raise UserError(f"{option}: found {parts}, accepted: at most the number of domains, {most}.")
+        return list(torch.arange(len(stream.domains)).tensor_split(parts))
     last = stream.steps[-1].n_users
     if parts > (most := stream.steps[0].n_users):
         raise UserError(f"{option}: found {parts}, accepted: at most the number of users, {most} in block 0.")
@@ -89,7 +96,9 @@ def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]
 
 
 def stream_part(stream: Stream, names: Tensor) -> Stream:
-    """The data of some clients: all items, and none of the other clients."""
+    """The data of some clients: all items, and none of the other clients. Of other domains there are sizes alone."""
+    if stream.domains:
+        return _of_domains(stream, names)
     steps = []
     for step in stream.steps:
         users = names[names < step.n_users]
@@ -100,18 +109,62 @@ def stream_part(stream: Stream, names: Tensor) -> Stream:
     return Stream(tuple(steps), stream.user_tokens[names.numpy()], stream.item_tokens)
 
 
+def _of_domains(stream: Stream, numbers: Tensor) -> Stream:
+    """The data of some domains, with the whole stream's numbers of users and items."""
+    every = stream.user_tokens, stream.item_tokens
+    here = [torch.zeros(len(tokens), dtype=torch.bool) for tokens in every]
+    for number in numbers.tolist():
+        for ours, ids in zip(here, (stream.domains[number].users, stream.domains[number].items)):
+            ours[ids.start:ids.stop] = True
+
+    def lists(of_all: Ragged) -> Ragged:
+        return of_all.where(here[0][of_all.owners])
+    steps = [replace(step, **{name: lists(step.split(name)) for name in ("train", "valid", "test")},
+                     sessions={name: every.part(lists(every.numbers())) for name, every in step.sessions.items()})
+             for step in stream.steps]
+    tokens = (np.where(ours.numpy(), of_all, "") for ours, of_all in zip(here, every))
+    features = (of_items[:len(of_items) if number in numbers else 0] for number, of_items in enumerate(stream.features))
+    return Stream(tuple(steps), *tokens, domains=stream.domains, features=tuple(features))
+
+
 def _rows(tables: Tables, names: Tensor) -> Tables:
     return {name: table[names[names < len(table)]] for name, table in tables.items()}
 
 
-def progress_part(progress: Progress, names: Tensor) -> Progress:
-    """What a run carries of some clients, without the tests and analysis of what is behind it."""
+def progress_part(progress: Progress, names: Tensor, domains: Sequence[DomainPart] = ()) -> Progress:
+    """What a run carries of some clients, without the tests and analysis of what is behind it.
+
+    Args:
+        domains: of the run's stream.
+    """
+    if domains:
+        return _progress_of_domains(progress, names.tolist(), domains)
+
     def cut(model: Snapshot) -> Snapshot:
         return replace(model, **{kind: _rows(getattr(model, kind), names) for kind in _PER_USER})
     best = replace(progress.best, model=cut(progress.best.model),
                    client_state=_rows(progress.best.client_state, names))
     return replace(progress, model=cut(progress.model), best=best, previous=cut(progress.previous),
                    client_state=_rows(progress.client_state, names), tests=(), analysis=())
+
+
+def _progress_of_domains(progress: Progress, numbers: Sequence[int], domains: Sequence[DomainPart]) -> Progress:
+    prefixes = tuple(f"{domains[number].name}/" for number in numbers)
+
+    def tables(of_all: Tables) -> Tables:
+        return {name: table for name, table in of_all.items() if name.startswith(prefixes)}
+
+    def cut(model: Snapshot) -> Snapshot:
+        return replace(model, public=tables(model.public), dense=tables(model.dense))
+
+    def state(of_all: Tables) -> Tables:  # what optimisers remember: "exp_avg of domain/parameter"
+        return {name: table for name, table in of_all.items() if name.partition(" of ")[2].startswith(prefixes)}
+    within = progress.within and progress.within()
+    part = within and replace(within, model=cut(within.model), server_state=state(within.server_state), epochs=tuple(
+        epoch for epoch in within.epochs if epoch[0] in numbers))
+    return replace(progress, model=cut(progress.model), best=replace(progress.best, model=cut(progress.best.model)),
+                   server_state=state(progress.server_state), within=part and (lambda: part), tests=(), analysis=(),
+                   curve=tuple(row for row in progress.curve if row["step"] % len(domains) in numbers))
 
 
 def _joined_rows(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -> Tables:
@@ -143,6 +196,9 @@ def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[
     Args:
         names: ids of each part's clients.
     """
+    if "domains" in progress.ways:
+        return _with_domains(progress, parts)
+
     def joined(model: Snapshot, models: Sequence[Snapshot]) -> Snapshot:
         return replace(model, **{kind: _joined_rows([getattr(each, kind) for each in models], names, kind)
                                  for kind in _PER_USER})
@@ -152,3 +208,10 @@ def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[
     return replace(progress, model=joined(progress.model, [part.model for part in parts]), best=best,
                    previous=joined(progress.previous, [part.previous for part in parts]),
                    client_state=_joined_rows([part.client_state for part in parts], names, "client_state"))
+
+
+def _with_domains(progress: Progress, parts: Sequence[Progress]) -> Progress:
+    """A server's progress with the domains' parameters and what their optimisers remember."""
+    state = {name: table for part in parts for name, table in part.server_state.items()}
+    best = replace(progress.best, model=merged(part.best.model for part in parts))
+    return replace(progress, model=merged(part.model for part in parts), best=best, server_state=state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Protocol
@@ -25,6 +26,7 @@ from ..evaluation.metrics import DEFAULT, EvaluationSettings
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.remote import Node, NodeClients, Server, ServerClients, sizes_of
+from ..federation.remote_silos import NodeSilos, ServerSilos
 from ..runs.config import RunConfig
 from ..runs.memory_check import require
 from ..runs.runner import Engine
@@ -49,7 +51,7 @@ class ShardTask:
         method, backbone: name, what stands for the code in hashes, and settings.
         metrics: name and the same of those besides the metrics of every run.
         versions: of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others.
-        stream: the data of its clients. names: their ids.
+        stream: the data of its clients. names: their ids, or of domains their numbers.
         progress: what the run carries of them; None: it begins.
     """
 
@@ -60,6 +62,7 @@ class ShardTask:
     server: FederationSettings
     evaluation: EvaluationSettings
     seed: int
+    topology: str
     plugins: tuple[Path, ...]
     versions: str
     stream: Stream
@@ -89,7 +92,7 @@ class ShardTask:
                 (("backbone", self.backbone), ("method", self.method)) for cls in [same(kind, name, numbers)]]
         extra = [same("metric", name, numbers)() for name, numbers in self.metrics]
         return Federation(self.stream, *made, self.local, self.server, self.evaluation, self.seed,
-                          metrics=(*DEFAULT, *extra))
+                          metrics=(*DEFAULT, *extra), topology=self.topology)
 
 
 def parts_of(config: RunConfig) -> tuple:
@@ -98,7 +101,7 @@ def parts_of(config: RunConfig) -> tuple:
     plugins = [(plugin.name, plugin.numbers, {field.name: getattr(settings, field.name) for field in fields(settings)})
                for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
     return (*plugins, tuple((plugin.name, plugin.numbers) for plugin in c.metrics), c.local, c.server, c.evaluation,
-            c.seed)
+            c.seed, c.stream.topology_in_effect)
 
 
 class Shard:
@@ -138,10 +141,11 @@ class Shard:
     def _run(self, task: ShardTask) -> None:
         torch.set_num_threads(self._threads)  # of this thread
         try:
-            federation, self._latest = replace(task.federation(), population=Node(self._ask)), task.progress
+            federation, self._latest = replace(task.federation(), population=Node(self._ask, task.names)), task.progress
             require(federation)
-            with rng.global_client_ids(task.names):
-                for self._latest in run(federation, task.progress, kind=NodeClients):
+            silos = federation.cross_silo
+            with nullcontext() if silos else rng.global_client_ids(task.names):
+                for self._latest in run(federation, task.progress, kind=NodeSilos if silos else NodeClients):
                     self._keep(self._latest)
             self._ask("done", {})
         except Exception as error:
@@ -258,7 +262,7 @@ class Conductor(Engine):
         self._nodes = _Nodes(self._group)
         f = replace(self._federation, stream=sizes_of(self._federation.stream),
                     population=Server(self._nodes, self._names))
-        yield from run(f, progress, kind=ServerClients)
+        yield from run(f, progress, kind=ServerSilos if f.cross_silo else ServerClients)
 
     def _until(self, number: int) -> Progress | None:
         """Go on to the point of this number, the next one at least; None if the run has ended."""
@@ -273,7 +277,7 @@ class Conductor(Engine):
 
     def _task(self, stream: Stream, names: Tensor, progress: Progress | None) -> ShardTask:
         return ShardTask(*parts_of(self._config), self._plugins, versions(), stream, names,
-                         progress and progress_part(progress, names))
+                         progress and progress_part(progress, names, self._federation.stream.domains))
 
     def _close(self) -> None:
         if self._group is not None:

@@ -93,6 +93,10 @@ class CrossDevice:
     def enter(self, stage: int, progress: Progress) -> Progress:
         return progress
 
+    def ended(self, stops: Mapping[int, EarlyStopping]) -> bool:
+        """Whether the step's training ends."""
+        return all(stop.ended for stop in stops.values())
+
     def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
         """Local training of a round's participants."""
         yield from ()  # a round is short

@@ -18,7 +18,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -30,7 +30,7 @@ from ..evaluation.sample_ranking import Ranking, rank_by_module, scores_after
 from ..plugin import checks
 from ..plugin.backbone import Backbone
 from ..plugin.method import Method, NoSettings
-from ..plugin.silo import DomainMethod, DomainModule, ModuleBackbone, Stage
+from ..plugin.silo import DomainData, DomainMethod, DomainModule, ModuleBackbone, Stage
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from ..training import silo_modules
@@ -62,15 +62,22 @@ class CrossSilo:
         self.federation, self.stage, self.stages = f, 0, stages_of(f.method, f.backbone)
         self.step = step = (step or f.stream.steps[-1]).to(f.device)
         self.method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
-        domains = [Domain.of(f.stream, step, number, f.seed) for number in range(f.stream.per_step)]
-        modules = self._modules(domains)
-        dtype = getattr(torch, f.server.precision)
-        self.domains = tuple(replace(domain, module=module.to(f.device).to(dtype))
-                             for domain, module in zip(domains, modules, strict=True))
+        domains = [Domain.of(f.stream, step, number, f.seed) for number in self.numbers(f)]
+        self.domains = self._with_modules(domains)
         self.units = {domain.unit: domain for domain in self.domains}
         alone = [Silo((domain,), domain.seed) for domain in self.domains]
         self.silos = [Silo(self.domains, f.seed)] if f.topology == "central" else alone
         self.exchanges = f.topology == "federated"
+
+    @staticmethod
+    def numbers(f: Federation) -> Iterable[int]:
+        """Those of the domains here."""
+        return range(f.stream.per_step)
+
+    def _with_modules(self, domains: Sequence[Domain]) -> tuple[Domain, ...]:
+        dtype = getattr(torch, self.federation.server.precision)
+        return tuple(replace(domain, module=module.to(self.federation.device).to(dtype))
+                     for domain, module in zip(domains, self._modules(domains), strict=True))
 
     def _modules(self, domains: Sequence[Domain]) -> Iterator[Any]:
         """An untrained module of each domain."""
@@ -81,15 +88,19 @@ class CrossSilo:
                              getattr(torch, f.server.precision), f.device)
                 yield SequentialModule(f.backbone, start).to(f.device)
             return
-        features = f.stream.features or (None,) * len(domains)
-        known = [domain.data(of_items, f.stream.known) for domain, of_items in zip(domains, features)]
-        groups = [[each] for each in known] if f.topology == "local" else [known]
-        prepared = [data for group in groups for data in f.backbone.prepared(group)]
-        for domain, data in zip(domains, prepared, strict=True):
+        features = f.stream.features or (None,) * f.stream.per_step
+        known = [domain.data(features[domain.number], f.stream.known) for domain in domains]
+        for domain, data in zip(domains, self._prepared(known), strict=True):
             with silo_modules.seeded(domain.seed, "init", device=f.device):
                 module = self.method.module(f.backbone, data).to(f.device)
             silo_modules.check(f.backbone, module, domain.step.n_items)
             yield module
+
+    def _prepared(self, known: Sequence[DomainData]) -> Sequence[DomainData]:
+        """What each domain knows, with what is made of the item texts of all that train together."""
+        f = self.federation
+        groups = [[each] for each in known] if f.topology == "local" else [known]
+        return [data for group in groups for data in f.backbone.prepared(group)]
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> tuple["CrossSilo", Progress]:
@@ -109,12 +120,16 @@ class CrossSilo:
 
     def start(self) -> Snapshot:
         """Untrained parameters: the same dense ones everywhere, whatever the topology, and each item's own row."""
-        first = self.domains[0]
-        dense = silo_modules.exported(first.module).dense
+        dense = self._first_dense()
         model = merged(replace(silo_modules.exported(domain.module, domain.prefix),
                                dense={domain.prefix + name: value for name, value in dense.items()})
                        for domain in self.domains)
-        return model if self.federation.stream.domains else replace(model, client_context=first.module.client_context)
+        return model if self.federation.stream.domains else replace(
+            model, client_context=self.domains[0].module.client_context)
+
+    def _first_dense(self) -> Tables:
+        """Untrained parameters of the first domain that have no item rows."""
+        return silo_modules.exported(self.domains[0].module).dense
 
     # ------------------------------------------------------------------------------------------------------- stages
 
@@ -126,7 +141,16 @@ class CrossSilo:
     @property
     def together(self) -> bool:
         """Whether domains have parameters in common in the stage, and so end it together."""
-        return len(self.silos) == 1 or self.exchanges and self.stages[self.stage].exchanges
+        return self.federation.topology == "central" or self.exchanging
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether a round of the stage ends with an exchange."""
+        return self.exchanges and self.stages[self.stage].exchanges
+
+    def ended(self, stops: Mapping[int, EarlyStopping]) -> bool:
+        """Whether the stage ends: all domains have ended it."""
+        return all(stop.ended for stop in stops.values())
 
     def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
         """Of each domain in a stage, after its rounds so far."""
@@ -221,30 +245,48 @@ class CrossSilo:
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         """After a round the server makes of all domains' uploads what each of them receives."""
-        f = self.federation
-        if not (self.exchanges and self.stages[self.stage].exchanges):
+        if not self.exchanging:
             return update
-        parts, uploads, model = [domain.part(update.model) for domain in self.domains], [], update.model
-        for domain, part in zip(self.domains, parts):
+        uploads = self._uploads(progress.round, update.model)
+        return self._received(update, uploads, self._downloads(progress.round, uploads))
+
+    def _uploads(self, round_: int, model: Snapshot) -> list[Tables]:
+        """What each domain sends after its epoch."""
+        f, uploads = self.federation, []
+        for domain in self.domains:
+            part = domain.part(model)
             if not isinstance(f.backbone, ModuleBackbone):
                 uploads.append(part.dense)
                 continue
-            draw = DrawKey(domain.seed, 0, progress.round)
+            draw = DrawKey(domain.seed, 0, round_)
             with torch.no_grad(), silo_modules.seeded(draw.seed, "upload", draw.round, device=f.device):
                 upload = self.method.upload(domain.module, draw)
             checks.check_domain_upload(self.method, upload, self.method.sent or [*part.dense])
             uploads.append({name: value.detach().clone() for name, value in upload.items()})
+        return uploads
+
+    def _downloads(self, round_: int, uploads: Sequence[Tables]) -> Sequence[Tables]:
+        """At the server: what each domain receives, given what all have sent."""
+        f = self.federation
         sizes = [1 if f.server.weighting == "uniform" else len(domain.step.train.values) for domain in self.domains]
         weights = torch.tensor(sizes, dtype=torch.float64, device=f.device) / sum(sizes)
-        downloads = self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, progress.round))
-        for domain, part, download in zip(self.domains, parts, downloads, strict=True):
+        return self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, round_))
+
+    def _received(self, update: Update, uploads: Sequence[Tables], downloads: Sequence[Tables]) -> Update:
+        """After each domain has put what it received in the place of its own."""
+        model = update.model
+        for domain, download in zip(self.domains, downloads, strict=True):
+            part = domain.part(model)
             checks.check_download(self.method, part, download)
             for name, value in download.items():
                 kind = model.public if name in part.public else model.dense
                 kind[domain.prefix + name] = value
-        sent = {domain.unit: {"bytes_up": bytes_of(upload), "bytes_down": bytes_of(download)}
+        return replace(update, sent=self._bytes(uploads, downloads))
+
+    def _bytes(self, uploads: Sequence[Tables], downloads: Sequence[Tables]) -> dict[int, dict[str, int]]:
+        """Of each domain."""
+        return {domain.unit: {"bytes_up": bytes_of(upload), "bytes_down": bytes_of(download)}
                 for domain, upload, download in zip(self.domains, uploads, downloads)}
-        return replace(update, model=model, sent=sent)
 
     def arrived(self, model: Snapshot) -> Snapshot:
         """A model once new users have received it, of whom silos know none."""

@@ -41,7 +41,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
             for stage in range(len(clients.stages)):
                 stops = clients.early_stopping(stage, progress)
                 progress = clients.enter(stage, progress)
-                while not _ended(stops):
+                while not clients.ended(stops):
                     progress = yield from one_round(clients, stops, progress)
                     yield progress
             progress = clients.end(progress)
@@ -77,7 +77,7 @@ def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStoppin
         best, row = _validated(clients, unit, stops[unit], update, progress.round, best, began)
         rows.append({**row, "round": sum(each["step"] == unit for each in progress.curve)})
         began = time.perf_counter()
-    ended = _ended(stops)
+    ended = clients.ended(stops)
     for unit in due:
         if clients.last_stage and stops[unit].ended and (ended or not clients.together):
             with locate_errors(clients.federation, clients.key(unit, progress.round)):
@@ -105,8 +105,3 @@ def _validated(clients: CrossDevice | CrossSilo, unit: int, stop: EarlyStopping,
     return best, {"step": unit, "round": round_, **clients.taken_part(), "loss": loss, "valid": stop.value,
                   **clients.sent(unit, update, round_, stop.ended), "train_seconds": update.seconds[unit],
                   "evaluate_seconds": time.perf_counter() - began, **more}
-
-
-def _ended(stops: Mapping[int, EarlyStopping]) -> bool:
-    """Whether training ends: all have ended."""
-    return all(stop.ended for stop in stops.values())

@@ -66,6 +66,15 @@ MESSAGES = {
                         {}),
     "analysis": MessageKind({"analysis/": "numbers of each user or item"}, {}),
     "done": MessageKind({}, {}),
+    # Of domains (see ``remote_silos.py``), by their numbers.
+    "texts": MessageKind({"features/": "what items' texts say, where something is made of all domains' (`prepared`)"},
+                         {"codes/": "of the items", "place/": "the domain's number and count, as `prepared` says"}),
+    "start": MessageKind({"dense/": "the first domain's untrained parameters without item rows"},
+                         {"dense/": "the same"}),
+    "epochs": MessageKind({"loss/": "mean of the epoch", "seconds/": "that it took",
+                           "upload/": "what the method declares"}, {"download/": "what its server makes of all"}),
+    "valid": MessageKind({"value": "of a domain's validation metric"}, {}),
+    "ended": MessageKind({}, {"ended": "whether all domains have ended the stage"}),
 }
 
 
@@ -81,11 +90,13 @@ def check_declared(kind: str, tables: Tables, sent: bool) -> None:
             raise Undeclared(f"message '{kind}' cannot have '{name}'; declared: {', '.join(declared) or 'nothing'}")
 
 
-def _named(kind: str, tables: Mapping[str, Tensor]) -> Tables:
+def named(kind: str, tables: Mapping[str, Tensor]) -> Tables:
+    """Tables of a message, by their names after ``kind/``."""
     return {f"{kind}/{name}": table for name, table in tables.items()}
 
 
-def _under(kind: str, tables: Tables) -> Tables:
+def under(kind: str, tables: Tables) -> Tables:
+    """The inverse of ``named``, of a message that may have others too."""
     start = f"{kind}/"
     return {name.removeprefix(start): table for name, table in tables.items() if name.startswith(start)}
 
@@ -98,10 +109,11 @@ class Node(server.Population):
 
     Args:
         ask: sends (kind, tables) to the server and returns its answer.
+        names: ids of its users, or the numbers of its domains, ascending.
     """
 
-    def __init__(self, ask: Callable[[str, Tables], Tables]):
-        self._ask = ask
+    def __init__(self, ask: Callable[[str, Tables], Tables], names: Tensor):
+        self._ask, self.names = ask, names
 
     def ask(self, kind: str, tables: Tables) -> Tables:
         check_declared(kind, tables, sent=True)
@@ -127,8 +139,8 @@ class NodeClients(CrossDevice):
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the participants here, before they train."""
-        answer = self.federation.population.ask("uploads", {"users": self.group.users, **_named("upload", uploads)})
-        return self._kept(_under("answer", answer))
+        answer = self.federation.population.ask("uploads", {"users": self.group.users, **named("upload", uploads)})
+        return self._kept(under("answer", answer))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         if update.sums is None:
@@ -136,10 +148,10 @@ class NodeClients(CrossDevice):
         f, sums, model = self.federation, update.sums, progress.model
         answer = f.population.ask("update", self._sent(update))
         served = {name: model.personalised[name].index_copy(0, self.group.users, rows)
-                  for name, rows in _under("served", answer).items()}
-        model = Snapshot(_under("public", answer), {**model.private, **sums.private}, _under("dense", answer),
+                  for name, rows in under("served", answer).items()}
+        model = Snapshot(under("public", answer), {**model.private, **sums.private}, under("dense", answer),
                          sums.local, {**model.personalised, **served}, model.client_context)
-        answers = update.answers if self.method.uploads_first else self._kept(_under("answer", answer))
+        answers = update.answers if self.method.uploads_first else self._kept(under("answer", answer))
         unit = self.step.index
         return Update({unit: float(answer["loss"])}, {unit: time.perf_counter() - update.began}, model,
                       answers=answers, uploads=update.uploads)
@@ -147,11 +159,11 @@ class NodeClients(CrossDevice):
     def _sent(self, update: Update) -> Tables:
         """What leaves the node after local training."""
         sums, tables = update.sums, update.sums.tables()
-        rows = {} if self.method.uploads_first else _named("upload", update.uploads)
+        rows = {} if self.method.uploads_first else named("upload", update.uploads)
         if self.federation.backbone.overrides("serve"):
-            rows |= _named("table", {name: table[self.group.users] for name, table in sums.local.items()})
+            rows |= named("table", {name: table[self.group.users] for name, table in sums.local.items()})
         if sums.held is not None:
-            tables, rows = {"numbers": tables["numbers"]}, rows | _named("held", self._changes(sums))
+            tables, rows = {"numbers": tables["numbers"]}, rows | named("held", self._changes(sums))
         return {**tables, **rows, "users": self.group.users} if rows else tables
 
     def _changes(self, sums: server.RoundSums) -> Tables:
@@ -176,12 +188,12 @@ class NodeClients(CrossDevice):
         tests, analysis = super().test(unit, best)
         rows = {f"{s}/{name}": values for _, s, scores in tests
                 for name, values in {"users": scores.users, **scores.values}.items()}
-        self.federation.population.ask("test", {**_named("test", rows), **_named("analysis", _rows_of(analysis))})
+        self.federation.population.ask("test", {**named("test", rows), **named("analysis", _rows_of(analysis))})
         return tests, analysis
 
     def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
         if found := super().analyse(progress, model, best, ended):
-            self.federation.population.ask("analysis", _named("analysis", _rows_of(found)))
+            self.federation.population.ask("analysis", named("analysis", _rows_of(found)))
         return found
 
 
@@ -208,7 +220,7 @@ class Server(server.Population):
     """All clients of a run, which are elsewhere.
 
     Attributes:
-        names: ids of each node's users, ascending.
+        names: ids of each node's users, or the numbers of its domains, ascending.
         group: who takes part in the round. method: what answers queries.
         arrived: the nodes that were collected from last.
         sums: that nodes were answered since the step was opened; late: how many of them a node has had that came
@@ -242,6 +254,14 @@ class Server(server.Population):
                 self.sums.append(added([requests[node][1] for node in sorted(requests)]))
                 single = dict.fromkeys(requests, self.sums[-1])
             self.nodes.answer(single)
+
+    def collect_from(self, node: int, kind: str) -> Tables:
+        """What one node sends of a kind; what the others ask stays open."""
+        asked, tables = self.nodes.receive()[node]
+        if asked != kind:
+            raise RuntimeError(f"node {node} is out of step: {asked}, expected {kind}")
+        self.arrived = [node]
+        return tables
 
     def answer(self, answers: Mapping[int, Tables]) -> None:
         """Answer what was collected last."""
@@ -286,7 +306,7 @@ class ReceivedSums(server.RoundSums):
         self._totals = added([{name: table for name, table in part.items()
                                if name.startswith("change/") or name in ("numbers", "squares", "square")}
                               for part in parts])
-        self.change = _under("change", self._totals)
+        self.change = under("change", self._totals)
         rows = {node: part for node, part in replies.items() if "users" in part}
         self._order = [population.names[node][part["users"]] for node, part in rows.items()]
         self._rows = list(rows.values())
@@ -301,7 +321,7 @@ class ReceivedSums(server.RoundSums):
         """Rows of a kind, in the order of the users."""
         if not self._rows:
             return {}
-        order, each = torch.cat(self._order).argsort(), [_under(kind, part) for part in self._rows]
+        order, each = torch.cat(self._order).argsort(), [under(kind, part) for part in self._rows]
         return {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
 
     @property
@@ -363,7 +383,7 @@ class ServerClients(CrossDevice):
         replies = population.collect("uploads")
         self._count(replies)
         users = torch.cat([population.names[node][part["users"]] for node, part in replies.items()])
-        order, each = users.argsort(), [_under("upload", part) for part in replies.values()]
+        order, each = users.argsort(), [under("upload", part) for part in replies.values()]
         uploads = {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
         answers = self._answer(round_, uploads)
         population.answer({node: self._rows("answer", answers, node) for node in replies})
@@ -374,7 +394,7 @@ class ServerClients(CrossDevice):
         if not tables:
             return {}
         positions, _ = self.federation.population.here(node, self.group.users)
-        return _named(kind, {name: table[positions] for name, table in tables.items()})
+        return named(kind, {name: table[positions] for name, table in tables.items()})
 
     def _kept(self, answers: Tables) -> Tables:
         self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
@@ -390,7 +410,7 @@ class ServerClients(CrossDevice):
         served = {name: table[users] for name, table in model.personalised.items()} \
             if self.federation.backbone.overrides("serve") else {}
         answers = {} if self.method.uploads_first else result.answers
-        alike = {**_named("public", model.public), **_named("dense", model.dense),
+        alike = {**named("public", model.public), **named("dense", model.dense),
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
         population.answer({node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
                            for node in population.arrived})
@@ -424,7 +444,7 @@ class ServerClients(CrossDevice):
         replies = population.collect("test")
         method.server_state, tests = now, {}
         for node, part in replies.items():
-            for name, values in _under("test", part).items():
+            for name, values in under("test", part).items():
                 tested, _, metric = name.partition("/")
                 tests.setdefault(int(tested), {}).setdefault(metric, []).append(
                     population.names[node][values] if metric == "users" else values)
@@ -447,7 +467,7 @@ class ServerClients(CrossDevice):
 
     def _analysis(self, replies: Mapping[int, Tables]) -> list[tuple[int, str, Tensor, Tensor]]:
         """The nodes' numbers of users together, and those of items, which all have alike."""
-        parts = {node: _under("analysis", part) for node, part in replies.items()}
+        parts = {node: under("analysis", part) for node, part in replies.items()}
         found = []
         for name in next(iter(parts.values())):
             kind, _, part = name.rpartition("/")
@@ -473,7 +493,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(stream: Stream) -> Stream:
-    """A stream as a server knows it: of each client how many interactions it has, and not which."""
+    """A stream as a server knows it: of each user how many interactions there are, and not which."""
     def lists(each: Ragged) -> Ragged:
         return Ragged(each.indptr, torch.zeros_like(each.values))
 
@@ -482,4 +502,4 @@ def sizes_of(stream: Stream) -> Stream:
     steps = [replace(step, sessions={name: sessions(each) for name, each in step.sessions.items()},
                      **{split: lists(step.split(split)) for split in ("train", "valid", "test")})
              for step in stream.steps]
-    return replace(stream, steps=tuple(steps))
+    return replace(stream, steps=tuple(steps), features=(), known={})

@@ -163,7 +163,7 @@ def test_what_is_counted_is_what_is_sent(federation):
 
 
 def test_what_is_not_declared_cannot_be_sent():
-    node = Node(lambda kind, tables: pytest.fail("it was sent"))
+    node = Node(lambda kind, tables: pytest.fail("it was sent"), torch.arange(4))
     with pytest.raises(Undeclared, match="message 'update' cannot have 'private/user_embedding.weight'"):
         node.ask("update", {"numbers": torch.zeros(3), "private/user_embedding.weight": torch.zeros(4, 8)})
 

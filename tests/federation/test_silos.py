@@ -392,8 +392,9 @@ def test_its_model_recommends_a_domains_own_items(shops):
     assert results.users["user"].str.startswith(("books:", "games:")).all()
 
 
-def test_shards_are_refused(registry, shops):
+def test_one_model_of_all_has_no_shards(registry, shops):
     from fedcl_bench.experiments.partition import check
 
-    with pytest.raises(UserError, match="a domain is one client, whose training is not divided"):
-        check(federation_of(configured(registry)), 2)
+    check(federation_of(configured(registry)), 2)
+    with pytest.raises(UserError, match="--shards: .* with topology=central there is one"):
+        check(federation_of(configured(registry, "central")), 2)
