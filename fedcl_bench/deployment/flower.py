@@ -61,23 +61,37 @@ class _Table(msgspec.Struct, array_like=True):
     data: bytes
 
 
-_TABLES = msgspec.msgpack.Decoder(dict[str, _Table])
+class _Letter(msgspec.Struct, array_like=True):
+    kind: str
+    tables: dict[str, _Table]
+    text: str
+    blob: bytes
+
+
+_DECODER = msgspec.msgpack.Decoder(_Letter)
+
+
+def as_bytes(letter: Letter) -> bytes:
+    tables = {name: _Table(table.dtype.str, table.shape, table.tobytes()) for name, table in letter.tables.items()}
+    return msgspec.msgpack.encode(_Letter(letter.kind, tables, letter.text, letter.blob))
+
+
+def from_bytes(content: bytes) -> Letter:
+    """The inverse of ``as_bytes``; its tables can only be read."""
+    letter = _DECODER.decode(content)
+    return Letter(letter.kind, {name: np.frombuffer(table.data, np.dtype(table.dtype)).reshape(table.shape)
+                                for name, table in letter.tables.items()}, letter.text, letter.blob)
 
 
 def record_of(letter: Letter) -> Any:
     """A letter as the content of Flower's messages: one record, as each object of a message is sent by itself."""
     from flwr.app import ConfigRecord, RecordDict
 
-    tables = {name: _Table(table.dtype.str, table.shape, table.tobytes()) for name, table in letter.tables.items()}
-    about = {"kind": letter.kind, "text": letter.text, "blob": letter.blob, "tables": msgspec.msgpack.encode(tables)}
-    return RecordDict({"letter": ConfigRecord(about)})
+    return RecordDict({"letter": ConfigRecord({"content": as_bytes(letter)})})
 
 
 def letter_of(record: Any) -> Letter:
-    about = record["letter"]
-    tables = {name: np.frombuffer(table.data, np.dtype(table.dtype)).reshape(table.shape)
-              for name, table in _TABLES.decode(about["tables"]).items()}
-    return Letter(about["kind"], tables, about["text"], about["blob"])
+    return from_bytes(record["letter"]["content"])
 
 
 def _identify(run: int, node: int) -> None:

@@ -17,6 +17,7 @@ from ..runs.config import RunConfig
 from . import flower
 from .client_files import Published, deal
 from .engine import Federates
+from .flower_app import AT_GRID, link_of_app
 
 HERE = "127.0.0.1"
 
@@ -62,7 +63,8 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
         UserError: if Flower is not there, the address is taken, or a client that was started here has ended.
     """
     flower.require()
-    host, port = parse_address(how.address) if how.address else (HERE, 0)
+    at_grid = how.address == AT_GRID
+    host, port = parse_address(how.address) if how.address and not at_grid else (HERE, 0)
     with ExitStack() as stack:
         processes: list[subprocess.Popen] = []
         if how.address:
@@ -72,7 +74,7 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
             published = Published.of(config.source, config.stream, stream)
             folder = how.results / f"clients-{config.source.name}-{how.clients}"
             tables = deal(published, stream, divide(stream, how.clients, "--clients"), folder)
-        link = flower.SuperLink(host, port)
+        link = link_of_app() if at_grid else flower.SuperLink(host, port)
 
         def check() -> None:
             stop()

@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "test whether a plugin is correct, federated and continual",
     "new-plugin": "write a method, backbone or metric to start from, and its test",
     "client": "be a client of a federation on real machines, with data of your own",
+    "export": "write a run as an app for a Flower deployment",
     "data": "show a dataset's blocks or sessions; convert, download or make datasets",
     "doctor": "check this installation and say what to fix",
     "submit": "make the folder of a submission to the leaderboard",

@@ -24,6 +24,9 @@ What a client keeps is under --folder; started again, it goes on from its last r
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="FILE", required=True, help="table of this client's interactions")
     parser.add_argument("--server", metavar="HOST:PORT", help="address of the server")
+    parser.add_argument("--listen", action="store_true",
+                        help="instead: beside a SuperNode of Flower, for the app that `export flower` makes; it finds "
+                             "this client by --node-config 'socket=\"DIR/socket\"', DIR the --folder")
     parser.add_argument("--folder", type=Path, metavar="DIR", default=Path("client"),
                         help="where private parameters and models are kept (default: ./client)")
     parser.add_argument("--recommend", metavar="USER", help="instead of taking part: the best items for a user")
@@ -40,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from ...core.tuning import importing
 
     with importing():
-        from ...deployment import flower
+        from ...deployment import flower, flower_app
         from ...deployment.client import Client, Kept, locked
 
     plugins = tuple(folder.absolute() for folder in args.plugins)
@@ -51,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(table.to_string(index=False))
         return 0
-    if args.server is None:
-        raise UserError("client: needs --server HOST:PORT, or --recommend USER.")
+    if (args.server is None) != args.listen:
+        raise UserError("client: needs one of --server HOST:PORT, --listen and --recommend USER.")
     if args.with_parent:
         threading.Thread(target=_end_with_input, daemon=True).start()
     flower.require()
@@ -60,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         client = Client(args.data, args.folder, plugins, args.threads,
                         lambda text: print(text, file=sys.stderr, flush=True))
         client.read()
+        if args.listen:
+            flower_app.listen(args.folder.absolute(), client.answer, lambda: client.over)
         while not client.over:
             try:
                 flower.answer_messages(args.server, client.answer, lambda: client.over, args.patience)

@@ -272,6 +272,11 @@ def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
     return {"check": lambda federation: partition.check(federation, shards), "engine_of": engine}
 
 
+def configured_run(args: argparse.Namespace) -> RunConfig:
+    """The configuration of a command line's first seed; raises UserError for what is wrong with it."""
+    return _configs(args, _merge_config_file(args))[0][0]
+
+
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
     """The configuration of every seed, and the settings that the user changed, by where they are written.
 
