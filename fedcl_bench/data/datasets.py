@@ -43,13 +43,17 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     if settings.split_file:
         return read_split_file(source.path)
     if source.parts:
-        parts = [(part.name, _interactions(part, settings)) for part in source.parts]
-        return domain_streams.build_domains(parts, settings)
+        return domain_streams.build_domains(domain_rows(source, settings), settings)
     if settings.stream == "sessions":
         data = _interactions(source, settings, session_columns(source, settings), source.config.drop_events)
         return session_streams.build_sessions(data, settings, str(source.path))
     build = build_static if settings.stream == "static" else build_blocks
     return build(_interactions(source, settings), settings, source.name)
+
+
+def domain_rows(source: DatasetSource, settings: StreamSettings) -> list[tuple[str, Interactions]]:
+    """The name of each domain, and its rows after the filters."""
+    return [(part.name, _interactions(part, settings)) for part in source.parts]
 
 
 def split_rows(source: DatasetSource, settings: StreamSettings) -> tuple[Interactions, np.ndarray]:

@@ -32,6 +32,7 @@ from ..rng import Tables
 from ..runs.checkpoints import load_progress, progress_from_bytes, save_progress
 from ..runs.model_file import read_model, write_model
 from .client_files import ClientData, Published, read_client, read_table
+from .domain_files import domain_sizes, read_domains
 from .flower import Letter
 
 KEPT = 3  # states of the last rounds: a server that is killed may have kept neither the last round nor its block's end
@@ -131,11 +132,13 @@ class Client:
     def _join(self, text: str) -> Letter:
         """Say who is here: users, and of each how many interactions."""
         self._published = Published.read(text, "the server's message")
-        self._data = read_client(self._table, self._published)
+        self._data = _read(self._table, self._published)
         if self._data.unknown:
             self._say(f"{self._data.unknown} interactions are left out: the server does not know their items")
         who = {"users": self._data.names.tolist(), "identity": self._identity()}
-        return Letter("joined", sizes(self._data.stream), json.dumps(who))
+        said = domain_sizes(self._data.stream, self._data.names) if self._published.domains else \
+            sizes(self._data.stream)
+        return Letter("joined", said, json.dumps(who))
 
     def _identity(self) -> str:
         """What this client shows to be itself when it comes again."""
@@ -170,6 +173,9 @@ class Client:
         in."""
         point = public.step, public.round
         points = [each for each in self._points() if each <= point]
+        if self._published.domains and point not in points:
+            raise UserError(f"the server goes on from block {point[0]}, round {point[1]}, and this client has no state "
+                            f"of it; run again with --rerun at the server.")
         if not points and self._points():
             raise UserError(f"the server goes on from block {point[0]}, round {point[1]}, and this client's states are "
                             f"of later rounds; run again with --rerun at the server.")
@@ -205,6 +211,10 @@ class Client:
         write_atomically(folder / KEPT_RUN, msgspec.json.encode(kept))
         self._say(f"model: {folder}")
         return Letter("finished")
+
+
+def _read(table: Path, published: Published) -> ClientData:
+    return read_domains(table, published) if published.domains else read_client(table, published)
 
 
 def _sent(request: Request) -> Letter:
@@ -263,10 +273,12 @@ class Kept:
         content = json.loads(files[-1].read_bytes())
         run, published = (msgspec.convert(content[name], type=cls)
                           for name, cls in (("run", RunTerms), ("published", Published)))
-        return Kept(run, read_client(table, published), plugins, files[-1].parent)
+        return Kept(run, _read(table, published), plugins, files[-1].parent)
 
     def recommend(self, user: str, k: int) -> pd.DataFrame:
         """The columns rank, item and score: the best of the items that a user has not had; raises UserError."""
+        if self.data.stream.domains:
+            raise UserError("--recommend: found a model of a domain, accepted: one of blocks or a static stream.")
         rows = np.flatnonzero(self.data.stream.user_tokens == user)
         if not len(rows):
             raise unknown("user", user, self.data.stream.user_tokens.tolist())

@@ -4,13 +4,16 @@ The server publishes the items in their order, who may take part, and when block
 table has a row per interaction, with the columns ``user`` and ``item`` and either ``timestamp`` (blocks and splits are
 then made as in a simulation), or ``block`` and ``split`` (``train``, ``valid``, ``test``), and for streams of sessions
 ``session``. Rows stand in time order.
+
+Where clients are domains (``domain_files.py``), the server publishes their names and sizes alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import itertools
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -24,7 +27,7 @@ from ..data.datasets import split_rows
 from ..data.recbole_files import SPLITS
 from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, load_config
-from ..data.stream import Ragged, Sessions, Step, Stream, split_of_rows
+from ..data.stream import DomainPart, Ragged, Sessions, Step, Stream, split_of_rows
 
 FEDERATION, TABLE = "federation.json", "interactions.csv"
 
@@ -39,6 +42,8 @@ class Published:
         items, users: publishers' ids in the order of the server's numbers.
         steps: of each block the users and items that are there by its end, and its interactions over all clients.
         until: the last time of each block but the last; empty if tables have the column ``block``.
+        domains: of a stream of domains name, users, items, and interactions of each block; ``items`` and ``users`` are
+            empty then.
     """
 
     dataset: str
@@ -48,17 +53,29 @@ class Published:
     users: list[str]
     steps: list[tuple[int, int, int]]
     until: list[float]
+    domains: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
 
     @staticmethod
     def of(source: DatasetSource, settings: StreamSettings, stream: Stream) -> "Published":
         """What a server publishes of a stream that it could simulate."""
+        steps = [(step.n_users, step.n_items, step.interactions) for step in stream.steps]
+        if stream.domains:
+            return Published(source.name, source.fingerprint, settings, [], [], steps, [], [
+                (part.name, len(part.users), len(part.items), list(part.interactions)) for part in stream.domains])
         until: list[float] = []
         if settings.stream == "blocks" and not settings.split_file:
             rows, block = split_rows(source, settings)
             until = [float(rows.time[block == t].max()) for t in range(len(stream.steps) - 1)]
         return Published(source.name, source.fingerprint, settings, stream.item_tokens.astype(str).tolist(),
-                         stream.user_tokens.astype(str).tolist(),
-                         [(step.n_users, step.n_items, step.interactions) for step in stream.steps], until)
+                         stream.user_tokens.astype(str).tolist(), steps, until)
+
+    @property
+    def parts(self) -> tuple[DomainPart, ...]:
+        """The domains with the ids of their users and items."""
+        users, items = (list(itertools.accumulate((each[place] for each in self.domains), initial=0))
+                        for place in (1, 2))
+        return tuple(DomainPart(name, range(users[n], users[n + 1]), range(items[n], items[n + 1]), tuple(interactions))
+                     for n, (name, _, _, interactions) in enumerate(self.domains))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,8 +146,13 @@ def _session_rows(step: Step, split: str, users: Tensor) -> pd.DataFrame:
                          "session": torch.arange(len(part.lengths)).repeat_interleave(part.lengths).numpy()})
 
 
-def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Path) -> list[Path]:
-    """Write the server's folder and one folder per client; returns the clients' tables."""
+def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Path,
+         table: Callable[[Stream, Tensor], pd.DataFrame] = table_of) -> list[Path]:
+    """Write the server's folder and one folder per client; returns the clients' tables.
+
+    Args:
+        table: of some clients, by their numbers.
+    """
     tables = []
     try:
         server = out / "server"
@@ -139,7 +161,7 @@ def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Pat
         for number, users in enumerate(names, 1):
             folder = out / f"client-{number}"
             folder.mkdir(exist_ok=True)
-            write_atomically(folder / TABLE, table_of(stream, users).to_csv(index=False).encode())
+            write_atomically(folder / TABLE, table(stream, users).to_csv(index=False).encode())
             tables.append(folder / TABLE)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
@@ -205,7 +227,8 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         with open(path, encoding="utf-8") as file:
             separator = "\t" if "\t" in file.readline() else ","
-        frame = pd.read_csv(path, sep=separator, dtype={"user": str, "item": str})
+        frame = pd.read_csv(path, sep=separator, dtype={"user": str, "item": str},
+                            float_precision="round_trip")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:  # pandas' errors of form, and of encoding

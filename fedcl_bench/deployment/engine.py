@@ -20,6 +20,7 @@ from ..experiments.shards import parts_of
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.remote import Server, ServerClients
+from ..federation.remote_silos import ServerSilos
 from ..plugin.state import Snapshot
 from ..rng import Tables
 from ..runs.checkpoints import bytes_from_progress
@@ -27,6 +28,7 @@ from ..runs.config import RunConfig
 from ..runs.runner import Engine
 from .client import RunTerms
 from .client_files import Published
+from .domain_files import stream_of_domains
 from .flower import VERSION, Letter, SuperLink, pause
 
 
@@ -40,7 +42,7 @@ class Member:
 
     Attributes:
         node: Flower's number of its connection. identity: what it shows to be the same client again.
-        names: the federation's numbers of its users, ascending.
+        names: the federation's numbers of its users, or of its domains, ascending.
         sizes: see ``client.sizes``.
         points: block and round of its states of the run that was announced last; None: it has not said.
         request: what it asks; None: it is at work since ``asked``.
@@ -148,7 +150,7 @@ class Federates:
             return b""
         if self.secret_state:
             progress = replace(progress, server_state={}, best=replace(progress.best, server_state={}))
-        return bytes_from_progress(progress_part(replace(progress, within=None), member.names))
+        return bytes_from_progress(progress_part(replace(progress, within=None), member.names, self.published.parts))
 
     def receive(self) -> dict[int, tuple[str, Tables]]:
         while True:
@@ -222,13 +224,14 @@ class Federates:
             if other.identity == identity:
                 self._lose(other, "has come again")
             elif bool((here := torch.isin(names, other.names)).any()):
-                user = self.published.users[int(names[here][0])]
-                self.note(f"another client with user '{user}' is turned away")
-                self.link.send(node, Letter("refuse", text=f"user '{user}' is at another client that has joined"))
+                whom = self._name(int(names[here][0]))
+                self.note(f"another client with {whom} is turned away")
+                self.link.send(node, Letter("refuse", text=f"{whom} is at another client that has joined"))
                 return
         member = Member(node, identity, names, letter.tables)
         self.members[member.number] = member
-        self.note(f"a client with {len(names)} user{'s' * (len(names) > 1)} has joined: {len(self.members)} are there")
+        what = f"{'domain' if self.published.domains else 'user'}{'s' * (len(names) > 1)}"
+        self.note(f"a client with {len(names)} {what} has joined: {len(self.members)} are there")
         if self._terms:
             self._send(member, Letter("announce", text=self._terms))
 
@@ -236,19 +239,23 @@ class Federates:
         if member is None:  # it tells its own user
             self.note(f"a client could not join: {text.splitlines()[0]}")
             return
-        raise getattr(errors, known, UserError)(f"the client with user '{self._user(member)}': {text}")
+        raise getattr(errors, known, UserError)(f"the client with {self._name(member.number)}: {text}")
 
     def _lose(self, member: Member, why: str) -> None:
         self.lost += member.active
-        self.note(f"the client with user '{self._user(member)}' {why}")
+        self.note(f"the client with {self._name(member.number)} {why}")
         del self.members[member.number]
 
-    def _user(self, member: Member) -> str:
-        return self.published.users[member.number]
+    def _name(self, number: int) -> str:
+        if self.published.domains:
+            return f"domain '{self.published.domains[number][0]}'"
+        return f"user '{self.published.users[number]}'"
 
 
 def stream_of(published: Published, members: Iterable[Member]) -> Stream:
     """A stream of which only its sizes are known (see ``remote.sizes_of``); users who have not joined have nothing."""
+    if published.domains:
+        return stream_of_domains(published, [(member.names, member.sizes) for member in members])
     steps, old, members = [], (0, 0), list(members)
     for t, (n_users, n_items, interactions) in enumerate(published.steps):
         def of_all(name: str) -> Tensor:
@@ -319,10 +326,22 @@ class FlowerEngine(Engine):
         """Raise UserError for a run that cannot be on real clients."""
         check_divisible(federation, "--engine")
         if federation.cross_silo:
-            raise UserError("--engine flower: found domains, accepted: clients of one user each.")
+            self._check_domains(federation)
         if federation.server.upload_noise:
             raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
                             "uploads is drawn at once, which no client on its own can do.")
+
+    def _check_domains(self, federation: Federation) -> None:
+        there = {number for member in self._federates.members.values() for number in member.names.tolist()}
+        if missing := [part.name for number, part in enumerate(federation.stream.domains) if number not in there]:
+            raise UserError(f"--clients: found {self._federates.wanted}, and no client has the domain "
+                            f"{' or '.join(missing)}; accepted: as many as have all domains together.")
+        if self._federates.least < self._federates.wanted:
+            raise UserError(f"--min-clients: found {self._federates.least}, accepted: {self._federates.wanted}, as "
+                            f"every domain takes part in every round.")
+        if getattr(federation.backbone, "needs_features", False) and not self._config.features:
+            raise UserError(f"--engine: backbone '{federation.backbone.name}' reads items' texts; accepted: --engine "
+                            f"flower, which starts the clients of domains here.")
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
         federates, latest = self._federates, progress or Progress()
@@ -334,7 +353,8 @@ class FlowerEngine(Engine):
         while True:
             try:
                 server = FederatesServer(federates, {}, stream=federation.stream)
-                for latest in run(replace(federation, population=server), latest, kind=ServerClients):
+                kind = ServerSilos if federation.cross_silo else ServerClients
+                for latest in run(replace(federation, population=server), latest, kind=kind):
                     yield latest
                 break
             except TooFew as error:

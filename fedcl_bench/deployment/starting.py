@@ -16,6 +16,7 @@ from ..experiments.partition import divide
 from ..runs.config import RunConfig
 from . import flower
 from .client_files import Published, deal
+from .domain_files import deal_domains
 from .engine import Federates
 from .flower_app import AT_GRID, link_of_app
 
@@ -73,7 +74,9 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
             stream = load()
             published = Published.of(config.source, config.stream, stream)
             folder = how.results / f"clients-{config.source.name}-{how.clients}"
-            tables = deal(published, stream, divide(stream, how.clients, "--clients"), folder)
+            names = divide(stream, how.clients, "--clients")
+            tables = deal_domains(published, config.source, stream, names, folder) if stream.domains else \
+                deal(published, stream, names, folder)
         link = link_of_app() if at_grid else flower.SuperLink(host, port)
 
         def check() -> None:

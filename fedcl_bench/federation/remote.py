@@ -69,8 +69,8 @@ MESSAGES = {
     # Of domains (see ``remote_silos.py``), by their numbers.
     "texts": MessageKind({"features/": "what items' texts say, where something is made of all domains' (`prepared`)"},
                          {"codes/": "of the items", "place/": "the domain's number and count, as `prepared` says"}),
-    "start": MessageKind({"dense/": "the first domain's untrained parameters without item rows"},
-                         {"dense/": "the same"}),
+    "start": MessageKind({"dense/": "the first domain's untrained parameters without item rows",
+                          "rows/": "no number: what those with item rows are called"}, {"dense/": "the same"}),
     "epochs": MessageKind({"loss/": "mean of the epoch", "seconds/": "that it took",
                            "upload/": "what the method declares"}, {"download/": "what its server makes of all"}),
     "valid": MessageKind({"value": "of a domain's validation metric"}, {}),

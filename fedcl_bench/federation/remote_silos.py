@@ -2,7 +2,8 @@
 
 Both run the loop of ``loop.py`` in step with each other, the server with ``ServerSilos``, a node with ``NodeSilos``;
 see ``remote.py``. The server gets what methods upload and answers with what their ``aggregate`` makes of it. It learns
-sizes, and of each round a domain's loss, seconds, validation metric and bytes; of tests the metrics of each user.
+sizes, what parameters are called, and of each round a domain's loss, seconds, validation metric and bytes; of tests the
+metrics of each user.
 
 A node has the stream's numbering of all domains, so that it draws what an undivided run draws.
 """
@@ -28,10 +29,15 @@ from .parts import Best, Federation, Progress, Update
 from .remote import Node, Server, named, under
 
 
-def codes_of_all(f: Federation) -> bool:
+def prepares_together(f: Federation) -> bool:
     """Whether the backbone makes something of all domains' item texts, so that they are sent."""
-    return (f.topology == "federated" and isinstance(f.backbone, ModuleBackbone)
-            and type(f.backbone).prepared is not ModuleBackbone.prepared)
+    if f.topology != "federated" or not isinstance(f.backbone, ModuleBackbone):
+        return False
+    nothing: list[DomainData] = []
+    try:
+        return f.backbone.prepared(nothing) is not nothing
+    except Exception:  # it makes something, and there is nothing to make it of
+        return True
 
 
 def _by_domain(kind: str, domains: Sequence[Domain], tables: Sequence[Tables]) -> Tables:
@@ -54,7 +60,7 @@ class NodeSilos(CrossSilo):
 
     def _prepared(self, known: Sequence[DomainData]) -> Sequence[DomainData]:
         f = self.federation
-        if not codes_of_all(f):
+        if not prepares_together(f):
             return super()._prepared(known)
         here = [*self.numbers(f)]
         answer = self._ask("texts", {f"features/{number}": data.features for number, data in zip(here, known)
@@ -64,8 +70,11 @@ class NodeSilos(CrossSilo):
                 for number, data, (place, count) in zip(here, known, places)]
 
     def _first_dense(self) -> Tables:
-        own = super()._first_dense() if self.domains[0].number == 0 else {}
-        return under("dense", self._ask("start", named("dense", own)))
+        said, first = {}, self.domains[0]
+        if first.number == 0:
+            said = {**named("dense", super()._first_dense()),
+                    **named("rows", {name: torch.zeros(0) for name in first.module.rows})}
+        return under("dense", self._ask("start", said))
 
     def ended(self, stops: Mapping[int, EarlyStopping]) -> bool:
         return bool(self._ask("ended", {})["ended"])
@@ -120,7 +129,7 @@ class _Elsewhere(tuple):
 class ServerSilos(CrossSilo):
     """A step's domains as the server sees them: they are elsewhere.
 
-    Its progress has no parameters. Those of the domains are theirs.
+    Its progress has parameters' names alone, those of the first domain, and no number of them.
     """
 
     @property
@@ -140,7 +149,7 @@ class ServerSilos(CrossSilo):
         return super().open(f, step, progress, observe)
 
     def _with_modules(self, domains: Sequence[Domain]) -> tuple[Domain, ...]:
-        if codes_of_all(self.federation):
+        if prepares_together(self.federation):
             self._make_codes(domains)
         return tuple(domains)
 
@@ -163,9 +172,11 @@ class ServerSilos(CrossSilo):
         self._population.answer(answers)
 
     def start(self) -> Snapshot:
-        replies = self._population.collect("start")
-        self._population.everybody({name: table for tables in replies.values() for name, table in tables.items()})
-        return Snapshot({}, {})
+        said, first = self._population.collect("start")[self._node_of[0]], self.domains[0].prefix
+        dense = under("dense", said)
+        self._population.everybody(named("dense", dense))
+        names = ({first + name: torch.zeros(0) for name in kind} for kind in (under("rows", said), dense))
+        return Snapshot(next(names), {}, next(names))
 
     def _after(self, hook: Any, model: Snapshot) -> Snapshot:
         return model  # domains have it

@@ -203,13 +203,16 @@ def _prepare(args: argparse.Namespace) -> int:
 def _deal(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream
     from ...deployment.client_files import Published, deal
+    from ...deployment.domain_files import deal_domains
     from ...experiments.partition import divide
 
     source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = load_stream(source, settings)
     published = Published.of(source, settings, stream)
-    tables = deal(published, stream, divide(stream, args.clients, "--clients"), args.out)
-    print(f"{source.name}: {len(published.users)} users and {len(published.items)} items")
+    names = divide(stream, args.clients, "--clients")
+    tables = deal_domains(published, source, stream, names, args.out) if stream.domains else \
+        deal(published, stream, names, args.out)
+    print(f"{source.name}: {stream.steps[-1].n_users} users and {stream.steps[-1].n_items} items")
     print(f"wrote: {args.out / 'server'}, {tables[0]}" + (f" to {tables[-1]}" if len(tables) > 1 else ""))
     return 0
 

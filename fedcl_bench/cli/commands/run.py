@@ -229,9 +229,10 @@ def _real_clients(args: argparse.Namespace, stack: ExitStack, config: RunConfig,
             raise Interrupted("stopped while waiting for clients; the same command goes on from the last round.")
 
     def load(config: RunConfig, display: Display) -> Stream:
+        def data() -> Stream:
+            return load_stream(config.source, config.stream, config.features)
         if not found:
-            found.append(stack.enter_context(federates(
-                _federation(args), config, lambda: load_stream(config.source, config.stream), display.note, check)))
+            found.append(stack.enter_context(federates(_federation(args), config, data, display.note, check)))
         return found[0].stream()
     return {"load_data": load, "engine_of": lambda config, warn: FlowerEngine(config, lambda: found[0])}
 
