@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcl_bench import Method, setting
+from fedcl_bench.toolbox.functional import rows_of
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,9 @@ class Reg(Method):
             return None
         loss = 0.0
         for name, values in batch.private.items():
-            anchor = self.client_state[name]
-            old = batch.users < len(anchor)
-            anchor_rows = anchor[batch.users.clamp(max=len(anchor) - 1)]
-            difference = values[:, :anchor_rows.shape[1]] - anchor_rows  # personal tables may have new items
+            anchor = rows_of(self.client_state[name], batch.users)
+            old = batch.users < len(self.client_state[name])
+            difference = values[:, :anchor.shape[1]] - anchor  # personal tables may have new items
             loss = loss + self._weight(anchor[0]) * difference.flatten(1).square().sum(1) * old
         for name, values in batch.dense.items():
             anchor = self.server_state[name]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcl_bench import Backbone, Method, Snapshot, in_pieces, padded, rng, setting
-from fedcl_bench.toolbox.functional import weighted_bce
+from fedcl_bench.toolbox.functional import rows_of, weighted_bce
 
 PROXIES = ("stability", "plasticity")
 CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top items, each (users, A)
@@ -134,14 +134,14 @@ class SPP(Method):
         for proxy, n in zip(PROXIES, (self.settings.stable_items, self.settings.plastic_items)):
             if n == 0 or f"{proxy} items" not in self.client_state:
                 continue
-            items, labels, weights = (self.client_state[f"{proxy} {part}"] for part in CANDIDATES)
-            owner = users.clamp(max=len(items) - 1)
+            known = users < len(self.client_state[f"{proxy} items"])
+            items, labels, weights = (rows_of(self.client_state[f"{proxy} {part}"], users) for part in CANDIDATES)
             # Without replacement with these weights: the n largest of log-weight + Gumbel noise (Gumbel top-n).
             keys = replace(draw, batch=0).clients("replay from " + proxy, users)[:, None]
             uniform = rng.uniform(rng.bits(keys, torch.arange(items.shape[1], device=users.device)))
-            order = (weights[owner] - torch.log(-torch.log(uniform))).topk(min(n, items.shape[1]), dim=1).indices
-            valid = (weights[owner].gather(1, order) > -torch.inf) & (users < len(items))[:, None]
-            drawn.append((items[owner].gather(1, order), labels[owner].gather(1, order), valid))
+            order = (weights - torch.log(-torch.log(uniform))).topk(min(n, items.shape[1]), dim=1).indices
+            valid = (weights.gather(1, order) > -torch.inf) & known[:, None]
+            drawn.append((items.gather(1, order), labels.gather(1, order), valid))
         if not drawn:
             return None
         items, labels, valid = (torch.cat(parts, 1) for parts in zip(*drawn))

@@ -7,7 +7,6 @@ at a socket beside its SuperNode (``client --listen``), and the app's part there
 from __future__ import annotations
 
 import json
-import os
 from multiprocessing.connection import Client as Connection
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -51,7 +50,7 @@ folder = {folder}
     "fedcl_app/server.py": '''\
 from flwr.serverapp import ServerApp
 
-from fedcl_bench.deployment.flower_app import serve
+from fedcl_bench.cli.commands.export import serve
 
 app = ServerApp()
 
@@ -129,15 +128,10 @@ def link_of_app() -> GridLink:
     return GridLink(_grid)
 
 
-def serve(grid: Any, words: str, folder: str) -> None:
-    """Be the server of an app: do the run that its words name, in the folder where it was exported."""
+def be_server(grid: Any) -> None:
+    """This process is the server of an app, whose messages ``grid`` has."""
     global _grid
-    from ..cli.main import main
-
-    os.chdir(folder)
     _grid = grid
-    if status := main(["run", *json.loads(words), "--engine", f"flower:{AT_GRID}", "--quiet"]):
-        raise RuntimeError(f"the run ended with status {status}")
 
 
 # The app's client, and the process beside it.

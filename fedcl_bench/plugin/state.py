@@ -58,6 +58,18 @@ class Snapshot:
             yield from getattr(self, kind.name).values()
 
 
+def rows_of(kept: Tensor, users: Tensor) -> Tensor:
+    """Rows of what clients keep, (C, ...), zeros of those that are new and have none yet.
+
+    Args:
+        kept: a row for each user that was known when it was made, perhaps none.
+    """
+    if not len(kept):
+        return kept.new_zeros(len(users), *kept.shape[1:])
+    known = (users < len(kept)).view(-1, *[1] * (kept.dim() - 1))
+    return kept[users.clamp(max=len(kept) - 1)].where(known, kept.new_zeros(()))
+
+
 def _slice(users: Tensor) -> Tensor | slice:
     """Users that follow one another as a slice, for which rows are not copied; on a GPU, which would have to be waited
     for, the users."""

@@ -14,7 +14,7 @@ from ..plugin.backbone import Backbone
 from ..core.errors import UserError
 from ..kernels.functional import weighted_bce
 from ..plugin.method import Method
-from ..plugin.state import Snapshot, in_pieces, score_users
+from ..plugin.state import Snapshot, in_pieces, rows_of, score_users
 from ..kernels import ops
 from ..core.settings import setting
 
@@ -118,8 +118,7 @@ class TopNDistillation(Method):
     def replayed_items(self, users, draw):
         if self.settings.lambda_kd == 0.0:
             return None
-        lists = self.client_state["lists"]
-        return lists[users.clamp(max=len(lists) - 1)] * (users < len(lists))[:, None]
+        return rows_of(self.client_state["lists"], users)
 
     def chosen(self, batch, known: Tensor, lists: Tensor) -> Tensor:
         """Which items of the lists are distilled in this local batch.

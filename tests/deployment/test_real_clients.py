@@ -72,16 +72,17 @@ class Gone(Exception):
 def federation(registry, tmp_path):
     """A link with three clients, their tables, and the server's run over them."""
     class Made:
-        def __init__(self, method="f3crec", least=3, timeout=60.0, **settings):
-            self.config = make_config(registry, method, "fedmf", "ml-100k", overrides=[
+        def __init__(self, method="f3crec", least=3, timeout=60.0, dataset="ml-100k", cut=lambda stream: divide(
+                stream, 3), **settings):
+            self.config = make_config(registry, method, "fedmf", dataset, overrides=[
                 ("test", {"precision": "float64", **SMALL, **settings})])
-            stream = load_stream(self.config.source, self.config.stream)
-            self.published = Published.of(self.config.source, self.config.stream, stream)
-            self.names = divide(stream, 3)
-            self.tables = deal(self.published, stream, self.names, tmp_path / "dealt")
+            self.data = load_stream(self.config.source, self.config.stream)
+            self.published = Published.of(self.config.source, self.config.stream, self.data)
+            self.names = cut(self.data)
+            self.tables = deal(self.published, self.data, self.names, tmp_path / "dealt")
             self.link, self.notes, self.least, self.timeout = Link(), [], least, timeout
             self.listen = self.notes.append
-            for number in range(3):
+            for number in range(len(self.names)):
                 self.join(number)
 
         def client(self, number):
@@ -91,14 +92,13 @@ def federation(registry, tmp_path):
             return self.link.connect(self.client(number))
 
         def run(self, results=tmp_path / "results"):
-            self.federates = Federates(self.link, self.published, 3, self.least, self.timeout,
+            self.federates = Federates(self.link, self.published, len(self.names), self.least, self.timeout,
                                        lambda text: self.listen(text))
             return execute(self.config, self.federates.stream, results,
                            engine=FlowerEngine(self.config, lambda: self.federates))
 
         def simulated(self):
-            return execute(self.config, lambda: load_stream(self.config.source, self.config.stream),
-                           tmp_path / "simulated")
+            return execute(self.config, lambda: self.data, tmp_path / "simulated")
     return Made
 
 
@@ -145,6 +145,21 @@ def test_the_record_is_that_of_a_simulation(federation):
     for table, users in zip(made.tables, made.names):
         kept = Kept.latest(table.parent / "state", table, ())
         assert len(kept.recommend(made.published.users[int(users[0])], 5)) == 5
+
+
+def test_clients_of_one_user(federation, tmp_path):
+    """Some come in later blocks, or have nothing to train, to validate or to test in one."""
+    def rows(user, times):
+        return [(f"u{user}", f"i{7 * time % 31 if user % 2 else 5 * time % 31}", time) for time in times]
+    times = {0: range(0, 160, 3), 1: range(1, 200, 3), 2: range(2, 120, 3), 3: range(140, 200, 2), 4: [5, 150]}
+    log = tmp_path / "few.inter"
+    log.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
+        "\t".join(map(str, row)) + "\n" for user in times for row in rows(user, times[user])))
+    made = federation(dataset=str(log), k_core=0, topk=(5,), valid_metric="ndcg@5", least=4,
+                      cut=lambda stream: [torch.tensor([user]) for user in range(5)])
+    lengths = [step.train.lengths for step in made.data.steps]
+    assert any(len(each) < 5 for each in lengths) and any((each == 0).any() for each in lengths)
+    same_record(made.run(), made.simulated())
 
 
 def test_what_is_counted_is_what_is_sent(federation):

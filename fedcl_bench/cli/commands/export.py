@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import UserError
 
@@ -35,3 +38,14 @@ def run(args: argparse.Namespace) -> int:
     export(args.out, args.run_words, f"{config.method.name} on {config.backbone.name}, {config.source.name}")
     print(f"wrote: {args.out}")
     return 0
+
+
+def serve(grid: Any, words: str, folder: str) -> None:
+    """Be the server of an app: do the run that its words (JSON) name, in the folder where it was exported."""
+    from ...deployment.flower_app import AT_GRID, be_server
+    from ..main import main
+
+    os.chdir(folder)
+    be_server(grid)
+    if status := main(["run", *json.loads(words), "--engine", f"flower:{AT_GRID}", "--quiet"]):
+        raise RuntimeError(f"the run ended with status {status}")
