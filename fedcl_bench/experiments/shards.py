@@ -179,7 +179,7 @@ class _Nodes:
             if kind == "error":
                 known, text = content
                 raise getattr(errors, known, UserError)(text) if known else RuntimeError(f"in a shard:\n{text}")
-            self._open[number] = kind, {name: torch.from_numpy(values) for name, values in content.items()}
+            self._open[number] = kind, {name: torch.tensor(values) for name, values in content.items()}
         return dict(self._open)
 
     def answer(self, answers: Mapping[int, Tables]) -> None:
