@@ -191,7 +191,8 @@ def known(words: list[str]) -> None:
         source = (ROOT / rest[0]).read_text(encoding="utf-8")
         assert all(word.partition("=")[0] in source for word in rest[1:] if word.startswith("--")), "no such option"
     else:
-        assert first in ("ray", "export", "cp", "flwr", "flower-supernode") or rest[:2] in (["-m", "venv"], ["-m", "pytest"]), "no known command"
+        others = ("ray", "export", "cp", "flwr", "flower-supernode")
+        assert first in others or rest[:2] in (["-m", "venv"], ["-m", "pytest"]), "no known command"
 
 
 INLINE = re.compile(r"`(?:python )?(?:run_bench\.py|fedcl-bench) ([^`]+)`")

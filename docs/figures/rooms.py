@@ -25,9 +25,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "fedcl_bench"
 LEFT_OUT: set[str] = set()
 PURPOSE = {"rng": "Counter-based random numbers"}
 ACROSS = {"cli": 5.0, "audit": 1.25, "api": 3.75, "testing": 8.75, "leaderboard": 6.25, "reports": 4.25,
-          "deployment": 3.0, "experiments": 5.0, "runs": 5.0, "federation": 3.75, "recbole": 6.1, "evaluation": 3.75, "training": 3.75,
-          "stats": 2.0, "toolbox": 5.8, "plugin": 5.8, "records": 8.75, "data": 6.2, "rng": 5.0, "kernels": 3.5,
-          "core": 6.5}
+          "deployment": 3.0, "experiments": 5.0, "runs": 5.0, "federation": 3.75, "recbole": 6.1, "evaluation": 3.75,
+          "training": 3.75, "stats": 2.0, "toolbox": 5.8, "plugin": 5.8, "records": 8.75, "data": 6.2,
+          "rng": 5.0, "kernels": 3.5, "core": 6.5}
 WIDTH, HEIGHT, ROW = 2.4, 0.62, 0.9
 LINE, HELD, OPEN = "#444444", "#f2f2f2", "#d6e6f4"
 

@@ -110,20 +110,23 @@ class Federates:
 
     def finish(self) -> None:
         """The run is over: clients write their models."""
-        self._end("finish")
+        self._end("finish", "finished")
 
     def close(self) -> None:
         """The federation is over."""
+        self.note = lambda text: None  # clients leave
         if self.members:
-            self._end("end")
+            self._end("end", "ended")
         self.link.close()
 
-    def _end(self, kind: str) -> None:
+    def _end(self, kind: str, answer: str) -> None:
+        """Tell all clients, and wait a while until they have answered."""
         for member in list(self.members.values()):
             member.request, member.active = None, True
             self._send(member, Letter(kind))
         deadline = time.monotonic() + min(self.timeout, 30.0)
-        while any(member.request is None for member in self.members.values()) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and any(
+                member.request is None or member.request[0] != answer for member in self.members.values()):
             self._poll()
         for member in self.members.values():
             member.active = False

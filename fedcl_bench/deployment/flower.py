@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -66,14 +66,17 @@ class _Letter(msgspec.Struct, array_like=True):
     tables: dict[str, _Table]
     text: str
     blob: bytes
+    nonce: bytes = b""
 
 
 _DECODER = msgspec.msgpack.Decoder(_Letter)
 
 
 def as_bytes(letter: Letter) -> bytes:
+    """With random bytes: Flower names objects by their content, and two nodes that send the same one at the same time
+    get into each other's way."""
     tables = {name: _Table(table.dtype.str, table.shape, table.tobytes()) for name, table in letter.tables.items()}
-    return msgspec.msgpack.encode(_Letter(letter.kind, tables, letter.text, letter.blob))
+    return msgspec.msgpack.encode(_Letter(letter.kind, tables, letter.text, letter.blob, os.urandom(8)))
 
 
 def from_bytes(content: bytes) -> Letter:
@@ -175,8 +178,9 @@ class SuperLink:
         found, rest = [], []
         for reply in self._incomplete:
             sent = reply.metadata.reply_to_message_id
-            if reply.has_error():
-                found.append((self._open.pop(sent), Letter("lost")))
+            if reply.has_error():  # Flower's own, of a node that has gone, perhaps after its reply
+                if sent in self._open:
+                    found.append((self._open.pop(sent), Letter("lost")))
                 continue
             store = self._state.object_store
             tree = store.get_object_tree(reply.metadata.message_id)
@@ -252,7 +256,6 @@ def _push(message: Any, letter: Letter, send: Callable, push: Callable) -> None:
     from flwr.app import Message
     from flwr.supercore.inflatable.inflatable_object import (get_all_nested_objects, get_object_tree,
                                                              no_object_id_recompute)
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
     reply = Message(record_of(letter), reply_to=message)
     with no_object_id_recompute():
@@ -260,8 +263,7 @@ def _push(message: Any, letter: Letter, send: Callable, push: Callable) -> None:
         objects = get_all_nested_objects(reply)
         missing, session = send(reply, get_object_tree(reply), 0.0)
         for name in missing:
-            with suppress(ObjectPushError):  # another node has begun to send an equal one
-                push(message.metadata.run_id, session, name, objects[name].deflate())
+            push(message.metadata.run_id, session, name, objects[name].deflate())
 
 
 @contextmanager

@@ -112,7 +112,8 @@ class GridLink:
     def replies(self) -> list[tuple[int, Letter]]:
         found = []
         for reply in self._grid.pull_messages(list(self._open)) if self._open else ():
-            node = self._open.pop(reply.metadata.reply_to_message_id)
+            if (node := self._open.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue
             found.append((node, Letter("lost") if reply.has_error() else letter_of(reply.content)))
         return found
 
@@ -137,12 +138,16 @@ def be_server(grid: Any) -> None:
 # The app's client, and the process beside it.
 
 def forward(message: Any, path: str) -> Any:
-    """Pass a message on to the client that listens at ``path``; its reply."""
+    """The reply to a message of Flower by the client that listens at ``path``."""
     from flwr.app import Message
 
+    return Message(record_of(passed_on(letter_of(message.content), path)), reply_to=message)
+
+
+def passed_on(letter: Letter, path: str) -> Letter:
     with Connection(path, family="AF_UNIX") as connection:
-        connection.send_bytes(as_bytes(letter_of(message.content)))
-        return Message(record_of(from_bytes(connection.recv_bytes())), reply_to=message)
+        connection.send_bytes(as_bytes(letter))
+        return from_bytes(connection.recv_bytes())
 
 
 def listen(folder: Path, answer: Callable[[Letter], Letter], over: Callable[[], bool]) -> None:

@@ -4,9 +4,14 @@ does; the last ones are processes of their own, over Flower."""
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,6 +20,7 @@ from helpers import SMALL
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.deployment import flower, flower_app
 from fedcl_bench.deployment.client import Client, Kept
 from fedcl_bench.deployment.client_files import Published, deal
 from fedcl_bench.deployment.engine import Federates, FlowerEngine
@@ -115,14 +121,14 @@ def once(link, after, do):
     link.before = before
 
 
-def same_record(found, expected):
+def same_record(found, expected, folder=Path()):
     """But for rounding, and for the users' rows of the model, which are theirs."""
     for key in ("rounds", "best_round", "bytes", "settings", "hash", "base_hash", "tested", "privacy"):
         assert found[key] == expected[key], key
     for metric, rows in expected["matrix"].items():
         for row, wanted in zip(found["matrix"][metric], rows):
             assert row == pytest.approx(wanted, rel=0.0, abs=1e-12)
-    here, there = (Record(Path(each["record"])) for each in (found, expected))
+    here, there = (Record(folder / each["record"]) for each in (found, expected))
     for part in ("users", "analysis", "rounds"):
         frames = [pd.read_parquet(each.folder / f"{part}.parquet").drop(
             columns=["train_seconds", "evaluate_seconds"], errors="ignore") for each in (here, there)]
@@ -269,3 +275,143 @@ def test_processes_over_flower(capsys, tmp_path):
     found = run("--engine", "flower", "--clients", "2", "--results", str(tmp_path / "flower"))
     same_record(found, run("--results", str(tmp_path / "simulated")))
     assert [path.name for path in (tmp_path / "flower").iterdir()] == ["runs"]
+
+
+@needs_flower
+@pytest.mark.long
+def test_a_federation_by_hand(tmp_path):
+    """A server and three clients in three folders; a client and the server are killed; the numbers are a simulation's,
+    and a client recommends."""
+    suite = [sys.executable, "-m", "fedcl_bench"]
+    settings = [word for name, value in {**SMALL, "precision": "float64", "rounds": 5}.items()
+                for word in ("--set", f"{name}={value}")]
+    run = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet"]
+    subprocess.run([*suite, "data", "deal", "ml-100k", "--clients", "3", "--out", "d", "--set", "k_core=70"],
+                   cwd=tmp_path, check=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = []
+
+    def start(words, folder):
+        log = open(folder / "log", "a")
+        process = subprocess.Popen([*suite, *words], cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
+        processes.append(process)
+        return process
+
+    def client(number):
+        return start(["client", "--data", "interactions.csv", "--server", address], tmp_path / "d" / f"client-{number}")
+
+    def server():
+        without = [word for pair in zip(settings[::2], settings[1::2]) if "k_core" not in pair[1] for word in pair]
+        return start([*run, *without, "--engine", f"flower:{address}", "--federation", "d/server", "--clients", "3",
+                      "--results", "flower"], tmp_path)
+
+    def wait_for(pattern):
+        end = time.monotonic() + 120
+        while not list(tmp_path.glob(pattern)):
+            assert time.monotonic() < end, pattern
+            time.sleep(0.05)
+    try:
+        first, clients = server(), [client(number) for number in (1, 2, 3)]
+        wait_for("d/client-2/client/*.000-00002.state")
+        clients[1].kill()
+        clients[1].wait()
+        clients[1] = client(2)
+        wait_for("d/client-1/client/*.001-00002.state")
+        first.kill()
+        first.wait()
+        out, _ = server().communicate(timeout=240)
+        same_record(json.loads(out), json.loads(subprocess.run(
+            [*suite, *run, *settings, "--results", "simulated"], cwd=tmp_path, check=True, capture_output=True,
+            text=True).stdout), tmp_path)
+        assert [process.wait(timeout=60) for process in clients] == [0, 0, 0]
+        user = (tmp_path / "d/client-3/interactions.csv").read_text().splitlines()[1].split(",")[0]
+        best = subprocess.run(
+            [*suite, "client", "--data", "interactions.csv", "--recommend", user, "-k", "3", "--json"],
+            cwd=tmp_path / "d/client-3", check=True, capture_output=True, text=True).stdout
+        assert [row["rank"] for row in json.loads(best)] == [1, 2, 3]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+# Bad input.
+
+@pytest.mark.parametrize("words, said", [
+    ("--engine ray", "--engine: found 'ray', accepted: flower, or flower:HOST:PORT"),
+    ("--engine flower --ray local", "found --ray too, accepted: one of the two"),
+    ("--engine flower:9092", "needs --federation DIR and --clients N"),
+    ("--engine flower --federation .", "--federation: needs an address"),
+    ("--engine flower:here --federation d/server --clients 1", "flower:here: accepted: flower, or flower:HOST:PORT"),
+    ("--engine flower:127.0.0.1:0 --federation . --clients 1", "a folder with federation.json"),
+    ("--engine flower:127.0.0.1:0 --federation d/server --clients 1 --set k_core=5",
+     "setting 'k_core': found 5, accepted: 70, as the federation's data are cut"),
+    ("--engine flower --clients 300 --set k_core=70", "--clients: found 300, accepted: at most the number of users"),
+    ("--engine flower:grid --federation d/server --clients 1", "is for the server of a Flower app")])
+def test_what_is_wrong_with_a_command(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    if "d/server" in words:
+        assert main("data deal ml-100k --clients 1 --out d --set k_core=70".split()) == 0
+    assert main([*"--method ft --backbone fedmf --set rounds=1 --quiet".split(), *words.split()]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("words, said", [
+    ("--data none.csv --server 127.0.0.1:1", "none.csv: cannot be read"),
+    ("--data mine.csv --server 127.0.0.1:1 --patience 1", "--server 127.0.0.1:1: no server answers there"),
+    ("--data mine.csv --server nowhere --patience 1", "--server nowhere: no server answers there"),
+    ("--data mine.csv", "needs one of --server HOST:PORT, --listen and --recommend USER"),
+    ("--data mine.csv --recommend 7", "no run has ended here")])
+@needs_flower
+def test_what_is_wrong_with_a_client(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("user,item,timestamp\n1,2,3\n")
+    assert main(["client", *words.split()]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("found", ["", "1.29.0"])
+def test_flower_must_be_there(monkeypatch, found):
+    def version(name):
+        if not found:
+            raise flower.PackageNotFoundError
+        return found
+    monkeypatch.setattr(flower, "version", version)
+    with pytest.raises(UserError, match=f"need Flower 1.42, found {found or 'none'}; install it with: .*flower"):
+        flower.require()
+
+
+@needs_flower
+def test_an_address_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"flower:127.0.0.1:{port}: cannot listen there"):
+            flower.SuperLink("127.0.0.1", port)
+
+
+@needs_flower
+def test_an_exported_app(tmp_path, monkeypatch, capsys):
+    """It names the run; what the server's part passes on to a client that listens is what the client answers."""
+    monkeypatch.chdir(tmp_path)
+    assert main("data deal ml-100k --clients 1 --out d --set k_core=70".split()) == 0
+    words = "--method ft --backbone fedmf --set rounds=1 --federation d/server --clients 1".split()
+    assert main(["export", "flower", "app", *words]) == 0
+    import tomllib
+    said = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert json.loads(said["config"]["words"]) == words and said["config"]["folder"] == str(tmp_path)
+    for name in ("server", "client"):
+        compile((tmp_path / f"app/fedcl_app/{name}.py").read_text(), name, "exec")
+    heard = []
+
+    def answer(letter):
+        heard.append(letter)
+        return Letter("joined", {"sizes": np.arange(6.0).reshape(2, 3), "none": np.zeros((0, 4))}, "text", b"blob")
+    thread = threading.Thread(target=flower_app.listen, args=(tmp_path, answer, lambda: len(heard) == 1))
+    thread.start()
+    while not (tmp_path / flower_app.SOCKET).exists():
+        time.sleep(0.01)
+    reply = flower_app.passed_on(Letter("join", text="published"), str(tmp_path / flower_app.SOCKET))
+    thread.join()
+    assert heard[0].text == "published" and (reply.kind, reply.text, reply.blob) == ("joined", "text", b"blob")
+    np.testing.assert_array_equal(reply.tables["sizes"], np.arange(6.0).reshape(2, 3))
+    assert reply.tables["none"].shape == (0, 4)
