@@ -232,12 +232,29 @@ def answer_messages(address: str, answer: Callable[[Letter], Letter], over: Call
                 since = time.monotonic()
         except Exception as error:  # Flower would log it and go on
             failed = error
+        except KeyboardInterrupt:  # of people, or of Flower where a server that was started again does not know us
+            if not _forgotten(receive):
+                raise
+            failed = ConnectionError("the server was started again")
     if over():  # the server may be gone before the last reply is
         return
     if isinstance(failed, HTTPError):
         raise ConnectionError(str(failed)) from None
     if failed is not None:
         raise failed
+
+
+def _forgotten(receive: Callable) -> bool:
+    """Whether the server does not know this node."""
+    from httpx import HTTPStatusError, codes
+
+    try:
+        receive()
+        return False
+    except HTTPStatusError as error:
+        return error.response.status_code == codes.UNAUTHORIZED
+    except Exception:
+        return False
 
 
 def _pulled(node: int, message: Any, tree: Any, pull: Callable, confirm: Callable) -> Any:

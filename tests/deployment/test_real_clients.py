@@ -320,7 +320,9 @@ def test_a_federation_by_hand(tmp_path):
         wait_for("d/client-1/client/*.001-00002.state")
         first.kill()
         first.wait()
-        out, _ = server().communicate(timeout=240)
+        last = server()
+        out, _ = last.communicate(timeout=240)
+        assert last.returncode == 0, (tmp_path / "log").read_text()
         same_record(json.loads(out), json.loads(subprocess.run(
             [*suite, *run, *settings, "--results", "simulated"], cwd=tmp_path, check=True, capture_output=True,
             text=True).stdout), tmp_path)
