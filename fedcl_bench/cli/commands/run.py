@@ -31,6 +31,7 @@ examples:
   run_bench.py --method pfedrec --set stream=static          leave-one-out and sampled ranking, as in its paper
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
   run_bench.py --method ft --backbone fedmf --ray local --shards 2        the clients spread over two workers
+  run_bench.py --method ft --backbone fedmf --engine flower --clients 3   each client a process with its own data
   run_bench.py --method mymethod --backbone fedmf --plugins DIR --honest      does it use what it must not know?
   run_bench.py list              methods, backbones and datasets
   run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
