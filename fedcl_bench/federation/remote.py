@@ -397,8 +397,11 @@ class ServerClients(CrossDevice):
         return named(kind, {name: table[positions] for name, table in tables.items()})
 
     def _kept(self, answers: Tables) -> Tables:
+        """Clients keep them; the server notes that there are some, for the record."""
         self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
-        return answers  # clients keep them
+        known = self.method.client_state
+        self.method.client_state = {**known, **{name: rows[:0] for name, rows in answers.items() if name not in known}}
+        return answers
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         """The server's part, and its answer to every node."""
