@@ -115,13 +115,13 @@ class SuperLink:
     """
 
     def __init__(self, host: str, port: int):
+        self._socket = _bound(host, port)  # before Flower is imported, which takes a second
         import uvicorn
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.supercore.constant import TaskType
         from flwr.superlink.federation.noop_federation_manager import NOOP_FEDERATION_ID
         from flwr.superlink.main import create_app
 
-        self._socket = _bound(host, port)
         self.address = "{}:{}".format(*self._socket.getsockname()[:2])
         app = create_app()
         self._state = app.state.linkstate_factory.state()
