@@ -173,7 +173,7 @@ def test_what_only_the_cluster_shows(nodes, capsys, tmp_path):
     """More shards than clients, or threads than cores."""
     def message(*arguments):
         return refused(capsys, tmp_path, *arguments, "--ray", nodes[0].address)
-    assert "--shards: found 600, accepted: at most the number of clients, 587" in message(*RUN, "--shards", "600")
+    assert "--shards: found 600, accepted: at most the number of users, 587" in message(*RUN, "--shards", "600")
     assert "--threads: found 2, accepted: at most 1, the cores" in message(*RUN, "--threads", "2")
     assert "--threads: found 2, accepted: at most 1, the cores" in message(*GRID, "--threads", "2")
 
