@@ -273,8 +273,12 @@ class FFMSRBackbone(ModuleBackbone):
         if not settings.clustered:
             self.exchanges = frozenset()
 
+    @property
+    def prepares_together(self):
+        return self.settings.text != "fusion"
+
     def prepared(self, domains):
-        if self.settings.text == "fusion":
+        if not self.prepares_together:
             return domains
         texts = [data.features[:, -1] for data in domains]
         quantiser = of_texts(torch.cat(texts), self.settings.codes, self.settings.code_values)

@@ -268,6 +268,15 @@ def stream_of(registry, dataset, backbone="sasrec", data_dir=None, **settings):
     return config, load_stream(config.source, config.stream)
 
 
+def lay_two_shops():
+    """20 users and 15 items of books, 12 and 11 of games, with vectors of what their texts say in ./vectors."""
+    Path("vectors").mkdir()
+    for name, seed, users, items in (("books", 1, 20, 15), ("games", 2, 12, 11)):
+        lay_shop(name, seed, users, items)
+        np.savez(Path("vectors", name), item_id=[f"i{item}" for item in range(items)],
+                 vectors=np.random.default_rng(seed).normal(size=(items, 3, 4)))
+
+
 def lay_shop(name, seed, users, items, texts=False):
     """A dataset in ``./data`` whose histories go round the items, so that there is something to learn; with ``texts``
     of two words an item."""

@@ -24,7 +24,7 @@ from .settings import StreamSettings
 from .tie_order import time_order
 
 
-def _starts(lengths: Tensor) -> Tensor:
+def starts_of(lengths: Tensor) -> Tensor:
     """Where lists of these lengths begin that are laid end to end, and where the last one ends."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
@@ -47,7 +47,7 @@ class Ragged:
 
     def _of(self, lengths: Tensor, chosen: Tensor) -> "Ragged":
         """Lists of these lengths, of some of the items."""
-        return Ragged(_starts(lengths), self.values[chosen], None if self.ratings is None else self.ratings[chosen])
+        return Ragged(starts_of(lengths), self.values[chosen], None if self.ratings is None else self.ratings[chosen])
 
     @property
     def owners(self) -> Tensor:
@@ -81,7 +81,7 @@ class Ragged:
     def part(self, users: Tensor) -> "Ragged":
         """The lists of some users, numbered in their order."""
         ratings = None if self.ratings is None else self.rated.select(users)[1]
-        return Ragged(_starts(self.counts(users)), self.select(users)[1], ratings)
+        return Ragged(starts_of(self.counts(users)), self.select(users)[1], ratings)
 
     def at_most(self, counts: Tensor) -> "Ragged":
         """The first ``counts`` items of each user, shape (users,)."""
@@ -167,7 +167,7 @@ class Sessions:
         chosen = Ragged(self.start, self.items).part(sessions)
         lengths = torch.zeros(n_users, dtype=torch.int64, device=sessions.device)
         lengths[users] = chosen.lengths
-        return Ragged(_starts(lengths), chosen.values)
+        return Ragged(starts_of(lengths), chosen.values)
 
     def joined(self) -> "Ragged":
         """The items of all sessions of each user."""
@@ -203,7 +203,7 @@ class Sessions:
                  ) -> "Sessions":
         """Sessions from their users and lengths, in the order of the users, and their rows."""
         of_user = torch.from_numpy(np.bincount(user, minlength=n_users))
-        return Sessions(_starts(of_user), _starts(torch.tensor(lengths)), torch.tensor(items), torch.tensor(times))
+        return Sessions(starts_of(of_user), starts_of(torch.tensor(lengths)), torch.tensor(items), torch.tensor(times))
 
     def to(self, device: torch.device) -> "Sessions":
         return Sessions(*(getattr(self, name).to(device) for name in ("of_user", "start", "items", "times")))
@@ -228,7 +228,7 @@ class Prefixes:
     def written_out(self) -> Sessions:
         """The prefixes as sessions of one user, which holds them all."""
         lengths = self.end - self.first
-        start = _starts(lengths)
+        start = starts_of(lengths)
         shift = (self.first - start[:-1]).repeat_interleave(lengths)
         row = torch.arange(int(start[-1])) + shift
         return Sessions(torch.tensor([0, len(lengths)]), start, self.sessions.items[row], self.sessions.times[row])
@@ -387,7 +387,7 @@ def _ragged(rows: Interactions, part: np.ndarray, n_users: int) -> Ragged:
     """The lists of some of the rows."""
     user = rows.user[part]
     order = np.argsort(user, kind="stable")
-    return Ragged(_starts(torch.from_numpy(np.bincount(user, minlength=n_users))),
+    return Ragged(starts_of(torch.from_numpy(np.bincount(user, minlength=n_users))),
                   torch.from_numpy(rows.item[part][order].astype(np.int64)),
                   None if rows.rating is None else torch.from_numpy(rows.rating[part][order]))
 

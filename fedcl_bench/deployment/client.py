@@ -24,6 +24,7 @@ from ..data.stream import Stream
 from ..evaluation.metrics import EvaluationSettings
 from ..evaluation.session_ranking import needs_session
 from ..experiments.cluster import other_versions
+from ..experiments.partition import PER_USER
 from ..experiments.shards import Request, Shard, ShardTask
 from ..federation.parts import FederationSettings, Progress
 from ..plugin.local_settings import LocalSettings
@@ -37,7 +38,6 @@ from .flower import Letter
 
 KEPT = 3  # states of the last rounds: a server that is killed may have kept neither the last round nor its block's end
 KEPT_RUN = "run.json"
-_PER_USER = ("private", "local", "personalised", "client_context")
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def with_rows(public: Progress, own: Progress) -> Progress:
     """A server's progress with rows of users from an earlier round; what has grown since starts as untrained."""
     def model(of_server: Snapshot, of_client: Snapshot) -> Snapshot:
         return replace(of_server, **{kind: _rows(getattr(of_server, kind), getattr(of_client, kind))
-                                     for kind in _PER_USER})
+                                     for kind in PER_USER})
     best = replace(public.best, model=model(public.best.model, own.best.model), client_state=own.best.client_state)
     return replace(public, model=model(public.model, own.model), best=best, client_state=own.client_state,
                    previous=model(public.previous, own.previous), server_state=public.server_state or own.server_state)

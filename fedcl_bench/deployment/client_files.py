@@ -27,7 +27,7 @@ from ..data.datasets import split_rows
 from ..data.recbole_files import SPLITS
 from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, load_config
-from ..data.stream import DomainPart, Ragged, Sessions, Step, Stream, split_of_rows
+from ..data.stream import DomainPart, Ragged, Sessions, Step, Stream, split_of_rows, starts_of
 
 FEDERATION, TABLE = "federation.json", "interactions.csv"
 
@@ -270,8 +270,7 @@ def _lists(rows: pd.DataFrame, users: int) -> Ragged:
     rows = rows.sort_values("user", kind="stable")
     lengths = torch.from_numpy(np.bincount(rows["user"], minlength=users))
     ratings = torch.tensor(rows["rating"].to_numpy(float)) if "rating" in rows else None
-    return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), torch.tensor(rows["item"].to_numpy(np.int64)),
-                  ratings)
+    return Ragged(starts_of(lengths), torch.tensor(rows["item"].to_numpy(np.int64)), ratings)
 
 
 def _sessions(rows: pd.DataFrame, users: int) -> Sessions:

@@ -20,7 +20,7 @@ from ..data.domain_streams import build_domains
 from ..data.features import silent
 from ..data.recbole_files import SPLITS, Interactions
 from ..data.source import DatasetSource
-from ..data.stream import DomainPart, Sessions, Step, Stream
+from ..data.stream import DomainPart, Sessions, Step, Stream, starts_of
 from .client_files import ClientData, Published, deal, read_table
 
 FEATURES = "features.npz"  # beside the table
@@ -41,6 +41,14 @@ def deal_domains(published: Published, source: DatasetSource, stream: Stream, na
             np.savez(path.parent / FEATURES, **{stream.domains[number].name: stream.features[number].numpy()
                                                 for number in numbers.tolist()})
     return tables
+
+
+def deal_all(published: Published, source: DatasetSource, stream: Stream, names: Sequence[Tensor], out: Path
+             ) -> list[Path]:
+    """Deal out users or domains, whichever the clients are."""
+    if stream.domains:
+        return deal_domains(published, source, stream, names, out)
+    return deal(published, stream, names, out)
 
 
 def read_domains(path: Path, published: Published) -> ClientData:
@@ -95,8 +103,8 @@ def _joined(of_domains: Sequence[tuple[DomainPart, Sessions]], n_users: int) -> 
         count[part.users.start:part.users.stop] = sessions.count
     lengths = torch.cat([sessions.lengths for _, sessions in of_domains])
     items = torch.cat([sessions.items + part.items.start for part, sessions in of_domains])
-    return Sessions(*(torch.cat([each.new_zeros(1), each.cumsum(0)]) for each in (count, lengths)), items,
-                    torch.cat([sessions.times for _, sessions in of_domains]))
+    times = torch.cat([sessions.times for _, sessions in of_domains])
+    return Sessions(starts_of(count), starts_of(lengths), items, times)
 
 
 def _features(path: Path, parts: Sequence[DomainPart], numbers: Sequence[int]) -> tuple[Tensor, ...]:
@@ -159,5 +167,5 @@ def _of_first_users(parts: Sequence[DomainPart], lengths: Tensor, n_users: int, 
     count[[part.users.start for part in parts]] = torch.ones_like(lengths) if one else lengths
     each = lengths if one else torch.ones(int(lengths.sum()), dtype=torch.int64)
     rows = int(lengths.sum())
-    return Sessions(*(torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (count, each)),
-                    torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.float64))
+    return Sessions(starts_of(count), starts_of(each), torch.zeros(rows, dtype=torch.int64),
+                    torch.zeros(rows, dtype=torch.float64))

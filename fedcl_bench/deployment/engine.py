@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import errors
 from ..core.errors import UserError
-from ..data.stream import Ragged, Sessions, Step, Stream
+from ..data.stream import Ragged, Sessions, Step, Stream, starts_of
 from ..experiments.cluster import versions
 from ..experiments.partition import check_divisible, progress_part
 from ..experiments.shards import parts_of
@@ -273,34 +274,33 @@ def stream_of(published: Published, members: Iterable[Member]) -> Stream:
                         for split in splits}
         steps.append(Step(t, n_users, n_items, *old, interactions, **splits, sessions=sessions))
         old = n_users, n_items
-    return Stream(tuple(steps), _tokens(published.users), _tokens(published.items))
-
-
-def _tokens(texts: list[str]) -> Any:
-    import numpy as np
-
-    return np.array(texts, dtype=str)
+    return Stream(tuple(steps), *(np.array(ids, dtype=str) for ids in (published.users, published.items)))
 
 
 def _lists(lengths: Tensor) -> Ragged:
-    return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), lengths.new_zeros(int(lengths.sum())))
+    return Ragged(starts_of(lengths), lengths.new_zeros(int(lengths.sum())))
 
 
 def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:
     """Sessions of all users, of which only the lengths are known."""
-    of_user = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    of_user = starts_of(count)
     lengths = count.new_zeros(int(count.sum()))
     for member in members:
         mine = torch.cat([torch.arange(int(of_user[user]), int(of_user[user + 1])) for user in member.names.tolist()])
         lengths[mine] = torch.tensor(member.sizes[name])
-    start = torch.cat([count.new_zeros(1), lengths.cumsum(0)])
-    rows = int(start[-1])
-    return Sessions(of_user, start, count.new_zeros(rows), torch.zeros(rows, dtype=torch.float64))
+    rows = int(lengths.sum())
+    return Sessions(of_user, starts_of(lengths), count.new_zeros(rows), torch.zeros(rows, dtype=torch.float64))
 
 
 @dataclass
 class FederatesServer(Server):
-    """``remote.Server`` of real clients, of whom some come and go."""
+    """``remote.Server`` of real clients, of whom some come and go.
+
+    Attributes:
+        stream: of the federation.
+    """
+
+    stream: Stream | None = None
 
     def admit(self, progress: Progress, late: bool = False) -> None:
         step = self.stream.steps[progress.step]
@@ -308,13 +308,11 @@ class FederatesServer(Server):
         self.names = {number: member.names for number, member in self.nodes.members.items()}
         self.late |= {number: 0 for number in new} if late else {}
 
-    stream: Stream | None = None
-
 
 class FlowerEngine(Engine):
     """Runs a federation on its clients; an engine of ``runner.execute``."""
 
-    save_every = 0.0  # clients keep the states of two rounds
+    save_every = 0.0  # clients keep the states of the last rounds alone
     keeps_all = False
 
     def __init__(self, config: RunConfig, federates: Callable[[], Federates]):

@@ -129,8 +129,8 @@ def link_of_app() -> GridLink:
     return GridLink(_grid)
 
 
-def be_server(grid: Any) -> None:
-    """This process is the server of an app, whose messages ``grid`` has."""
+def use_grid(grid: Any) -> None:
+    """Take an app's ``Grid`` as the link of this process's federation (see ``link_of_app``)."""
     global _grid
     _grid = grid
 

@@ -15,8 +15,8 @@ from ..data.stream import Stream
 from ..experiments.partition import divide
 from ..runs.config import RunConfig
 from . import flower
-from .client_files import Published, deal
-from .domain_files import deal_domains
+from .client_files import Published
+from .domain_files import deal_all
 from .engine import Federates
 from .flower_app import AT_GRID, link_of_app
 
@@ -30,9 +30,11 @@ class Federation:
     Attributes:
         address: HOST:PORT to listen at; empty: this machine alone, where the clients are started too.
         published: what the server publishes of the data, where the clients are others'.
-        clients: that must join before a run begins. least: with how many a round goes on.
+        clients: that must join before a run begins; 0: on this machine 4, or one per domain.
+        least: with how many a round goes on; 0: all.
         timeout: seconds within which a client must answer.
-        plugins: folders of plugins; results: where they keep their states: for clients that are started here.
+        plugins, results, threads: of clients that are started here: folders of plugins, where they keep their states,
+            threads of PyTorch.
     """
 
     address: str
@@ -42,6 +44,7 @@ class Federation:
     timeout: float
     plugins: Sequence[Path] = ()
     results: Path = Path("results")
+    threads: int = 1
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -68,15 +71,15 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
     host, port = parse_address(how.address) if how.address and not at_grid else (HERE, 0)
     with ExitStack() as stack:
         processes: list[subprocess.Popen] = []
-        if how.address:
-            published, tables = how.published, []
-        else:
+        clients, published, tables = how.clients, how.published, []
+        if not how.address:
             stream = load()
+            clients = clients or len(stream.domains) or 4
             published = Published.of(config.source, config.stream, stream)
-            folder = how.results / f"clients-{config.source.name}-{how.clients}"
-            names = divide(stream, how.clients, "--clients")
-            tables = deal_domains(published, config.source, stream, names, folder) if stream.domains else \
-                deal(published, stream, names, folder)
+            folder = how.results / f"clients-{config.source.name}-{clients}"
+            tables = deal_all(published, config.source, stream, divide(stream, clients, "--clients"), folder)
+        if how.least > clients:
+            raise UserError(f"--min-clients: found {how.least}, accepted: at most {clients}, of --clients.")
         link = link_of_app() if at_grid else flower.SuperLink(host, port)
 
         def check() -> None:
@@ -86,24 +89,24 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
                     said = Path(process.args[-1]).read_text(errors="replace").strip().splitlines()
                     raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
                                     f".\nThe same command goes on from the last round.")
-        found = Federates(link, published, how.clients, how.least, how.timeout, note, check)
+        found = Federates(link, published, clients, how.least or clients, how.timeout, note, check)
         found.others = bool(how.address)
         stack.callback(_end, found, processes)
         for table in tables:
-            processes.append(_start(table, link.address, how.plugins))
+            processes.append(_start(table, link.address, how))
         if how.address:
-            note(f"waiting at {link.address} for {how.clients} clients")
+            note(f"waiting at {link.address} for {clients} clients")
         yield found
     if tables:  # nothing was interrupted
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(table: Path, address: str, plugins: Sequence[Path]) -> subprocess.Popen:
+def _start(table: Path, address: str, how: Federation) -> subprocess.Popen:
     """A client in its own process; its last argument is where it says what it does."""
     log = table.parent / "client.log"
     command = [sys.executable, "-m", "fedcl_bench", "client", "--data", str(table), "--server", address, "--folder",
-               str(table.parent / "state"), "--with-parent"]
-    for folder in plugins:
+               str(table.parent / "state"), "--threads", str(how.threads), "--with-parent"]
+    for folder in how.plugins:
         command += ["--plugins", str(folder)]
     with open(log, "w") as file:
         return subprocess.Popen([*command, "--log", str(log)], stdin=subprocess.PIPE, stdout=file, stderr=file)

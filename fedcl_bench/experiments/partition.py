@@ -22,7 +22,7 @@ from ..federation.parts import Federation, Progress
 from ..plugin.state import Snapshot
 from ..training.silo_parts import merged
 
-_PER_USER = ("private", "local", "personalised", "client_context")  # parts of a snapshot
+PER_USER = ("private", "local", "personalised", "client_context")  # parts of a snapshot
 # What a row ends with where it is shorter than those of another part: RecBole's id of no item or no key; no item.
 _PADDING = {"client_context": 0, "client_state": -1}
 
@@ -141,7 +141,7 @@ def progress_part(progress: Progress, names: Tensor, domains: Sequence[DomainPar
         return _progress_of_domains(progress, names.tolist(), domains)
 
     def cut(model: Snapshot) -> Snapshot:
-        return replace(model, **{kind: _rows(getattr(model, kind), names) for kind in _PER_USER})
+        return replace(model, **{kind: _rows(getattr(model, kind), names) for kind in PER_USER})
     best = replace(progress.best, model=cut(progress.best.model),
                    client_state=_rows(progress.best.client_state, names))
     return replace(progress, model=cut(progress.model), best=best, previous=cut(progress.previous),
@@ -201,7 +201,7 @@ def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[
 
     def joined(model: Snapshot, models: Sequence[Snapshot]) -> Snapshot:
         return replace(model, **{kind: _joined_rows([getattr(each, kind) for each in models], names, kind)
-                                 for kind in _PER_USER})
+                                 for kind in PER_USER})
 
     best = replace(progress.best, model=joined(progress.best.model, [part.best.model for part in parts]),
                    client_state=_joined_rows([part.best.client_state for part in parts], names, "client_state"))

@@ -37,7 +37,7 @@ class MessageKind:
     """A request of a node and the server's answer to it.
 
     Attributes:
-        sends, gets: what the names of their tables begin with, and what these are; ``rows`` of them are one per user.
+        sends, gets: what the names of their tables begin with, and what these are.
     """
 
     sends: Mapping[str, str]
@@ -276,6 +276,14 @@ class Server(server.Population):
         positions = torch.isin(users, self.names[node]).nonzero().flatten()
         return positions, torch.searchsorted(self.names[node], users[positions])
 
+    def rows(self, kind: str, replies: Mapping[int, Tables]) -> tuple[Tensor, Tables]:
+        """Who sends rows in some replies, ascending, and their rows of a kind."""
+        parts = {node: part for node, part in replies.items() if "users" in part}
+        users = torch.cat([torch.zeros(0, dtype=torch.int64),
+                           *(self.names[node][part["users"]] for node, part in parts.items())])
+        order, each = users.argsort(), [under(kind, part) for part in parts.values()]
+        return users[order], {name: torch.cat([part[name] for part in each])[order] for name in (each or [{}])[0]}
+
     def _answer(self, node: int, kind: str, tables: Tables) -> Tables:
         if kind == "participants":
             users, count, dropped = self.group
@@ -307,26 +315,16 @@ class ReceivedSums(server.RoundSums):
                                if name.startswith("change/") or name in ("numbers", "squares", "square")}
                               for part in parts])
         self.change = under("change", self._totals)
-        rows = {node: part for node, part in replies.items() if "users" in part}
-        self._order = [population.names[node][part["users"]] for node, part in rows.items()]
-        self._rows = list(rows.values())
-        self.participants = torch.cat(self._order).sort().values if rows else None
-        self.local = {**model.local, **{name: model.local[name].index_copy(0, self.participants, table)
-                                        for name, table in self._joined("table").items()}}
-        held = self._joined("held")
-        self.held = [Trained(self.participants, None, {name: Change(table) for name, table in held.items()}, {}, {},
-                             self.participants, {})] if held else None
-
-    def _joined(self, kind: str) -> Tables:
-        """Rows of a kind, in the order of the users."""
-        if not self._rows:
-            return {}
-        order, each = torch.cat(self._order).argsort(), [under(kind, part) for part in self._rows]
-        return {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
+        (users, held), (_, local), (_, self._received) = (
+            population.rows(kind, replies) for kind in ("held", "table", "upload"))
+        self.local = {**model.local, **{name: model.local[name].index_copy(0, users, table)
+                                        for name, table in local.items()}}
+        self.held = [Trained(users, None, {name: Change(table) for name, table in held.items()}, {}, {}, users, {})] \
+            if held else None
 
     @property
     def uploads(self) -> Tables:
-        return self._joined("upload")
+        return self._received
 
     def tables(self) -> Tables:
         return self._totals
@@ -382,9 +380,7 @@ class ServerClients(CrossDevice):
         population: Server = self.federation.population
         replies = population.collect("uploads")
         self._count(replies)
-        users = torch.cat([population.names[node][part["users"]] for node, part in replies.items()])
-        order, each = users.argsort(), [under("upload", part) for part in replies.values()]
-        uploads = {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
+        _, uploads = population.rows("upload", replies)
         answers = self._answer(round_, uploads)
         population.answer({node: self._rows("answer", answers, node) for node in replies})
         return uploads, answers

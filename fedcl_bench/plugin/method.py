@@ -196,8 +196,9 @@ class Method:
         return {}
 
     def answer_queries(self, queries: Tensor, users: Tensor) -> Tensor:
-        """At the server, in an evaluation: its answers to the queries of some clients, each of shape (C, n)."""
-        raise NotImplementedError
+        """At the server, in an evaluation: its answers to the queries of some clients (``Encoding.ask``), both (C, n).
+        Of methods that ask nothing it is never called."""
+        raise NotImplementedError(f"method '{self.name}' asks in an evaluation and has no answer_queries()")
 
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
@@ -287,8 +288,8 @@ class Method:
 
 
 HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent", "end_local",
-          "end_round", "replayed_items", "local_loss", "row_penalty", "aggregate_updates", "aggregate", "rescore",
-          "rescore_session", "end_step")
+         "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "aggregate_updates", "aggregate",
+         "rescore", "rescore_session", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

@@ -211,6 +211,12 @@ class ModuleBackbone(Backbone):
         """
         return domains
 
+    @property
+    def prepares_together(self) -> bool:
+        """Whether ``prepared`` makes something, for which domains send what their items' texts say; known before the
+        run."""
+        return type(self).prepared is not ModuleBackbone.prepared
+
     def module(self, data: DomainData) -> DomainModule:
         """An untrained module of a domain."""
         raise NotImplementedError

@@ -223,8 +223,9 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
         public, dense = ([*dict.fromkeys(name.rpartition("/")[2] for name in tables)]
                          for tables in (model.public, model.dense))
         shared = dense if config.stream.topology == "federated" else []
-        prepared = getattr(config.backbone.cls, "prepared", ModuleBackbone.prepared)
-        texts = ["features"] if shared and prepared is not ModuleBackbone.prepared else []
+        backbone = config.backbone.cls(config.backbone_settings)
+        together = isinstance(backbone, ModuleBackbone) and backbone.prepares_together
+        texts = ["features"] if shared and together else []
         if shared and (sent := getattr(config.method.cls, "sent", ())):
             uploaded = [name for name in dense if name.startswith(sent)]
             others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]

@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_shop, records
+from helpers import lay_two_shops, records
 from test_client_files import same_stream
 from test_real_clients import Link, needs_flower, once
 
@@ -33,11 +32,7 @@ BLOCKS = {"domain_blocks": 2, "base_share": 0.6}
 @pytest.fixture(autouse=True)
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("vectors").mkdir()
-    for name, seed, users, items in (("books", 1, 20, 15), ("games", 2, 12, 11)):
-        lay_shop(name, seed, users, items)
-        np.savez(Path("vectors", name), item_id=[f"i{item}" for item in range(items)],
-                 vectors=np.random.default_rng(seed).normal(size=(items, 3, 4)))
+    lay_two_shops()
 
 
 @pytest.fixture

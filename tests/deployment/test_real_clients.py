@@ -348,6 +348,10 @@ def test_a_federation_by_hand(tmp_path):
     ("--engine flower:127.0.0.1:0 --federation . --clients 1", "a folder with federation.json"),
     ("--engine flower:127.0.0.1:0 --federation d/server --clients 1 --set k_core=5",
      "setting 'k_core': found 5, accepted: 70, as the federation's data are cut"),
+    ("--clients 3", "--clients: needs --engine flower, or --engine flower:HOST:PORT"),
+    ("--round-timeout 9", "--round-timeout: needs --engine flower"),
+    ("--engine flower --honest", "--honest: found --engine, accepted: runs in this process without"),
+    ("--engine flower --clients 2 --min-clients 3 --set k_core=70", "--min-clients: found 3, accepted: at most 2"),
     ("--engine flower --clients 300 --set k_core=70", "--clients: found 300, accepted: at most the number of users"),
     ("--engine flower:grid --federation d/server --clients 1", "is for the server of a Flower app")])
 def test_what_is_wrong_with_a_command(tmp_path, monkeypatch, capsys, words, said):
@@ -363,6 +367,7 @@ def test_what_is_wrong_with_a_command(tmp_path, monkeypatch, capsys, words, said
     ("--data mine.csv --server 127.0.0.1:1 --patience 1", "--server 127.0.0.1:1: no server answers there"),
     ("--data mine.csv --server nowhere --patience 1", "--server nowhere: no server answers there"),
     ("--data mine.csv", "needs one of --server HOST:PORT, --listen and --recommend USER"),
+    ("--data mine.csv --server 127.0.0.1:1 -k 3", "found -k, which goes with --recommend USER alone"),
     ("--data mine.csv --recommend 7", "no run has ended here")])
 @needs_flower
 def test_what_is_wrong_with_a_client(tmp_path, monkeypatch, capsys, words, said):

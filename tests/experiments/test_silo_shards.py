@@ -4,12 +4,10 @@ server neither. The nodes are threads of this process."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from helpers import assert_same, federation_of, lay_shop
+from helpers import assert_same, federation_of, lay_shop, lay_two_shops
 from test_shards import Threads, finish
 
 from fedcl_bench.core.errors import PluginError, UserError
@@ -26,13 +24,8 @@ TEXTS = {"encoder": "given:vectors", "heads": 2, "inner_size": 8}
 
 @pytest.fixture(autouse=True)
 def shops(tmp_path, monkeypatch):
-    """20 users and 15 items of books, 12 and 11 of games, with vectors of what their texts say."""
     monkeypatch.chdir(tmp_path)
-    Path("vectors").mkdir()
-    for name, seed, users, items in (("books", 1, 20, 15), ("games", 2, 12, 11)):
-        lay_shop(name, seed, users, items)
-        np.savez(Path("vectors", name), item_id=[f"i{item}" for item in range(items)],
-                 vectors=np.random.default_rng(seed).normal(size=(items, 3, 4)))
+    lay_two_shops()
 
 
 @pytest.fixture

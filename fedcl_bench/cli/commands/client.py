@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", default=Path("client"),
                         help="where private parameters and models are kept (default: ./client)")
     parser.add_argument("--recommend", metavar="USER", help="instead of taking part: the best items for a user")
-    parser.add_argument("-k", type=count, default=10, metavar="N", help="how many (default: 10)")
+    parser.add_argument("-k", type=count, metavar="N", help="how many (default: 10)")
     parser.add_argument("--patience", type=count, default=600, metavar="SECONDS",
                         help="how long a server that has gone is waited for (default: 600)")
     parser.add_argument("--threads", type=workers, default=1, metavar="N", help="threads of PyTorch (default: 1)")
@@ -48,12 +48,14 @@ def run(args: argparse.Namespace) -> int:
 
     plugins = tuple(folder.absolute() for folder in args.plugins)
     if args.recommend is not None:
-        table = Kept.latest(args.folder, args.data, plugins).recommend(args.recommend, args.k)
+        table = Kept.latest(args.folder, args.data, plugins).recommend(args.recommend, args.k or 10)
         if args.json:
             print_json(table.to_dict("records"))
         else:
             print(table.to_string(index=False))
         return 0
+    if found := next((name for name in ("-k", "--json") if getattr(args, name.strip("-"))), ""):
+        raise UserError(f"client: found {found}, which goes with --recommend USER alone.")
     if (args.server is None) != args.listen:
         raise UserError("client: needs one of --server HOST:PORT, --listen and --recommend USER.")
     if args.with_parent:

@@ -202,16 +202,14 @@ def _prepare(args: argparse.Namespace) -> int:
 
 def _deal(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream
-    from ...deployment.client_files import Published, deal
-    from ...deployment.domain_files import deal_domains
+    from ...deployment.client_files import Published
+    from ...deployment.domain_files import deal_all
     from ...experiments.partition import divide
 
     source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = load_stream(source, settings)
     published = Published.of(source, settings, stream)
-    names = divide(stream, args.clients, "--clients")
-    tables = deal_domains(published, source, stream, names, args.out) if stream.domains else \
-        deal(published, stream, names, args.out)
+    tables = deal_all(published, source, stream, divide(stream, args.clients, "--clients"), args.out)
     print(f"{source.name}: {stream.steps[-1].n_users} users and {stream.steps[-1].n_items} items")
     print(f"wrote: {args.out / 'server'}, {tables[0]}" + (f" to {tables[-1]}" if len(tables) > 1 else ""))
     return 0

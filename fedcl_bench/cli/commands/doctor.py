@@ -18,8 +18,8 @@ from ...core.errors import UserError
 from ...core.files import shipped
 from .. import add_options, located
 
-# Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
-ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
+# Of the extras [privacy], [ray] and [flower]; their modules, which know the same, import PyTorch.
+ACCOUNTANT, RAY, FLOWER = "dp-accounting>=0.6", "ray>=2.60", "flwr>=1.42,<1.43"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
     python = f"Python {platform.python_version()}"
     checks: list[Callable[[], str]] = [lambda: python, *(lambda r=r: _package(r) for r in _requirements()),
                                        lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
-                                       lambda: _optional(RAY, "--ray cannot be used")]
+                                       lambda: _optional(RAY, "--ray cannot be used"),
+                                       lambda: _optional(FLOWER, "--engine flower cannot be used")]
     checks += [lambda: _plugin_texts(args.plugins), _configurations] if args.quick else [
         lambda: _plugins(args.plugins), _data, _device, _kernels]
     failed = 0

@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 def serve(grid: Any, words: str, folder: str) -> None:
     """Be the server of an app: do the run that its words (JSON) name, in the folder where it was exported."""
-    from ...deployment.flower_app import AT_GRID, be_server
+    from ...deployment.flower_app import AT_GRID, use_grid
     from ..main import main
 
     os.chdir(folder)
-    be_server(grid)
+    use_grid(grid)
     if status := main(["run", *json.loads(words), "--engine", f"flower:{AT_GRID}", "--quiet"]):
         raise RuntimeError(f"the run ended with status {status}")

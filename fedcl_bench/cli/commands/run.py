@@ -68,10 +68,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     real = parser.add_argument_group("real clients", "each a process with its own data; see docs/real-clients.md")
     real.add_argument("--engine", metavar="flower[:HOST:PORT]",
                       help="clients of this machine that are started for the run; or at an address, where others join")
-    real.add_argument("--clients", type=workers, metavar="N", help="how many must join (default: 4 on this machine)")
+    real.add_argument("--clients", type=workers, metavar="N",
+                      help="how many must join (default: on this machine 4, or one per domain)")
     real.add_argument("--min-clients", type=workers, metavar="N",
                       help="with how many a round goes on when others fail (default: all)")
-    real.add_argument("--round-timeout", type=count, default=600, metavar="SECONDS",
+    real.add_argument("--round-timeout", type=count, metavar="SECONDS",
                       help="how long a client may take to answer (default: 600)")
     real.add_argument("--federation", type=Path, metavar="DIR",
                       help="with an address: what the server publishes, as `data deal` writes it")
@@ -176,7 +177,7 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     from ...experiments.worker import Job
     from ..show import print_table
 
-    if found := next((name for name in ("ray", "log", "save_lists") if getattr(args, name)), ""):
+    if found := next((name for name in ("ray", "engine", "log", "save_lists") if getattr(args, name)), ""):
         raise UserError(f"--honest: found --{found.replace('_', '-')}, accepted: runs in this process without.")
     words = tuple(word for word in args.words if not word.startswith("--honest"))
     job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
@@ -252,10 +253,9 @@ def _federation(args: argparse.Namespace) -> Federation:
         raise UserError("--engine flower:HOST:PORT: needs --federation DIR and --clients N.")
     if not address and args.federation is not None:
         raise UserError("--federation: needs an address, as --engine flower:0.0.0.0:9092.")
-    clients = args.clients or 4
     published = read_published(args.federation) if address else None
-    return Federation(address, published, clients, args.min_clients or clients, args.round_timeout,
-                      tuple(folder.absolute() for folder in args.plugins), args.results)
+    return Federation(address, published, args.clients or 0, args.min_clients or 0, args.round_timeout or 600,
+                      tuple(folder.absolute() for folder in args.plugins), args.results, args.threads or 1)
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
@@ -296,6 +296,9 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     args.method, args.backbone = registry.pair(args.method, args.backbone)
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
+    of_clients = ("clients", "min_clients", "round_timeout", "federation")
+    if not args.engine and (found := next((name for name in of_clients if getattr(args, name)), "")):
+        raise UserError(f"--{found.replace('_', '-')}: needs --engine flower, or --engine flower:HOST:PORT.")
     if args.threads and not args.ray:
         import torch
         torch.set_num_threads(args.threads)
