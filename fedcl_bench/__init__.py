@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .core.parallel import in_order
     from .core.settings import inherited, setting
     from .core.tuning import SIZES
+    from .data.settings import ItemFeatureSettings
     from .data.stream import TrainingStep
     from .plugin.backbone import ITEM, USER, Backbone, BackboneSettings
     from .plugin.local_settings import LocalSettings
@@ -52,6 +53,7 @@ _BY_MODULE = {
     "core.parallel": ("in_order",),
     "core.settings": ("inherited", "setting"),
     "core.tuning": ("SIZES",),
+    "data.settings": ("ItemFeatureSettings",),
     "data.stream": ("TrainingStep",),
     "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
     "plugin.local_settings": ("LocalSettings",),

@@ -248,7 +248,8 @@ def _channels(settings: Sequence[Any], stream: Stream, units: Sequence[Unit]) ->
          f"the order of the file says which comes last (the predictor is told)" if timed else "times are not known"),
         ("later", timed, "clients train on what happens after another's item to find: popularity from then on"),
         ("texts", None if stream.domains else server.cold_items == "similar",
-         "vectors of texts are fitted on all items, also on those that nobody trains on: similarity to their mean"),
+         "vectors of texts are fitted on all items, also on those that nobody trains on: similarity to their mean. "
+         "Features that a plugin reads (needs_features) are fitted on the items of the first block"),
         ("choice", False, f"a round or setting is chosen on the test, not on validation: the best of {RANKINGS} random "
                           f"rankings")]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import domain_streams, prepared, session_streams, stream as blocks
 from .features import FeatureSource, Callbacks, load_features, text_vectors
+from .item_features import load_item_features
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns
@@ -34,7 +35,9 @@ def load_stream(source: DatasetSource, settings: StreamSettings, features: Featu
     if settings.known_users and source.parts:
         stream = replace(stream, known=known_users(source, stream))
     if source.texts:
-        return replace(stream, features=(text_vectors(source, stream),))
+        stream = replace(stream, features=(text_vectors(source, stream),))
+    if features and not source.parts:
+        return replace(stream, item_features=load_item_features(features, source, stream, hearing))
     return replace(stream, features=load_features(features, source, stream, hearing)) if features else stream
 
 

@@ -61,6 +61,7 @@ class FeatureSource:
         dim: length of the vectors of ``tfidf``.
         fingerprint: of all that decides the features beside the interactions and settings.
         model: the language model, if it is one.
+        columns: of a stream of users, name and kind of the columns that features are made of.
     """
 
     encoder: str
@@ -68,6 +69,7 @@ class FeatureSource:
     dim: int
     fingerprint: str
     model: LanguageModel | None = None
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
@@ -86,8 +88,8 @@ def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, 
     if most is not None and layers > most:
         raise UserError(f"setting 'text_layers': found {layers}, accepted: at most {most}, the layers of encoder "
                         f"'{encoder}', or 0.")
-    files = [[fingerprint(path) for path in _files(encoder, part)] for part in source.parts]
-    return FeatureSource(encoder, layers, dim, _hash([_kind(encoder, model), files]), model)
+    files = [[fingerprint(path) for path in _files(encoder, part)] for part in source.parts or (source,)]
+    return FeatureSource(encoder, layers, dim, hash_of([_kind(encoder, model), files]), model)
 
 
 def _kind(encoder: str, model: LanguageModel | None) -> str:
@@ -191,9 +193,11 @@ def silent(vectors: Tensor) -> int:
 
 
 def notes(stream: Stream) -> list[str]:
-    """A sentence for each domain in which items have no text."""
-    return [f"{part.name}: {count:,} of {len(vectors):,} items have no text or vector; theirs are zeros."
-            for part, vectors in zip(stream.domains, stream.features) if (count := silent(vectors))]
+    """A sentence for each domain in which items have no text, or if those of a stream of users have no features."""
+    of_users = [] if stream.item_features is None else [("the stream", stream.item_features)]
+    return [f"{name}: {count:,} of {len(vectors):,} items have no text or vector; theirs are zeros."
+            for name, vectors in [*zip([part.name for part in stream.domains], stream.features), *of_users]
+            if (count := silent(vectors))]
 
 
 def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], hearing: Callbacks) -> Tensor:
@@ -201,30 +205,39 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
     files = _files(features.encoder, part)
     if features.encoder.startswith(GIVEN):
         content = [[fingerprint(path) for path in files], items]
-        make = partial(_given, features, files, items, part.config.ITEM_ID_FIELD)
-    else:
-        content = texts = _texts(part, items)
-        if not any(texts):
-            raise UserError(f"domain '{part.name}': none of its {len(items):,} items has a text in {files[0]}.\n"
-                            f"{_WAYS}")
-        make = partial(_encoded, features, texts, part.name, hearing)
+        return kept(features, part, content, partial(given, features, part, items), hearing)
+    texts = _texts(part, items)
+    if not any(texts):
+        raise UserError(f"domain '{part.name}': none of its {len(items):,} items has a text in {files[0]}.\n"
+                        f"{_WAYS}")
+    return kept(features, part, texts, partial(encoded, features, texts, part.name, hearing), hearing)
+
+
+def kept(features: FeatureSource, part: DatasetSource, content: Any, make: Callable[[], np.ndarray],
+         hearing: Callbacks) -> Tensor:
+    """Vectors from the file beside a dataset's, which is made if it is not there.
+
+    Args:
+        content: what, besides the encoder, decides them.
+    """
     dim = features.dim if features.encoder == TFIDF else 0
-    key = _hash([_FORMAT, _kind(features.encoder, features.model), features.layers, dim, content])
+    key = hash_of([_FORMAT, _kind(features.encoder, features.model), features.layers, dim, content])
     return _kept(part.path.with_name(f"{part.path.stem}.features-{key[:12]}.npy"), key, make, hearing.warn)
 
 
-def _given(features: FeatureSource, files: Sequence[Path], items: Sequence[str], column: str) -> np.ndarray:
-    """The last layers of given vectors."""
+def given(features: FeatureSource, part: DatasetSource, items: Sequence[str]) -> np.ndarray:
+    """The last layers of given vectors of a dataset's items, (items, layers, d)."""
     from . import precomputed_vectors
 
-    vectors = precomputed_vectors.read(files[0], items, files[1:], column)
+    files = _files(features.encoder, part)
+    vectors = precomputed_vectors.read(files[0], items, files[1:], part.config.ITEM_ID_FIELD)
     if features.layers > vectors.shape[1]:
         raise UserError(f"setting 'text_layers': found {features.layers}, accepted: at most {vectors.shape[1]}, the "
                         f"layers of {files[0]}, or 0.")
     return vectors[:, -features.layers:]  # all of them for 0
 
 
-def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Callbacks) -> np.ndarray:
+def encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Callbacks) -> np.ndarray:
     """The vectors of texts by an encoder."""
     from . import language_models, tfidf
 
@@ -273,5 +286,6 @@ def _checksum(content: np.ndarray, key: str) -> bytes:
     return hashlib.blake2b(content, key=key.encode(), digest_size=_DIGEST).digest()
 
 
-def _hash(content: Any) -> str:
+def hash_of(content: Any) -> str:
+    """Of anything that is JSON."""
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()

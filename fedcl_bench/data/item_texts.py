@@ -17,7 +17,7 @@ from ..core.errors import UserError
 from ..core.text import quoted
 from .table_reader import TableLayout, fields_of, first_lines, line_of, text_batches
 
-_WORDS = ":token_seq"
+_WORDS = "token_seq"
 
 
 def item_file(inter: Path) -> Path:
@@ -36,22 +36,43 @@ def read_texts(path: Path, item_column: str) -> dict[str, str]:
     """
     if not path.is_file():
         return {}
-    header = fields_of(first_lines(path, str(path), "a header line, as item_id:token, and a line per item")[0], "\t")
-    names = [name.partition(":")[0] for name in header]
-    if item_column not in names:
-        raise UserError(f"{path}: column '{item_column}' is missing; found columns {', '.join(names)} (tab-separated "
+    words = [name for name, kind in columns_of(path, item_column).items() if kind == _WORDS]
+    return {item: joined(fields) for item, fields in read_fields(path, item_column, words).items()}
+
+
+def joined(fields: Iterable[str]) -> str:
+    """An item's text."""
+    return " ".join(" ".join(fields).split())
+
+
+def columns_of(path: Path, item_column: str) -> dict[str, str]:
+    """Name and type of the columns of a ``.item`` file but that of ids; raises as ``read_texts``."""
+    header = _header(path)
+    columns = {name: kind for name, _, kind in (field.partition(":") for field in header)}
+    if item_column not in columns:
+        raise UserError(f"{path}: column '{item_column}' is missing; found columns {', '.join(columns)} (tab-separated "
                         f"header, as item_id:token).")
-    words = [name for name in header if name.endswith(_WORDS)]
-    texts: dict[str, str] = {}
+    return {name: kind for name, kind in columns.items() if name != item_column}
+
+
+def read_fields(path: Path, item_column: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Item, by the publisher's id, to its fields in some of the columns; raises as ``read_texts``."""
+    header = _header(path)
+    field_of = {field.partition(":")[0]: field for field in header}
+    rows: dict[str, tuple[str, ...]] = {}
     for batch in text_batches(path, str(path), TableLayout("\t", tuple(header), True), header):
-        columns = [batch.column(name).to_pylist() for name in (header[names.index(item_column)], *words)]
-        for item, *text in zip(*columns):
-            if item in texts or "\n" in "".join(text):
-                wrong = (f"describes the item {quoted(item)} again; leave one row of it" if item in texts else
+        columns = [batch.column(field_of[name]).to_pylist() for name in (item_column, *names)]
+        for item, *fields in zip(*columns):
+            if item in rows or "\n" in "".join(fields):
+                wrong = (f"describes the item {quoted(item)} again; leave one row of it" if item in rows else
                          "a quote is not closed; one within a quoted field is written twice")
-                raise UserError(f"{path}, line {line_of(path, len(texts) + 2)}: {wrong}.")
-            texts[item] = " ".join(" ".join(text).split())
-    return texts
+                raise UserError(f"{path}, line {line_of(path, len(rows) + 2)}: {wrong}.")
+            rows[item] = tuple(fields)
+    return rows
+
+
+def _header(path: Path) -> list[str]:
+    return fields_of(first_lines(path, str(path), "a header line, as item_id:token, and a line per item")[0], "\t")
 
 
 def item_table(described: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[bytes, int]:
@@ -62,7 +83,7 @@ def item_table(described: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(("item_id:token", *(f"{name}{_WORDS}" for name in described)))
+    writer.writerow(("item_id:token", *(f"{name}:{_WORDS}" for name in described)))
     count = 0
     for item, *texts in rows:
         writer.writerow((item, *map(clean, texts)))

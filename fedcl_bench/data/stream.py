@@ -355,6 +355,8 @@ class Stream:
     ``domains`` are the clients, if these are domains; ids then begin with the domain's name.
     ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them;
     or, where new items are likened to others by their texts, those of all items, (items, d).
+    ``item_features`` are those of all items of a stream of users, (items, d), for plugins that need them (see
+    ``item_features.py``).
     ``known`` says of each two domains, by their numbers, which of their users are the same, with ``known_users``:
     int64 (users, 2), each numbered from 0 in its domain.
     """
@@ -366,6 +368,7 @@ class Stream:
     domains: tuple[DomainPart, ...] = ()
     features: tuple[Tensor, ...] = ()
     known: Mapping[tuple[int, int], Tensor] = field(default_factory=dict)
+    item_features: Tensor | None = None
 
     @property
     def per_step(self) -> int:

@@ -23,20 +23,32 @@ _MORE = 16  # dimensions of the subspace in which the singular vectors are sough
 _ITERATIONS = 4  # of subspaces; singular values of texts fall slowly
 
 
-def encode(texts: Sequence[str], dim: int) -> np.ndarray:
+def encode(texts: Sequence[str], dim: int, fitted: int | None = None) -> np.ndarray:
     """Vectors of length 1, of zeros for a text without words: float32 of shape (texts, 1, dim).
 
-    With X the TF-IDF matrix, R random signs and U the first ``dim`` left singular vectors of X, they are the rows of
-    U U^T X R.
+    With X the TF-IDF matrix, R random signs and U, S, V its first ``dim`` singular vectors and values, they are the
+    rows of U U^T X R.
+
+    Args:
+        fitted: words, their weights and U, S, V are those of so many texts, the first ones; None: of all. A later text
+            x is x V V^T R, as the others are, too.
     """
     words = [_WORD.findall(text.lower()) for text in texts]
-    vocabulary = sorted(set().union(*words))
+    fitted = len(words) if fitted is None else fitted
+    vocabulary = sorted(set().union(*words[:fitted]))
     if not vocabulary:
         return np.zeros((len(texts), 1, dim), np.float32)
-    weights = _weights(words, vocabulary)
-    pointing = weights @ _directions(vocabulary, dim)
-    basis = _left_singular_vectors(weights, weights @ _directions(vocabulary, dim + _MORE), dim)
-    vectors = basis @ (basis.T @ pointing)
+    weights = _weights(words, vocabulary, fitted)
+    pointing, first = weights @ _directions(vocabulary, dim), weights[:fitted]
+    basis = _left_singular_vectors(first, first @ _directions(vocabulary, dim + _MORE), dim)
+    coefficients = basis.T @ pointing[:fitted]
+    vectors = basis @ coefficients
+    if fitted < len(words):  # V V^T R = B^T S^-2 U^T X R, with B = U^T X = S V^T
+        across = first.T @ basis
+        squares = np.square(across).sum(0)
+        kept = squares > _LEFT * squares.max()
+        later = (weights[fitted:] @ across[:, kept] / squares[kept]) @ coefficients[kept]
+        vectors = np.concatenate([vectors, later])
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = np.where(lengths > _LEFT, vectors, pointing)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -52,16 +64,18 @@ def _left_singular_vectors(matrix: csr_matrix, start: np.ndarray, count: int) ->
     return basis @ np.linalg.eigh(across.T @ across)[1][:, ::-1][:, :count]
 
 
-def _weights(words: Sequence[Sequence[str]], vocabulary: Sequence[str]) -> csr_matrix:
-    """(1 + log tf) (1 + log((1 + N) / (1 + df))) in rows of length 1, (texts, words)."""
+def _weights(words: Sequence[Sequence[str]], vocabulary: Sequence[str], fitted: int) -> csr_matrix:
+    """(1 + log tf) (1 + log((1 + N) / (1 + df))) in rows of length 1, (texts, words), with N and df of the first
+    ``fitted`` texts."""
     from scipy import sparse
 
     column = {word: number for number, word in enumerate(vocabulary)}
+    words = [[word for word in of_text if word in column] for of_text in words]
     rows = np.repeat(np.arange(len(words)), [len(of_text) for of_text in words])
     columns = np.array([column[word] for of_text in words for word in of_text])
     counts = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(words), len(vocabulary)))
-    in_texts = np.bincount(counts.indices, minlength=len(vocabulary))
-    weights = (1 + np.log(counts.data)) * (1 + np.log((1 + len(words)) / (1 + in_texts)))[counts.indices]
+    in_texts = np.bincount(counts[:fitted].indices, minlength=len(vocabulary))
+    weights = (1 + np.log(counts.data)) * (1 + np.log((1 + fitted) / (1 + in_texts)))[counts.indices]
     of_row = np.repeat(np.arange(len(words)), np.diff(counts.indptr))
     lengths = np.sqrt(np.bincount(of_row, weights ** 2, minlength=len(words)))
     return sparse.csr_matrix((weights / lengths[of_row], counts.indices, counts.indptr), shape=counts.shape)

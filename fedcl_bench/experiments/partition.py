@@ -106,7 +106,8 @@ def stream_part(stream: Stream, names: Tensor) -> Stream:
         sessions = {name: every.part(every.numbers().part(users)) for name, every in step.sessions.items()}
         steps.append(Step(step.index, len(users), step.n_items, int((names < step.old_users).sum()), step.old_items,
                           step.interactions, **splits, sessions=sessions))
-    return Stream(tuple(steps), stream.user_tokens[names.numpy()], stream.item_tokens)
+    return Stream(tuple(steps), stream.user_tokens[names.numpy()], stream.item_tokens,
+                  item_features=stream.item_features)
 
 
 def _of_domains(stream: Stream, numbers: Tensor) -> Stream:

@@ -36,6 +36,17 @@ def check(backbone: Backbone, method: Method, stream: Stream, topology: str, loc
         _check_users(backbone, method, bool(stream.steps[0].sessions), local, init, means)
     if stream.known:
         _check_known_users(backbone)
+    if stream.item_features is None:
+        _check_features(backbone, method)
+
+
+def _check_features(backbone: Backbone, method: Method) -> None:
+    """Raise UserError if one of them reads features of a stream's items, which are not there."""
+    for plugin in (backbone, method):
+        if plugin.needs_features and not isinstance(plugin, ModuleBackbone):
+            raise Incompatible(f"{plugin.kind} '{plugin.name}' reads features of items, which are not there: it takes one "
+                               f"dataset with a .item file and clients of one user each.", plugin.kind,
+                               lambda cls: not cls.needs_features)
 
 
 def _check_users(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str, means: bool

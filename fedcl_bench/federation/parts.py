@@ -161,6 +161,9 @@ class Federation:
     def __post_init__(self):
         if isinstance(self.method, DomainMethod) and isinstance(self.backbone, ModuleBackbone):
             self.method.backbone = self.backbone
+        for plugin in (self.method, self.backbone) if self.stream.item_features is not None else ():
+            if plugin.needs_features:
+                plugin.features = self.stream.item_features.to(self.device)
         if self.explicit:  # no negatives are drawn
             object.__setattr__(self, "local", replace(self.local, negatives=0))
 
@@ -194,7 +197,9 @@ class Federation:
         on. Backbones read their learning rates from their settings."""
         if step == 0 or not self.local.lr_later:
             return self.backbone
-        return type(self.backbone)(replace(self.backbone.settings, lr=self.local.lr_later))
+        later = type(self.backbone)(replace(self.backbone.settings, lr=self.local.lr_later))
+        later.features = self.backbone.features
+        return later
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""

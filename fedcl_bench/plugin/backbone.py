@@ -86,6 +86,7 @@ class Backbone:
         serves_tables: the server makes item tables for each client (see ``serve``).
         rest_follows: with ``whole_tables``, rows that are in none of a client's local batches move by ``weight_decay``
             and ``pull`` alone; it then trains the others only (see ``training/lazy_decay.py``).
+        needs_features, features: as a method's (see ``Method``).
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
@@ -101,7 +102,9 @@ class Backbone:
     ignored: ClassVar[Mapping[str, str]] = {}
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False
+    needs_features: ClassVar[bool] = False
     factor_names: ClassVar[tuple[str, str | None] | None] = None
+    features: Tensor | None = None
     pairwise: bool = False
     explicit: bool = False
     whole_tables: bool = False

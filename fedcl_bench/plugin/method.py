@@ -81,6 +81,9 @@ class Method:
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
         gives_up: the statements of docs/constraints.md that the method gives up on purpose, as ``C1`` of one that says
             how much there is to gain, each with how. Results say so; ``check`` and ``--honest`` leave them out.
+        needs_features: it reads ``features``; its settings are an ``ItemFeatureSettings``, too.
+        features: of a method that needs them, those of the stream's items, float32 of shape (items, d), the same at
+            clients and server. Items that arrive later are behind those of a step: take as many rows as tables have.
         client_state: tensors with one row per user, by name. When a step begins, the answers of ``end_round`` get rows
             for its new users; what the method keeps itself does not.
         server_state: tensors the server keeps, by name.
@@ -106,6 +109,8 @@ class Method:
     topology: ClassVar[str] = ""
     needs_backbone: ClassVar[bool] = True
     gives_up: ClassVar[Mapping[str, str]] = {}
+    needs_features: ClassVar[bool] = False
+    features: Tensor | None = None
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
         self.settings = settings

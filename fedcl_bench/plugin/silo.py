@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .backbone import Backbone, BackboneSettings
+from ..data.settings import ItemFeatureSettings
 from ..data.stream import TrainingStep
 from ..rng import DrawKey, Tables
 from ..core.errors import PluginError
 from .method import Method
-from ..core.settings import setting
+from ..core.settings import inherited, setting
 
 TOPOLOGIES = ("federated", "local", "central")
 # What a backbone exchanges whose items have no rows: its modules know them by a buffer ``texts``, (items, d_W), alone.
@@ -174,11 +175,9 @@ class TextSettings(ModuleSettings):
                            "NAME.npz, NAME.parquet or NAME.npy hold the vectors of domain NAME")
     text_layers: int = setting(0, "the encoder's last so many layers are taken; 0: 3 of a language model (FFMSR), and "
                                "all that another encoder has", low=0, high=100)
-    text_pooling: str = setting("own", "which vector of a language model's layer stands for a text: cls, that of the "
-                                "first token (FFMSR, UniSRec); mean, of all tokens; own: what the model says that it "
-                                "was trained for, else cls", choices=("own", "cls", "mean"),
-                                only_if="encoder!=tfidf|given:*")
-    text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096, only_if="encoder=tfidf")
+    text_pooling: str = inherited(ItemFeatureSettings, "text_pooling")
+    text_dim: int = inherited(ItemFeatureSettings, "text_dim", default=256)
+
 
 
 class ModuleBackbone(Backbone):

@@ -15,8 +15,8 @@ import torch
 from ..plugin.backbone import Backbone
 from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
-from ..data.settings import StreamSettings
-from ..core.errors import Incompatible, UserError
+from ..data.settings import ItemFeatureSettings, StreamSettings
+from ..core.errors import Incompatible, PluginError, UserError
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
 from ..plugin.metric import Metric
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..data.features import FeatureSource
     from ..data.stream import Stream
     from ..federation.parts import Federation
+    from ..plugin.method import Method
     from ..plugin.silo import Stage
 
 Layers = list[tuple[str, Mapping[str, Any]]]
@@ -46,7 +47,7 @@ class RunConfig:
 
     Attributes:
         registry: where the plugins come from; errors name others of it.
-        features: what the features of the domains' items are made of, if the backbone reads them.
+        features: what the features of the items are made of, if the backbone or the method reads them.
     """
 
     source: DatasetSource
@@ -456,7 +457,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
 
         source = replace(source, texts=locate_texts(source))
     return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
-                     _features(backbone_plugin.cls, parts, source))
+                     _features(backbone_plugin.cls, method_plugin.cls, parts, source, bool(elsewhere)))
 
 
 def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> DatasetSource:
@@ -470,11 +471,29 @@ def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetS
     return replace(source, rating=source.config.RATING_FIELD)
 
 
-def _features(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> FeatureSource | None:
-    """What the features of domains are made of, for a backbone that reads them."""
-    if not (backbone.for_domains and backbone.needs_features and source.parts):
-        return None
+def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings, source: DatasetSource,
+              elsewhere: bool) -> FeatureSource | None:
+    """What the features of items are made of, for a backbone or method that reads them.
+
+    Raises:
+        UserError: also where data are ``elsewhere``.
+    """
     from ..data.features import locate_features
 
-    s = parts.backbone
-    return locate_features(source, s.encoder, s.text_layers, s.text_dim, s.text_pooling)
+    if backbone.for_domains and backbone.needs_features and source.parts:
+        s = parts.backbone
+        return locate_features(source, s.encoder, s.text_layers, s.text_dim, s.text_pooling)
+    reading = [(cls, settings) for cls, settings in ((method, parts.method), (backbone, parts.backbone))
+               if cls.needs_features and not cls.for_domains]
+    if not reading or source.parts or parts.stream.topology_in_effect == "central":
+        return None
+    cls, settings = reading[0]
+    if elsewhere:
+        raise UserError(f"{cls.kind} '{cls.name}' reads features of items, which clients elsewhere do not have; run it "
+                        f"as a simulation, without --engine.")
+    if not isinstance(settings, ItemFeatureSettings):
+        raise PluginError(f"{cls.kind} '{cls.name}': needs_features is set, expected Settings that are an "
+                          f"ItemFeatureSettings.")
+    from ..data.item_features import locate_item_features
+
+    return locate_item_features(source, settings)

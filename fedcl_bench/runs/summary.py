@@ -210,6 +210,8 @@ def _of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
     """What a record says of the features of a run's items, per block. ``silent`` are the items without a text or
     vector, whose features are zeros."""
     each = stream.features * len(stream.steps)
+    if (of_users := stream.item_features) is not None:
+        each = [of_users[:step.n_items, None] for step in stream.steps]
     return {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
             "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
             "dim": [v.shape[2] for v in each]}

@@ -30,6 +30,7 @@ from .report import Inapplicable, Violated
 from .sent import uploads
 from .trials import (Pair, about_to_train, client_round, difference, finished, is_sequential, rounds_to_test,
                      runs_differ, tables_differ)
+from .worlds import with_item_features
 
 Heard = tuple[Tables, HeldUpdates | None]  # declared uploads, and what a method sees that looks at each client's
 # Hooks that run at clients, in their order.
@@ -369,7 +370,10 @@ def evaluation_data(pair: Pair) -> str:
         hidden = {s.index: with_other_ends(s) if ends else
                   with_other_data(s, splits=("valid", "test"), counts=True) for s in pair.stream.steps[:start.step + 1]}
         hidden |= {s.index: with_other_data(s, counts=True) for s in pair.stream.steps[start.step + 1:]}
-        mismatch, hooks = _compared(pair, with_steps(pair.stream, hidden), start, looks)
+        others = with_steps(pair.stream, hidden)
+        if pair.needs_features:  # of items that nobody has yet
+            others = with_item_features(others, pair.stream.steps[start.step].n_items, seed=5)
+        mismatch, hooks = _compared(pair, others, start, looks)
         if mismatch:
             raise Violated(f"{hooks}: with other validation, test and future data, {mismatch}: {_WHAT[looks]} reads "
                            f"what it is to be tested on; use step.train only")

@@ -186,8 +186,9 @@ def on_real_data(pair: Pair) -> str:
     from ..data.datasets import load_stream
     from ..runs.config import make_config
 
-    config = make_config(pair.registry, "ft", "fedmf", "ml-100k", overrides=[("check", {"k_core": 70})])
-    stream: Stream = load_stream(config.source, config.stream)
+    names = (pair.method, pair.backbone) if pair.needs_features else ("ft", "fedmf")
+    config = make_config(pair.registry, *names, "ml-100k", overrides=[("check", {"k_core": 70})])
+    stream: Stream = load_stream(config.source, config.stream, config.features)
     real = dataclasses.replace(pair, settings={**pair.settings, "topk": "10,20", "valid_metric": "ndcg@20"})
     f = real.federation(stream)
     for progress in run(f):

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.settings import ItemFeatureSettings
 from ..plugin import checks
 from ..training.session_trainer import input_rows, window
-from ..plugin.silo import ModuleSettings, TextSettings
+from ..plugin.silo import TextSettings
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.cross_device import open_step
@@ -125,10 +126,9 @@ def _outside(meta) -> Iterator[Any]:
 def settings_read(plugin: Plugin, pairs: list[Pair]) -> str:
     """Every setting is read: with its defaults, each named choice, and every number changed. Those that no run has
     active, as its partner refuses the choices that they belong to, are named as not tried."""
-    of_texts = {field.name for field in dataclasses.fields(TextSettings)} - {
-        field.name for field in dataclasses.fields(ModuleSettings)}  # read where data is loaded
+    of_items = {field.name for field in dataclasses.fields(ItemFeatureSettings)}  # read where data is loaded
     names = [field.name for field in dataclasses.fields(plugin.cls.Settings)
-             if field.name not in of_texts or not issubclass(plugin.cls.Settings, TextSettings)]
+             if field.name not in of_items or not issubclass(plugin.cls.Settings, (TextSettings, ItemFeatureSettings))]
     if not names:
         raise Inapplicable("no settings")
     seen: set[str] = set()

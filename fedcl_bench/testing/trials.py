@@ -30,7 +30,7 @@ from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, metrics_of, resolve
 from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
 from ..plugin.sequential import SequentialBackbone
-from .worlds import domain_stream, growing_stream, session_log, session_stream
+from .worlds import domain_stream, growing_stream, session_log, session_stream, with_item_features
 
 SESSION_ITEMS = 40
 DOMAINS = (1, 2, 3)  # the seeds of each one's interactions and features
@@ -91,11 +91,20 @@ class Pair:
 
     @cached_property
     def stream(self) -> Stream:
+        stream = self._without_features()
+        return with_item_features(stream) if self.needs_features else stream
+
+    def _without_features(self) -> Stream:
         if self.kind == "sessions":
             return session_stream(session_log(SESSION_ITEMS), SESSION_ITEMS)
         if self.kind == "domains":
             return domain_stream(DOMAINS)
         return growing_stream()
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether one of the two reads features of a stream's items."""
+        return any(cls.needs_features and not cls.for_domains for cls in (self.method_cls, self.backbone_cls))
 
     def parts(self, **settings) -> AllSettings:
         """The pair's settings: small sizes where the plugins have them, and those given."""

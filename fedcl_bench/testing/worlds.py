@@ -116,3 +116,11 @@ def domain_stream(seeds: Sequence[int], other_ends: int = 0, more_users: int = 0
         normal = np.random.default_rng([seed, number, 1]).normal(size=(items, 2, 8))
         features.append(torch.from_numpy(normal.astype(np.float32)))
     return replace(build_domains(parts, StreamSettings(stream="domains")), features=tuple(features))
+
+
+def with_item_features(stream: Stream, since: int = 0, seed: int = 4) -> Stream:
+    """The stream with features of its items, drawn at random, of all or of those from a number on."""
+    drawn = np.random.default_rng(seed).normal(size=(len(stream.item_tokens), 5)).astype(np.float32)
+    features = torch.from_numpy(drawn)
+    return replace(stream, item_features=features if not since else torch.cat([stream.item_features[:since],
+                                                                               features[since:]]))
