@@ -53,6 +53,46 @@ class MeanOfNeighbours(_Cheater):
         return sum((value - value.detach().mean(0)).flatten(1).square().sum(1) for value in batch.private.values())
 
 
+class _SendsSums(_Cheater):
+    """Clients send the sum of their changes as one table."""
+
+    def sums(self, backbone, n_items):
+        return {"sum": (n_items, backbone.settings.dim)}
+
+    def end_local(self, local):
+        (rows, items), = local.changes.values()
+        local.add("sum", rows, items)
+
+    def aggregate_sums(self, sums, count, public, draw):
+        return {name: sums["sum"] / count for name in public}
+
+
+class KnowsWhoAddsToSums(_SendsSums):
+    """(c) divides a sum by what each client is to keep for itself."""
+
+    def end_local(self, local):
+        super().end_local(local)
+        self.client_state["loss"] = local.loss
+
+    def aggregate_sums(self, sums, count, public, draw):
+        return {name: sums["sum"] / self.client_state["loss"].sum() for name in public}
+
+
+class AddsForOthers(_SendsSums):
+    """(a) adds the mean over the clients trained beside it to a sum."""
+
+    def end_local(self, local):
+        (rows, items), = local.changes.values()
+        local.add("sum", rows + 1e-3 * local.loss.mean().to(rows), items)
+
+
+class ReceivesTogether(_SendsSums):
+    """(a) pulls private parameters to their mean over clients once there is an answer."""
+
+    def receive(self, private, sums, count, draw):
+        return {name: rows - 0.1 * (rows - rows.mean(0)) for name, rows in private.items()}
+
+
 class ReadsOthersState(_Rehearses):
     """(a) replays what another client trained on."""
 

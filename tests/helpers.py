@@ -127,6 +127,8 @@ def train_round(chunks, model, backbone, method, settings, seed, step, round_, w
     work = rounds.Work(training(backbone, method, model, settings, protection, own_start), chunks)
     key = DrawKey(seed, step, round_)
     sums = rounds.train_clients([work], model, key, weights, observe)
+    if method.overrides("sums"):
+        return *server.aggregate_sums(sums, model, method, key, sum(len(c.users) for c in chunks)), sums.uploads
     if sums.held is not None:
         return *server.aggregate_updates(sums, model, method, protection, key, sums.uploads), sums.uploads
     return *server.mean(sums, model, backbone, seed), sums.uploads

@@ -67,6 +67,8 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
                         f"backbones can start at the clients.")
     if method.overrides("aggregate_updates"):
         _check_single_updates(backbone, method, init)
+    if method.overrides("sums"):
+        _check_sums(backbone, method, init)
     if means and backbone.factor_names is None:
         raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
                            f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
@@ -81,6 +83,24 @@ def _check_single_updates(backbone: Backbone, method: Method, init: str) -> None
     if backbone.overrides("serve"):
         raise Incompatible(f"method '{method.name}' aggregates clients' updates, as does the server of "
                            f"'{backbone.name}'.", "backbone", lambda cls: cls.serve is Backbone.serve)
+
+
+def _check_sums(backbone: Backbone, method: Method, init: str) -> None:
+    """Raise UserError unless clients can send something else than their changes of what the server sent."""
+    if init == "per_client":
+        raise UserError(f"setting 'init': found per_client, accepted: server with method '{method.name}', whose "
+                        f"clients send what training adds to what they were sent.")
+    if backbone.keeps_local_tables or backbone.serves_tables:
+        raise Incompatible(f"method '{method.name}' sends sums in place of item tables, and clients of "
+                           f"'{backbone.name}' keep or send theirs.", "backbone",
+                           lambda cls: not (cls.keeps_local_tables or cls.serves_tables))
+    if method.overrides("row_basis") and isinstance(backbone, SequentialBackbone):
+        raise Incompatible(f"method '{method.name}' trains item rows along a basis, which sequential backbones such as "
+                           f"'{backbone.name}' do not.", "backbone", lambda cls: not _is_sequential(cls))
+    if method.penalises_rows or method.overrides("aggregate_updates"):
+        raise UserError(f"method '{method.name}' sends sums in place of changes, so that it can have neither "
+                        f"row_penalty() nor aggregate_updates().")
+    method.sums(backbone, 1)  # may raise one
 
 
 def has_shared_rows(backbone: Backbone | type[Backbone]) -> bool:

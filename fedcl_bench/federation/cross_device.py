@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,17 +132,30 @@ class CrossDevice:
         f, method, sums = self.federation, self.method, update.sums
         key, users = self.key(self.step.index, progress.round), self.group.users
         protection, begun = self.training.protection, progress.model
-        if sums.held is None:
+        if declared := self.sums:
+            model, loss = server.aggregate_sums(sums, begun, method, key, self.group.count)
+        elif sums.held is None:
             model, loss = server.mean(sums, begun, f.backbone, f.seed)
             model = server.aggregate(f.backbone, model, users, protection, key, self._by_weight(key.round))
         else:
             model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads)
         public = checks.checked_tables(method, "aggregate", method.aggregate(model.public), model.public)
         model = replace(model, public=public)
+        if declared and method.overrides("receive"):
+            model = self._receive(model, sums.totals().change, self.group.count, key)
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
                       uploads=update.uploads)
+
+    @property
+    def sums(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what participants send in place of changes."""
+        return self.method.sums(self.federation.backbone, self.step.n_items)
+
+    def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
+        """The model once the participants here have the sums."""
+        return server.receive(self.method, model, self.group.users, sums, count, key)
 
     def _by_weight(self, round_: int) -> dict[float, int]:
         """How many of the round's participants have each weight in the mean."""
@@ -207,6 +221,10 @@ class CrossDevice:
             down += bytes_of({name: table[:self.step.old_items] for name, table in model.public.items()})
         new = self.cold_start.count if last and self.cold_start is not None else 0
         arrived = {"bytes_down_new": new * shared} if self.federation.server.fold_in else {}
+        if shapes := self.sums:
+            summed = sum(math.prod(shape) for shape in shapes.values()) * model.item_vectors.element_size()
+            down += summed if self.method.overrides("receive") else 0
+            return {"bytes_up": summed + sent, "bytes_down": down, **arrived}
         return {"bytes_up": shared + sent, "bytes_down": down, **arrived}
 
     def more(self, unit: int, model: Snapshot, round_: int, validated: bool) -> dict[str, float]:
@@ -257,7 +275,7 @@ class CrossDevice:
     def weights(self, round_: int) -> Tensor | None:
         """Weight of every user in the mean, shape (users,); None: all alike."""
         server = self.federation.server
-        if server.weighting == "uniform":
+        if server.weighting == "uniform" or self.sums:
             return None
         return self.protocol.lengths(round_).to(getattr(torch, server.precision))
 

@@ -250,6 +250,9 @@ class Federation:
         if cold != "none" and not compatibility.has_shared_rows(self.backbone):
             raise Incompatible(f"{found}, accepted: none with '{self.backbone.name}', whose clients train all item "
                                f"rows or have some of their own.", "backbone", compatibility.has_shared_rows)
+        if cold == "fold_in" and self.method.overrides("sums"):
+            raise UserError(f"{found}, accepted: none, untrained, similar or popularity with method "
+                            f"'{self.method.name}', whose clients send no changes of item rows.")
         if cold == "similar" and not self.stream.features:
             raise UserError(f"{found}, and the stream has no texts of items.")
         if cold == "fold_in" and (server.upload_noise or server.upload_clip):
@@ -265,6 +268,10 @@ class Federation:
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""
+        for name in ("upload_noise", "upload_clip"):
+            if (found := getattr(self.server, name)) and self.method.overrides("sums"):
+                raise UserError(f"setting '{name}': found {found:g}, accepted: 0 with method '{self.method.name}', "
+                                f"whose clients send something else than their changes of public parameters.")
         if not self.server.upload_clip:
             return
         clipped = f"setting 'upload_clip': found {self.server.upload_clip:g} with"

@@ -19,7 +19,7 @@ from ..evaluation import beyond_accuracy, drift
 from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
-from ..rng import Tables
+from ..rng import DrawKey, Tables
 from ..training.trained import Change, Trained
 from . import server
 from .client_sampling import Attendance, Participants
@@ -51,12 +51,14 @@ MESSAGES = {
     "uploads": MessageKind({"users": "who send", "upload/": "what the method declares, (users, ...)"},
                            {"answer/": "the server's answers, (users, ...)"}),
     "update": MessageKind(
-        {"change/": "the users' changes of public parameters, added up", "numbers": "sum of losses, users, weights",
+        {"change/": "the users' changes of public parameters, or what a method sends instead (sums), added up",
+         "numbers": "sum of losses, users, weights",
          "squares": "of weights by item (init=per_client)", "square": "of all weights (init=per_client)",
          "users": "who send rows", "held/": "each user's change (aggregate_updates)",
          "table/": "each user's item tables (serve)", "upload/": "what the method declares, (users, ...)"},
         {**_PARAMETERS, "loss": "mean of all users", "answer/": "the server's answers, (users, ...)",
-         "served/": "tables that the server made for each user (serve)"}),
+         "served/": "tables that the server made for each user (serve)",
+         "sum/": "over all users (receive)", "count": "of users who took part (receive)"}),
     "sum": MessageKind({"": "counts and sums over the node's users: clients of a block, trained items (popularity, "
                         "metrics of items), changes of rank"}, {"": "the same over all nodes"}),
     "query": MessageKind({"users": "who ask", "queries": "(users, n)"}, {"answers": "(users, n)"}),
@@ -151,6 +153,9 @@ class NodeClients(CrossDevice):
                   for name, rows in under("served", answer).items()}
         model = Snapshot(under("public", answer), {**model.private, **sums.private}, under("dense", answer),
                          sums.local, {**model.personalised, **served}, model.client_context)
+        if "count" in answer:
+            key = self.key(self.step.index, progress.round)
+            model = self._receive(model, under("sum", answer), int(answer["count"]), key)
         answers = update.answers if self.method.uploads_first else self._kept(under("answer", answer))
         unit = self.step.index
         return Update({unit: float(answer["loss"])}, {unit: time.perf_counter() - update.began}, model,
@@ -411,9 +416,14 @@ class ServerClients(CrossDevice):
         answers = {} if self.method.uploads_first else result.answers
         alike = {**named("public", model.public), **named("dense", model.dense),
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
+        if self.sums and self.method.overrides("receive"):
+            alike |= {**named("sum", update.sums.totals().change), "count": torch.tensor(self.group.count)}
         population.answer({node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
                            for node in population.arrived})
         return result
+
+    def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
+        return model
 
     def arrived(self, model: Snapshot) -> Snapshot:
         return model

@@ -52,7 +52,7 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
     own_start = training.own_start and key.round == 0
     count = sum(len(chunk.users) for part in work for chunk in part.chunks)
     keeps = training.method.overrides("aggregate_updates")
-    sums = RoundSums(model, count, weights, own_start, keeps)
+    sums = RoundSums(model, count, weights, own_start, keeps, training.method.sums(training.backbone, model.n_items))
     for training, chunks in work:
         train = trainer_of(chunks, model, training, key, observe is not None)
         short = not chunks or _is_short(chunks, training)
@@ -119,6 +119,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         loss = work.train()
         if not method.uploads_first:
             checks.check_sent(method, work.declared, work.uploads)
+        checks.check_added(method, work.summed, work.added)
         return _result(work, loss, shifts.get(chunk.batches, {}), training)
 
     return train
@@ -147,7 +148,12 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
         public |= {name: Change(table, replaces=True) for name, table in local.items()}
         private |= {name: Change(work.private[name], work.slots.items, replaces=True, decay=decay[name])
                     for name in work.personal}
-    return clip(Trained(work.users, work.slots, public, private, local, loss, work.uploads), model, training.protection)
+    if work.summed:
+        public = {name: Change(value, items) for name, (value, items) in work.added.items()}
+    zero = next(iter(model.public.values())).new_zeros(())
+    sums = {name: zero.expand(shape) for name, shape in work.summed.items()}
+    return clip(Trained(work.users, work.slots, public, private, local, loss, work.uploads, sums), model,
+                training.protection)
 
 
 def _local_tables(work: ChunkTrainer, shifts: Tables) -> Tables:

@@ -6,6 +6,7 @@ Chunks of clients are added in their own order, whichever thread trained them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Callable, Iterable, Mapping
 
 import torch
@@ -86,21 +87,24 @@ class RoundSums:
         weights: weight of every user in the mean, shape (users,); None: all alike.
         own_start: clients drew the public parameters that they began with.
         keeps: whether each client's changes are kept instead of their sum.
+        shapes: of what clients send in place of changes (see ``Method.sums``).
 
     Attributes:
-        change: of the public parameters, item tables and dense ones, summed over clients.
+        change: of the public parameters, item tables and dense ones, summed over clients; or what they send instead.
         private: those private parameters that are others now, of all users; local: the same of clients' own copies.
         uploads: what the method uploaded, each (N, ...) in ascending order of users.
         held: the chunks' clients, if they are kept.
     """
 
     def __init__(self, model: Snapshot, users: int, weights: Tensor | None, own_start: bool,
-                 keeps: bool = False):
+                 keeps: bool = False, shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})):
         self.held: list[Trained] | None = [] if keeps else None
         self.model, self.users, self.weights, self.own_start = model, users, weights, own_start
-        device = next(iter(model.public.values())).device
-        self.change = {name: torch.zeros_like(table, memory_format=torch.contiguous_format)
-                       for name, table in {**model.public, **model.dense}.items()}
+        like = next(iter(model.public.values()))
+        device = like.device
+        self.change = ({name: like.new_zeros(shape) for name, shape in shapes.items()} or
+                       {name: torch.zeros_like(table, memory_format=torch.contiguous_format)
+                        for name, table in {**model.public, **model.dense}.items()})
         self.private: Tables = {}
         self.local = {name: _others_rows(table, users) for name, table in model.local.items()}
         # Of the weights that touched each item.
@@ -260,6 +264,34 @@ def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protecti
                      for kind in (model.public, model.dense))
     return replace(model, public=public, private={**model.private, **sums.private}, dense=dense,
                    local=sums.local), sums.totals().loss
+
+
+def aggregate_sums(sums: RoundSums, model: Snapshot, method: Method, key: DrawKey, count: int
+                   ) -> tuple[Snapshot, float]:
+    """What the method makes of the sums that clients, so many, send in place of changes (see ``Method.sums``).
+
+    Returns:
+        As ``mean``.
+    """
+    totals, public = sums.totals(), {**model.public, **model.dense}
+    change = checks.checked_tables(method, "aggregate_sums", method.aggregate_sums(
+        totals.change, count, public, key), public)
+    after = {name: table + change[name] for name, table in public.items()}
+    return replace(model, public={name: after[name] for name in model.public},
+                   private={**model.private, **sums.private}, dense={name: after[name] for name in model.dense},
+                   local=sums.local), totals.loss
+
+
+def receive(method: Method, model: Snapshot, users: Tensor, sums: Tables, count: int, key: DrawKey) -> Snapshot:
+    """The model once ``users`` have made of the sums what they make of them, some of them after the other."""
+    private, numbers = dict(model.private), sum(table[:1].numel() for table in model.private.values())
+    for part in in_pieces(users, numbers):
+        for name, rows in method.receive({name: table[part] for name, table in model.private.items()}, sums, count,
+                                         key).items():
+            if private[name] is model.private[name]:
+                private[name] = model.private[name].clone()
+            private[name].index_copy_(0, part, rows)
+    return replace(model, private=private)
 
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:

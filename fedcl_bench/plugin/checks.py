@@ -85,6 +85,26 @@ def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str
                               f"'{parameter}'; private parameters stay at the client.")
 
 
+def check_sum(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor, items: Tensor | None,
+              clients: int) -> None:
+    """Raise PluginError if what a client adds to a sum is not what ``Method.sums`` declares."""
+    if name not in declared:
+        raise PluginError(f"{_named(method, 'local.add')} sends '{name}', which sums() does not declare; declared: "
+                          f"{', '.join(declared) or 'nothing'}.")
+    shape = tuple(declared[name])
+    expected = (clients, *shape) if items is None else (*items.shape, *shape[1:])
+    check_tensor(method, f"local.add('{name}')", value, expected, f"(C, ...): sums() declares {shape}")
+    if items is not None:
+        check_items(method, f"local.add('{name}')", items, clients, shape[0], 0)
+
+
+def check_added(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Mapping[str, Any]) -> None:
+    """Raise PluginError if clients did not send all that the server sums up."""
+    if missing := [name for name in declared if name not in sent]:
+        raise PluginError(f"{_named(method, 'end_local')} did not send {', '.join(missing)}, which sums() declares; "
+                          f"call local.add(name, value).")
+
+
 def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Tables) -> None:
     """Raise PluginError if clients did not upload all that the method declares."""
     hook = "before_training" if method.uploads_first else "end_local"

@@ -135,6 +135,27 @@ class Method:
         """
         return {}
 
+    def sums(self, backbone: Backbone, n_items: int) -> Mapping[str, tuple[int, ...]]:
+        """What each participant sends in place of its changes of public parameters, and of which the server sees
+        nothing but the sum over all participants: the sum's shape by name (see ``Local.add``). Empty: it sends its
+        changes, which are averaged. A run's record counts these bytes. Sums are not weighted.
+
+        Args:
+            n_items: items known in the block.
+        """
+        return {}
+
+    def row_basis(self, name: str, width: int, draw: DrawKey) -> Tensor | None:
+        """At the clients: what changes of the rows of public table ``name``, (items, width), are made of. Clients train
+        A in rows + A B, from A = 0 in every round, B as it is. Of backbones on lists of items.
+
+        Args:
+            draw: key of the round's random numbers; the server has the same.
+
+        Returns:
+            B, (r, width), the same for all clients; or None, and rows are trained freely.
+        """
+
     def begin_step(self, step: TrainingStep, model: Snapshot, backbone: Backbone) -> None:
         """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.
 
@@ -250,6 +271,28 @@ class Method:
         """
         return updates.weighted_sum(updates.weights / updates.weights.sum())
 
+    def aggregate_sums(self, sums: Tables, count: int, public: Tables, draw: DrawKey) -> Tables:
+        """At the server, in place of the mean, of methods that declare ``sums``: the change of every public parameter,
+        item tables and dense ones. ``aggregate`` is given the result.
+
+        Args:
+            sums: over the participants, who are ``count``.
+            public: all public parameters as they were sent to the clients.
+            draw: key of the round's random numbers.
+        """
+        raise NotImplementedError(f"method '{self.name}' declares sums() and has no aggregate_sums()")
+
+    def receive(self, private: Tables, sums: Tables, count: int, draw: DrawKey) -> Tables:
+        """At the participants, after the server's part of a round, of methods whose server sends them the ``sums``.
+
+        Args:
+            private: parameters of C clients after their training, each (C, ...); not to be written to.
+
+        Returns:
+            Those private parameters that are others now.
+        """
+        return {}
+
     def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
         """Scores to rank by, when a model is validated or tested.
 
@@ -293,8 +336,8 @@ class Method:
 
 
 HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent", "end_local",
-         "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "aggregate_updates", "aggregate",
-         "rescore", "rescore_session", "end_step")
+         "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "row_basis", "sums",
+         "aggregate_sums", "receive", "aggregate_updates", "aggregate", "rescore", "rescore_session", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

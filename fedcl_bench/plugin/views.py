@@ -52,6 +52,30 @@ class Local(ABC):
         """
 
 
+    @property
+    @abstractmethod
+    def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """In ``end_local``: what training added to public parameters, by name, and where.
+
+        Of item tables (C, n, ...) and the items, (C, n); an item may be listed twice, all but once with 0. With None
+        for the items they are all of them, or the parameter has none, (C, ...). With a basis (``Method.row_basis``)
+        what was added to A, (C, n, r).
+        """
+
+    @abstractmethod
+    def add(self, name: str, value: Tensor, items: Tensor | None = None) -> None:
+        """In ``end_local``: send each client's row of ``value``, of which the server is given the sum over all clients
+        (see ``Method.sums``).
+
+        Args:
+            value: (C, *shape), or with ``items`` those of its rows that are not 0, (C, n, ...).
+            items: which rows these are, int64 of shape (C, n); rows of one index are added up.
+
+        Raises:
+            PluginError: if ``Method.sums`` does not declare it, or with another shape.
+        """
+
+
 class ClientUpdates(ABC):
     """What the N participants of a round have changed of the public parameters, each client's upload by itself, as its
     change against what it downloaded. All of it but ``chunks`` is in ascending order of clients, and nothing depends on

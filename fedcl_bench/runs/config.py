@@ -19,6 +19,7 @@ from ..data.settings import ItemFeatureSettings, StreamSettings
 from ..core.errors import Incompatible, PluginError, UserError
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
+from ..plugin.method import Method
 from ..plugin.metric import Metric
 from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
@@ -228,9 +229,10 @@ def without_effect(parts: Iterable[Any], backbone: type, method: type) -> dict[s
 
 
 _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
+_OF_CHANGES = ("weighting", "upload_noise", "upload_mechanism", "upload_clip")  # of public parameters
 # Of local training, and of what clients upload or which of them do.
 _OF_CLIENTS = (*(each.name for each in fields(LocalSettings)), "client_ratio", "availability", "client_dropout",
-               "stragglers", "weighting", "upload_noise", "upload_mechanism", "upload_clip")
+               "stragglers", *_OF_CHANGES)
 
 
 def _ignored(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:
@@ -240,7 +242,9 @@ def _ignored(parts: Iterable[Any], backbone: type, method: type) -> dict[str, st
     if any(part.in_epochs for part in parts if isinstance(part, StreamSettings)):
         return {}
     no_client = method.trains != "clients" and method.first_step == 0
+    protected = _OF_CHANGES if method.sums is not Method.sums else ()
     return {**_ignored_by_backbone(parts, backbone), **method.ignored,
+            **dict.fromkeys(protected, f"with the method {method.name}, whose clients send no changes"),
             **dict.fromkeys(_OF_CLIENTS if no_client else (), f"with the method {method.name}, as no client trains")}
 
 

@@ -234,5 +234,7 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
             return {"uploaded": [*uploaded, *others, *texts],
                     "kept_at_client": [*public, *(name for name in dense if name not in uploaded)]}
         return {"uploaded": [*shared, *texts], "kept_at_client": [*public, *([] if shared else dense)]}
-    return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
+    method, backbone = config.method.cls(config.method_settings), config.backbone.cls(config.backbone_settings)
+    shared = [*method.sums(backbone, model.n_items)] or [*model.public, *model.dense]
+    return {"uploaded": [*shared, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}

@@ -32,11 +32,12 @@ from .trials import (Pair, about_to_train, client_round, difference, finished, i
                      runs_differ, tables_differ)
 from .worlds import with_item_features
 
-Heard = tuple[Tables, HeldUpdates | None]  # declared uploads, and what a method sees that looks at each client's
+# Declared uploads; what a method sees that looks at each client's; sums of what clients, so many, send in place of it.
+Heard = tuple[Tables, HeldUpdates | None, tuple[Tables, int] | None]
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
-                 "represent", "local_loss", "row_penalty", "end_local", "rescore",
-                 "rescore_session", "end_step")
+                 "represent", "local_loss", "row_penalty", "row_basis", "end_local", "receive",
+                 "rescore", "rescore_session", "end_step")
 _OWN_ONLY = ("A client's hook may use its own rows only: index tables with the users it is given, and take no mean, "
              "sum, order or count over clients")
 
@@ -224,12 +225,15 @@ def server_knows(pair: Pair) -> str:
         sent = upload_first([work], begun.model, key) if opened.method.uploads_first else {}
         sums = train_clients([work], begun.model, key)
         sent = sent or sums.uploads
-        if sums.held is None:
+        if opened.sums:
+            model = replace(begun.model, private={**begun.model.private, **sums.private})
+            heard = sent, None, (sums.totals().change, len(users))
+        elif sums.held is None:
             model, _ = mean(sums, begun.model, f.backbone, f.seed)
-            heard = sent, None
+            heard = sent, None, None
         else:
             model = replace(begun.model, private={**begun.model.private, **sums.private}, local=sums.local)
-            heard = sent, HeldUpdates(sums.held, begun.model, None, sent, opened.method, OPEN, key)
+            heard = sent, HeldUpdates(sums.held, begun.model, None, sent, opened.method, OPEN, key), None
         model = aggregate(f.backbone, model, users, OPEN, key)
         mine = _server_side(f, step, start, model, heard, _begun_state(pair, start))
         for others, way in _all_and_single(step.n_users):
@@ -314,10 +318,15 @@ def _server_tables(f: Federation, begun: Progress) -> Tables:
 def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, heard: Heard,
                  begun: Tables) -> dict[str, Tables]:
     """What the server's hooks make of uploads and their mean, in their order; ``model`` has the clients' parameters."""
-    acting, users, (sent, updates) = f.acting_in(step), _users(f, step, start), heard
-    change = {} if updates is None else dict(acting.aggregate_updates(updates))
+    acting, users, (sent, updates, sums) = f.acting_in(step), _users(f, step, start), heard
+    change, hook = {}, "aggregate_updates" if sums is None else "aggregate_sums"
+    if updates is not None:
+        change = dict(acting.aggregate_updates(updates))
+    elif sums is not None:
+        key = DrawKey(f.seed, step.index, start.round)
+        change = dict(acting.aggregate_sums(*sums, {**model.public, **model.dense}, key))
     public = dict(acting.aggregate({name: table + change.get(name, 0.0) for name, table in model.public.items()}))
-    result = {"begin_step": begun, "aggregate_updates": change, "aggregate": public}
+    result = {"begin_step": begun, hook: change, "aggregate": public}
     result["end_round's answers"] = dict(acting.end_round(start.round, users, dict(sent)))
     result["end_round"] = dict(f.method.server_state)
     model = replace(model, public={name: table.clone() for name, table in public.items()})

@@ -27,12 +27,14 @@ def uploads(pair: Pair) -> str:
     The engine refuses undeclared uploads, other shapes and private parameters; here their content is looked at.
     """
     names: dict[str, tuple[int, ...]] = {}
+    sums: dict[str, tuple[int, ...]] = {}
     for start in [Progress(), *rounds_to_test(pair)]:
         f = pair.federation()
         sent = client_round(f, start)
         step = f.stream.steps[start.step]
         declared = f.acting_in(step).uploads(f.backbone, start.round)
         names.update(declared)
+        sums.update(f.acting_in(step).sums(f.backbone, step.n_items))
         for name in [name for name in sent if name.startswith("upload ")]:
             short = name.removeprefix("upload ")
             values = sent[name].double()
@@ -42,7 +44,9 @@ def uploads(pair: Pair) -> str:
             if said := _numbers_say(_columns(values), own, decimals=short in declared):
                 raise Violated(f"end_local: upload '{short}' has a number that is {said}, times a factor and plus an "
                                f"offset that all clients share. Send what does not say it")
-    return f"public parameters{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
+    shared = "in place of public parameters, seen as sums over clients: " + ", ".join(
+        f"{name} {tuple(shape)}" for name, shape in sums.items()) if sums else "public parameters"
+    return f"{shared}{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
 
 
 def _read(f: Federation, step: int, name: str, values: Tensor, users: Tensor) -> None:

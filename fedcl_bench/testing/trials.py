@@ -17,13 +17,13 @@ from torch import Tensor
 from ..audit.honesty import STEADY_EPS
 from ..data.stream import Step, Stream
 from ..plugin.silo import TOPOLOGIES, DomainMethod, ModuleBackbone
-from ..rng import Tables
+from ..rng import Tables, uniform_values
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation import compatibility
 from ..federation.round import Work, trainer_of, upload_first
-from ..federation.cross_device import begin_step, open_step
+from ..federation.cross_device import CrossDevice, begin_step, open_step
 from ..training.trained import Trained
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
@@ -205,7 +205,8 @@ def client_round(f: Federation, progress: Progress,
 
     Returns:
         Rows in ascending order of participants: ``upload NAME`` (changes of public parameters and declared uploads),
-        ``private NAME`` (changes of private parameters), ``memory NAME`` (what a backbone remembers), ``state NAME``
+        ``private NAME`` (changes of private parameters), ``received NAME`` (what the method makes of them with any sums
+        of what clients send), ``memory NAME`` (what a backbone remembers), ``state NAME``
         (the method's client state afterwards), ``loss`` and ``user``.
     """
     step, progress = about_to_train(f, progress)
@@ -225,6 +226,7 @@ def client_round(f: Federation, progress: Progress,
             values = {f"upload {name}": value for name, value in trained.changes(model).items()}
             values |= {f"upload {name}": value for name, value in trained.uploads.items()}
             values |= {f"private {name}": _moved(trained, model, name) for name in model.private}
+            values |= {f"received {name}": rows for name, rows in _received(opened, trained, model).items()}
             values |= {"loss": trained.loss, "user": trained.users}
             for name, value in values.items():
                 rows.setdefault(name, []).append(value.detach())
@@ -233,6 +235,17 @@ def client_round(f: Federation, progress: Progress,
     result |= {f"memory {name}": table[result["user"]] for name, table in model.client_context.items()}
     return result | {f"state {name}": table[result["user"]] for name, table in f.method.client_state.items()
                      if len(table) > int(result["user"].max())}
+
+
+def _received(opened: CrossDevice, trained: Trained, model: Snapshot) -> Tables:
+    """The private parameters that clients change once they have sums (``Method.receive``), here of no client."""
+    method, key = opened.method, opened.key(opened.step.index, 0)
+    if not method.overrides("receive"):
+        return {}
+    sums = {name: uniform_values(0, name, tuple(shape), 1.0).to(model.item_vectors)
+            for name, shape in opened.sums.items()}
+    private = {name: table[trained.users] + _moved(trained, model, name) for name, table in model.private.items()}
+    return method.receive(private, sums, len(trained.users), key)
 
 
 def _moved(trained: Trained, model: Snapshot, name: str) -> Tensor:

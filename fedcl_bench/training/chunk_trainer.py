@@ -122,6 +122,20 @@ class TrainerView(views.Local):
             positions[n_users] = (self.users < n_users).nonzero().flatten()
         return positions[n_users]
 
+    @property
+    def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        trainer, result = self._trainer, {}
+        for name in (*trainer.model.public, *trainer.model.dense):
+            moved = trainer.coordinates[name] if name in trainer.coordinates else trainer.added_to(name)
+            result[name] = moved, None if trainer.all_rows or name in trainer.model.dense else trainer.slots.items
+        return result
+
+    @torch.no_grad()
+    def add(self, name: str, value: Tensor, items: Tensor | None = None) -> None:
+        trainer = self._trainer
+        checks.check_sum(trainer.method, trainer.summed, name, value, items, len(self.users))
+        trainer.added[name] = value.to(trainer.dtype), items
+
     @torch.no_grad()
     def upload(self, name: str, value: Tensor) -> None:
         trainer, draw = self._trainer, self.draw
@@ -149,6 +163,8 @@ class ChunkTrainer:
         moved: what training added to the parameters; these parameters too where clients start alone.
         replaced: private parameters after training, of those that are not in ``moved``, each (C, ...).
         uploads: what the method uploaded, each (C, ...).
+        coordinates: what training added to A of tables with a basis (``Method.row_basis``), each (C, slots, r).
+        summed: the shapes of what the method sends in place of changes; added: that, and the rows it is of.
     """
 
     def __init__(self, users: Tensor, slots: Slots, model: Snapshot, training: Training, draw: DrawKey,
@@ -173,6 +189,9 @@ class ChunkTrainer:
         self.known: dict[int, Tensor] = {}
         self.protection = training.protection
         self.declared = method.uploads(backbone, draw.round)
+        self.coordinates: Tables = {}
+        self.summed = method.sums(backbone, self.n_items)
+        self.added: dict[str, tuple[Tensor, Tensor | None]] = {}
         if self.starts_alone:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
@@ -226,6 +245,10 @@ class ChunkTrainer:
         """The rows of personal tables that lie at the slots; none where clients hold all rows."""
         return {} if self.all_rows else {name: self.private[name] for name in self.personal}
 
+    def added_to(self, name: str) -> Tensor:
+        """What training added to a public parameter, once it has ended: (C, ...), of item tables (C, slots, ...)."""
+        return self.moved[name]
+
     def gather(self, slots: Tensor, tables: Tables | None = None) -> Tables:
         """Rows at ``slots`` (C, n) of every client, each (C, n, ...); of ``rows``, or of others laid out alike."""
         clients, width = self.slots.items.shape
@@ -255,6 +278,15 @@ def row_penalties(method: Method, public: Tables) -> dict:
     """The method's penalties on all rows, by table."""
     penalties = {name: method.row_penalty(name) for name in public}
     return {name: penalty for name, penalty in penalties.items() if penalty is not None}
+
+
+def row_bases(method: Method, public: Tables, draw: DrawKey) -> Tables:
+    """What changes of rows are made of, by table, where the method says it."""
+    bases = {name: method.row_basis(name, rows.shape[-1], draw) for name, rows in public.items() if rows.dim() == 3}
+    for name, basis in bases.items():
+        if basis is not None:
+            checks.check_tensor(method, "row_basis", basis, (*basis.shape[:1], public[name].shape[-1]), "(r, width)")
+    return {name: basis.to(public[name]) for name, basis in bases.items() if basis is not None}
 
 
 def own_start_key(seed: int, name: str) -> int:

@@ -207,6 +207,9 @@ class FactoredTrainer(ListTrainer):
         self.done += 1
         self.moved[name] = update  # tells whether anything moved, until the round ends
 
+    def added_to(self, name: str) -> Tensor:
+        return self.outer.first(self.done).rows() if name == self.name else super().added_to(name)
+
     def train(self) -> Tensor:
         loss = super().train()
         self.moved[self.name] = self.outer.first(self.done)
@@ -256,6 +259,8 @@ class FusedTrainer:
         self.replaced: Tables = {}
         self.uploads: Tables = {}
         self.declared = training.method.uploads(training.backbone, draw.round)
+        self.summed: dict[str, tuple[int, ...]] = {}
+        self.added: Tables = {}
 
     def train(self) -> Tensor:
         """Run all local batches: fills ``slots`` and ``moved``.

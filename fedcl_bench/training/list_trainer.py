@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from ..kernels import ops
 from .sampling import Chunk, draw_negatives
 from ..core.tuning import SIZES
-from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties, writable
+from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_bases, row_penalties, writable
 from .optimisers import make_optimiser
 from .strategies import Training
 
@@ -368,10 +368,15 @@ class ListTrainer(ChunkTrainer):
                     for name, gradient in gradients.items():
                         gradient.add_(trained[name], alpha=self.backbone.weight_decay)
                 self._pull(gradients, trained)
+                for name in gradients.keys() & self.bases.keys():
+                    gradients[name] = gradients[name] @ self.bases[name].T
                 updates = optimiser.updates(gradients, rates)
                 if taking is not None and not self.idle_are_still:
                     for update in updates.values():
                         update *= taking.view(-1, *[1] * (update.dim() - 1))
+                for name in updates.keys() & self.bases.keys():
+                    self.coordinates[name] = self.coordinates.get(name, 0.0) + updates[name]
+                    updates[name] = updates[name] @ self.bases[name]
                 for name, update in updates.items():
                     self._move(name, parameters[name] if number < last or self.reads_end else None, update)
             first_loss = loss.detach() if first_loss is None else first_loss
@@ -406,6 +411,9 @@ class ListTrainer(ChunkTrainer):
         for name, value in {**self.clients, **self.rows}.items():  # a client without a sample
             if name not in self.moved:
                 self.moved[name] = torch.zeros_like(value)
+        for name, basis in self.bases.items():
+            if name not in self.coordinates:
+                self.coordinates[name] = basis.new_zeros(*self.slots.items.shape, len(basis))
 
     def train(self) -> Tensor:
         """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
@@ -420,6 +428,7 @@ class ListTrainer(ChunkTrainer):
         self.optimisers = [make_optimiser(self.settings) for _ in self.groups]
         private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
         self.penalties = row_penalties(self.method, self.rows)
+        self.bases = row_bases(self.method, self.rows, self.draw)
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
         batches = torch.zeros_like(total)
         going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early

@@ -154,7 +154,8 @@ def _is_factored(backbone: Backbone, method: Method, model: Snapshot, settings: 
     first = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
     return (settings.optimiser == "sgd" and len(model.public) == 1 and not backbone.whole_tables
             and backbone.factors(model.clients(first)) is not None and _defines(backbone, "factors", over=("score",))
-            and not backbone.overrides("regulariser") and backbone.weight_decay == 0.0 and not method.penalises_rows)
+            and not backbone.overrides("regulariser") and backbone.weight_decay == 0.0 and not method.penalises_rows
+            and not method.overrides("row_basis"))
 
 
 def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> FusedLayout | None:
@@ -164,7 +165,7 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
             or model.personalised or model.client_context or settings.tolerance > 0.0
             or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
             or any(value.dtype != table.dtype for value in model.private.values())
-            or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads")))):
+            or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads", "sums")))):
         return None
     vector, constant = backbone.factor_names
     private, sizes = set(model.private), {vector: table.shape[1], **({} if constant is None else {constant: 1})}
@@ -184,8 +185,8 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
     sees = backbone.new_personal(0, range(0)) and any(
         map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
     return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
-            and not sees and not method.penalises_rows and backbone.own_samples(settings) is None
-            and not (backbone.serves_tables and backbone.weight_decay > 0.0))
+            and not sees and not method.penalises_rows and not method.overrides("sums")
+            and backbone.own_samples(settings) is None and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
 
 def _defines(backbone: Backbone, hook: str, over: tuple[str, ...]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -126,6 +126,7 @@ class Trained:
         local: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
+        sums: where ``public`` is what the method sends in place of changes: zeros of the shapes of its sums.
     """
 
     users: Tensor
@@ -135,6 +136,7 @@ class Trained:
     local: Tables
     loss: Tensor
     uploads: Tables
+    sums: Tables = field(default_factory=dict)
 
     def of(self, part: slice | Tensor) -> "Trained":
         """That of some clients of the chunk."""
@@ -142,13 +144,14 @@ class Trained:
                            for changes in (self.public, self.private))
         local, uploads = ({name: values[part] for name, values in tables.items()}
                           for tables in (self.local, self.uploads))
-        return Trained(self.users[part], self.slots.of(part), public, private, local, self.loss[part], uploads)
+        return Trained(self.users[part], self.slots.of(part), public, private, local, self.loss[part], uploads,
+                       self.sums)
 
     def changes(self, model: Snapshot) -> Tables:
         """By how much each client's upload differs from what the server sent: dense public parameters, each (C, ...),
-        and item tables, each (C, items, ...)."""
-        return {name: self.public[name].against(sent) for name, sent in chain(model.dense.items(),
-                                                                              model.public.items())}
+        and item tables, each (C, items, ...). Of a method with sums, what it adds to each, (C, ...)."""
+        sent = self.sums.items() or chain(model.dense.items(), model.public.items())
+        return {name: self.public[name].against(before) for name, before in sent}
 
 
 def at_slots(table: Tensor, slots: Slots) -> Tensor:

@@ -94,6 +94,7 @@ RUNS = [
     ("fcucr", "gru4rec", {**TINY, "transfer": "before", "client_ratio": 0.7}),
     ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"], "client_ratio": 0.6}),
     ("median", "fedmf", {**SMALL, "client_ratio": 0.2}),
+    ("colr", "fedmf", {**SMALL, "rank": 2, "mean": "senders", "client_ratio": 0.5}),
 ]
 
 

@@ -23,6 +23,9 @@ from fedcl_bench.testing.worlds import growing_stream
 # (cheater, property that names it, parts of the evidence; of a hidden leak the hook and the table)
 CHEATERS = [
     (cheaters.MeanOfNeighbours, "(a) other clients' data", "local_loss with other"),
+    (cheaters.KnowsWhoAddsToSums, "(c) the server's knowledge", "aggregate_sums: ", "left something behind"),
+    (cheaters.AddsForOthers, "(a) other clients' data", "end_local with other"),
+    (cheaters.ReceivesTogether, "(a) other clients' data", "receive with other interactions, private 'user_emb"),
     (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
     (cheaters.WeighsByNumber, "(a) clients' numbers", "numbered the other way round, loss in round"),
     (cheaters.CountsOnce, "worlds of their own", "other clients, in which the items of half of the clients differ: ",

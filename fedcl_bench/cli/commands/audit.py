@@ -118,6 +118,7 @@ def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list
     """The stream, and a run per level of noise and seed, all of them checked before the first is run."""
     from ...audit.audit import Level
     from ...data.datasets import load_stream
+    from ...plugin.method import Method
     from ...runs.config import make_config
 
     settings, rounds = settings_of(args), tuple(sorted(set(args.rounds)))
@@ -138,6 +139,9 @@ def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list
     chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block
     if chosen > last:
         raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {configs[0].source.name} here.")
+    if configs[0].method.cls.sums is not Method.sums:
+        raise UserError(f"--method: found {args.method}, accepted: methods whose clients send their changes of item "
+                        f"tables, which an audit attacks; these send sums in their place.")
     for run_config in configs:
         run_config.check(run_config.federation(stream))
     return stream, [Level(run_config, chosen, rounds, args.clients) for run_config in configs]
