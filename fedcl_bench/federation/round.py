@@ -148,9 +148,10 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
         public |= {name: Change(table, replaces=True) for name, table in local.items()}
         private |= {name: Change(work.private[name], work.slots.items, replaces=True, decay=decay[name])
                     for name in work.personal}
-    if work.summed:
-        public = {name: Change(value, items) for name, (value, items) in work.added.items()}
     zero = next(iter(model.public.values())).new_zeros(())
+    if work.summed:
+        public = {name: Change(Outer(zero, None, *value) if isinstance(value, tuple) else value, items)
+                  for name, (value, items) in work.added.items()}
     sums = {name: zero.expand(shape) for name, shape in work.summed.items()}
     return clip(Trained(work.users, work.slots, public, private, local, loss, work.uploads, sums), model,
                 training.protection)

@@ -85,13 +85,18 @@ def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str
                               f"'{parameter}'; private parameters stay at the client.")
 
 
-def check_sum(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor, items: Tensor | None,
-              clients: int) -> None:
+def check_sum(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor | tuple[Tensor, Tensor],
+              items: Tensor | None, clients: int) -> None:
     """Raise PluginError if what a client adds to a sum is not what ``Method.sums`` declares."""
     if name not in declared:
         raise PluginError(f"{_named(method, 'local.add')} sends '{name}', which sums() does not declare; declared: "
                           f"{', '.join(declared) or 'nothing'}.")
     shape = tuple(declared[name])
+    if isinstance(value, tuple):
+        left, right = value
+        check_tensor(method, f"local.add('{name}')", left, (clients, shape[0], left.shape[-1]), "(C, n, k)")
+        check_tensor(method, f"local.add('{name}')", right, (clients, left.shape[-1], *shape[1:]), "(C, k, m)")
+        return
     expected = (clients, *shape) if items is None else (*items.shape, *shape[1:])
     check_tensor(method, f"local.add('{name}')", value, expected, f"(C, ...): sums() declares {shape}")
     if items is not None:

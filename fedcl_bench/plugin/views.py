@@ -63,12 +63,13 @@ class Local(ABC):
         """
 
     @abstractmethod
-    def add(self, name: str, value: Tensor, items: Tensor | None = None) -> None:
+    def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
         """In ``end_local``: send each client's row of ``value``, of which the server is given the sum over all clients
         (see ``Method.sums``).
 
         Args:
-            value: (C, *shape), or with ``items`` those of its rows that are not 0, (C, n, ...).
+            value: (C, *shape), or with ``items`` those of its rows that are not 0, (C, n, ...); or a pair of matrices,
+                (C, n, k) and (C, k, m), whose products (C, n, m) need not be made then.
             items: which rows these are, int64 of shape (C, n); rows of one index are added up.
 
         Raises:

@@ -245,7 +245,7 @@ def _received(opened: CrossDevice, trained: Trained, model: Snapshot) -> Tables:
     sums = {name: uniform_values(0, name, tuple(shape), 1.0).to(model.item_vectors)
             for name, shape in opened.sums.items()}
     private = {name: table[trained.users] + _moved(trained, model, name) for name, table in model.private.items()}
-    return method.receive(private, sums, len(trained.users), key)
+    return method.receive(private, sums, opened.step.n_users, key)
 
 
 def _moved(trained: Trained, model: Snapshot, name: str) -> Tensor:

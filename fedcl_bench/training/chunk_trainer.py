@@ -131,10 +131,11 @@ class TrainerView(views.Local):
         return result
 
     @torch.no_grad()
-    def add(self, name: str, value: Tensor, items: Tensor | None = None) -> None:
+    def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
         trainer = self._trainer
         checks.check_sum(trainer.method, trainer.summed, name, value, items, len(self.users))
-        trainer.added[name] = value.to(trainer.dtype), items
+        trainer.added[name] = tuple(part.to(trainer.dtype) for part in value) if isinstance(value, tuple) \
+            else value.to(trainer.dtype), items
 
     @torch.no_grad()
     def upload(self, name: str, value: Tensor) -> None:
@@ -191,7 +192,7 @@ class ChunkTrainer:
         self.declared = method.uploads(backbone, draw.round)
         self.coordinates: Tables = {}
         self.summed = method.sums(backbone, self.n_items)
-        self.added: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self.added: dict[str, tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]] = {}
         if self.starts_alone:
             self._start_alone()
         self.clients = {**self.private, **self.dense}

@@ -260,7 +260,7 @@ class FusedTrainer:
         self.uploads: Tables = {}
         self.declared = training.method.uploads(training.backbone, draw.round)
         self.summed: dict[str, tuple[int, ...]] = {}
-        self.added: Tables = {}
+        self.added: dict[str, tuple[Tensor, None]] = {}
 
     def train(self) -> Tensor:
         """Run all local batches: fills ``slots`` and ``moved``.

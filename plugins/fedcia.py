@@ -1,0 +1,113 @@
+"""FedCIA: clients keep their own item tables and share how similar items are, in place of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcl_bench import Backbone, Incompatible, Method, rng, setting
+
+ITEMS = "items"  # the one public table, without columns: all that clients have in common is how many items there are
+
+
+@dataclass(frozen=True)
+class FedCIASettings:
+    own_rate: float = setting(1.0, "learning rate of item rows, as a multiple of the backbone's over the number of "
+                              "clients", above=0.0, search=(0.3, 1.0, 3.0, 10.0))
+    align_steps: int = setting(100, "steps towards the mean similarities after each round", low=0,
+                               search=(10, 30, 100))
+    align_lr: float = setting(0.1, "learning rate of these steps", above=0.0, search=(0.01, 0.1, 1.0))
+    align_decay: float = setting(1e-3, "weight decay in these steps", low=0.0)
+    similarity_noise: float = setting(0.001, "scale b of Laplace noise on every similarity that is sent", low=0.0)
+
+
+class FedCIA(Method):
+    """No parameter is averaged. After local training client u, with item table V_u (items, d),
+
+        (1)  sends S_u = V_u V_u' + Laplace(b), (items, items), of which the server needs the sum alone
+        (2)  the server sends S = sum_u S_u / N
+        (3)  takes align_steps steps of gradient descent on || V_u V_u' - S ||, the Frobenius norm, with weight decay
+
+    then ranks, and trains on. Numbers of equations are ours; (3) is the released code's, whose clients
+    in `ml100k_all` are users, as here, and elsewhere groups of users. A message has items^2 numbers, and (3) takes
+    2 items^2 d operations a step and client: some minutes a round on ML-100K on two cores, so use fewer steps there.
+    """
+
+    name = "fedcia"
+    numbers = 1
+    title = "clients keep their item tables and move them towards the mean of all clients' item similarities"
+    reference = ("Han et al., FedCIA: Federated Collaborative Information Aggregation for Privacy-Preserving "
+                 "Recommendation, SIGIR 2025, arXiv 2504.14208")
+    Settings = FedCIASettings
+    first_step = 0
+    ambiguities = {"similarity_noise": {0.001: "released code", 0.0: "paper's method without its privacy"}}
+
+    def trained_backbone(self, backbone, clients):
+        tables = backbone.new_rows(0, range(0), range(0))[0]
+        if backbone.factor_names is None or len(tables) != 1 or backbone.whole_tables or backbone.keeps_local_tables:
+            raise Incompatible(f"method '{self.name}' compares items by inner products of their rows, which "
+                               f"'{backbone.name}' has none of.", "backbone",
+                               lambda cls: cls.factor_names is not None)
+        return _own_table(type(backbone), self.settings.own_rate / clients)(backbone.settings)
+
+    def sums(self, backbone, n_items):
+        return {"similarity": (n_items, n_items)}
+
+    def end_local(self, local):
+        """(1), but for the noise."""
+        table = local.private[self._table(local.private)]
+        local.add("similarity", (table, table.transpose(1, 2)))
+
+    def _table(self, private):
+        return next(name for name, values in private.items() if values.dim() == 3)
+
+    def aggregate_sums(self, sums, count, public, draw):
+        return {name: torch.zeros_like(table) for name, table in public.items()}
+
+    def receive(self, private, sums, count, draw):
+        """(2) and (3). The mean's noise, which is the same for all, is drawn at once, as is that of `upload_noise`."""
+        s, name = self.settings, self._table(private)
+        rows, mean = private[name], sums["similarity"] / count
+        if s.similarity_noise > 0.0:
+            mean = mean + rng.mean_laplace(draw.seed, draw.step, draw.round, "similarity", tuple(mean.shape),
+                                           s.similarity_noise, count).to(mean)
+        both, size = (mean + mean.T) / 2, mean.square().sum()
+        for _ in range(s.align_steps):
+            own, given = rows.transpose(1, 2) @ rows, torch.einsum("ij,cjd->cid", both, rows)
+            distance = own.square().sum((1, 2)) - 2.0 * (given * rows).sum((1, 2)) + size  # of the squares
+            slope = 2.0 * (rows @ own - given) / distance.clamp(min=1e-12).sqrt()[:, None, None]
+            rows = rows - s.align_lr * (slope + s.align_decay * rows)
+        return {name: rows}
+
+
+def _own_table(cls: type[Backbone], rate: float) -> type[Backbone]:
+    """A backbone class whose item table is each client's own, all of whose rows it holds."""
+    class OwnTable(Backbone):
+        name, title, Settings, whole_tables = cls.name, cls.title, cls.Settings, True
+
+        def __init__(self, settings):
+            super().__init__(settings)
+            self.inner = cls(settings)
+            (self.table, self.empty), = self.inner.new_rows(0, range(0), range(0))[0].items()
+
+        def new_rows(self, seed, users, items):
+            return ({ITEMS: torch.zeros(len(items), 0, dtype=torch.float64)},
+                    self.inner.new_rows(seed, users, range(0))[1])
+
+        def new_personal(self, seed, items):
+            return {self.table: self.inner.new_rows(seed, range(0), items)[0][self.table] if items else self.empty}
+
+        def score(self, clients, rows):
+            return self.inner.score({name: value for name, value in clients.items() if name != self.table},
+                                    {self.table: clients[self.table]})
+
+        def groups(self, names):
+            first, *others = self.inner.groups([name for name in names if name != ITEMS])
+            return [[ITEMS, *first], *others]
+
+        def learning_rates(self, n_items, round_=0, batch=0):
+            rates = self.inner.learning_rates(n_items, round_, batch)
+            return {ITEMS: 0.0, **rates, self.table: rates[self.table] * rate}
+
+    return OwnTable
