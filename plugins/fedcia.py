@@ -49,6 +49,7 @@ class FedCIA(Method):
             raise Incompatible(f"method '{self.name}' compares items by inner products of their rows, which "
                                f"'{backbone.name}' has none of.", "backbone",
                                lambda cls: cls.factor_names is not None)
+        self._table, = tables
         return _own_table(type(backbone), self.settings.own_rate / clients)(backbone.settings)
 
     def sums(self, backbone, n_items):
@@ -56,29 +57,26 @@ class FedCIA(Method):
 
     def end_local(self, local):
         """(1), but for the noise."""
-        table = local.private[self._table(local.private)]
+        table = local.private[self._table]
         local.add("similarity", (table, table.transpose(1, 2)))
-
-    def _table(self, private):
-        return next(name for name, values in private.items() if values.dim() == 3)
 
     def aggregate_sums(self, sums, count, public, draw):
         return {name: torch.zeros_like(table) for name, table in public.items()}
 
     def receive(self, private, sums, count, draw):
         """(2) and (3). The mean's noise, which is the same for all, is drawn at once, as is that of `upload_noise`."""
-        s, name = self.settings, self._table(private)
-        rows, mean = private[name], sums["similarity"] / count
+        s, rows, mean = self.settings, private[self._table].double(), sums["similarity"].double() / count
         if s.similarity_noise > 0.0:
             mean = mean + rng.mean_laplace(draw.seed, draw.step, draw.round, "similarity", tuple(mean.shape),
-                                           s.similarity_noise, count).to(mean)
+                                           s.similarity_noise, count).to(mean.device)
         both, size = (mean + mean.T) / 2, mean.square().sum()
         for _ in range(s.align_steps):
             own, given = rows.transpose(1, 2) @ rows, torch.einsum("ij,cjd->cid", both, rows)
-            distance = own.square().sum((1, 2)) - 2.0 * (given * rows).sum((1, 2)) + size  # of the squares
-            slope = 2.0 * (rows @ own - given) / distance.clamp(min=1e-12).sqrt()[:, None, None]
+            whole = own.square().sum((1, 2)) + size
+            square = (whole - 2.0 * (given * rows).sum((1, 2))).maximum(1e-12 * whole)  # in double: terms cancel
+            slope = 2.0 * (rows @ own - given) / square.sqrt()[:, None, None]
             rows = rows - s.align_lr * (slope + s.align_decay * rows)
-        return {name: rows}
+        return {self._table: rows.to(private[self._table])}
 
 
 def _own_table(cls: type[Backbone], rate: float) -> type[Backbone]:

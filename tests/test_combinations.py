@@ -25,7 +25,9 @@ METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", nam
            and not issubclass(NAMES.get("method", name).cls, DomainMethod)
            and NAMES.get("method", name).cls.trains == "clients"  # others: tests/federation/test_bounds.py
            and NAMES.get("method", name).cls.aggregate_updates is Method.aggregate_updates]  # test_client_updates.py
-ALL_ROWS = ("fedrap", "gpfedrec")  # are trained by their clients, which `alone` does not go with
+# Backbones that a method refuses: clients train all rows, or keep tables; items are compared by inner products alone.
+REFUSED = {"alone": ("fedrap", "gpfedrec"), "colr": ("gpfedrec",),
+           "fedcia": ("biasmf", "fedncf", "fedrap", "gpfedrec", "ncf")}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
 @pytest.mark.parametrize("method, backbone", [
     pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 3 > 0))
     for i, method in enumerate(METHODS) for j, backbone in enumerate(BACKBONES)
-    if method != "alone" or backbone not in ALL_ROWS])
+    if backbone not in REFUSED.get(method, ())])
 def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method, backbone):
     def federation():
         return make_config(registry, method, backbone, "ml-100k",
