@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import threadpoolctl
 import torch
 from helpers import SameProcess
 
@@ -18,6 +19,7 @@ from fedcl_bench.cli import main
 from fedcl_bench.data import datasets
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.records import published
 from fedcl_bench.runs import registry as registry_of_plugins
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
@@ -26,6 +28,7 @@ from fedcl_bench.experiments import pool
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # operations of tests are short; threads that wait for each other take ten times as long
+threadpoolctl.threadpool_limits(1)  # NumPy's likewise
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of child processes
 # Else each worker of xdist and each child process would compile the tests and the package anew.
 sys.dont_write_bytecode = False
@@ -71,10 +74,11 @@ def read_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once():
-    """What hundreds of tests would make anew: the parser and descriptions of settings."""
+    """What hundreds of tests would make anew: the parser, descriptions of settings and files of published records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "build_parser", functools.cache(main.build_parser))
         patch.setattr(registry_of_plugins, "describe", functools.cache(registry_of_plugins.describe))
+        patch.setattr(published, "_File", functools.lru_cache(128)(published._File))  # by content
         yield
 
 

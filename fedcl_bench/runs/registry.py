@@ -115,7 +115,7 @@ class Registry:
         """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to."""
         if name and self.waiting and name not in self._asked:
             self._asked.add(name)
-            assignment = re.compile(rb"^\s+name\s*(:.*)?=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
+            assignment = re.compile(rb"^\s+name\b[^=\n]*=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
                                     re.IGNORECASE | re.MULTILINE)
             self._load([path for path, content in self.waiting.items() if assignment.search(content)])
             if not any(name.lower() == known.lower() for _, known in self.loaded) \

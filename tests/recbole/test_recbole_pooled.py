@@ -155,7 +155,7 @@ def test_a_run_resumes_to_the_bit_and_moves_no_generator(registry, tmp_path, nam
     stream = growing_stream()
 
     def federation():
-        settings = {**SMALL[name], "topk": 5, "valid_metric": "ndcg@5", "rounds": 3}
+        settings = {**SMALL[name], "topk": 5, "valid_metric": "ndcg@5", "rounds": 2}
         f = make_config(registry, f"recbole:{name}", "fedmf", "ml-100k", overrides=[("test", settings)]
                         ).federation(stream)
         f.check()
@@ -164,7 +164,7 @@ def test_a_run_resumes_to_the_bit_and_moves_no_generator(registry, tmp_path, nam
     points = list(run(federation()))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     assert {(t, s) for t, s, _ in points[-1].tests} == {(t, s) for t in range(3) for s in range(t + 1)}
-    rounds = 3 if name in TRAINED else 1
+    rounds = 2 if name in TRAINED else 1
     assert len(points[-1].curve) == 3 * rounds
     for point in points[:-1]:
         save_progress(tmp_path / "checkpoint.pt", point, 1.0)
@@ -192,7 +192,7 @@ def test_what_is_tested_is_the_best_round(registry):
 def test_ml_100k(registry, tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(tmp_path)
     config = make_config(registry, f"recbole:{name.lower()}", "", "ml-100k", overrides=[
-        ("test", {"k_core": 70, "rounds": 2, **SMALL[name], **({"train_batch_size": 512} if name in TRAINED else {})})])
+        ("test", {"k_core": 70, "blocks": 2, "rounds": 1, **SMALL[name], **({"train_batch_size": 2048} if name in TRAINED else {})})])
     result = executed(config)
     assert (result["method"], result["backbone"]) == (f"recbole:{name}", "none")
     assert config.name.startswith(f"recbole-{name}-none-ml-100k-s0-") and os.listdir() == ["results"]
