@@ -19,8 +19,7 @@ def mine():
 
 
 @pytest.mark.parametrize("kind, name, partner", [
-    ("method", "ewc", "fedmf"), ("method", "fedprox", "fedmf"), ("method", "norm-weighted", "fedmf"),
-    ("backbone", "two-tower", "ft")])
+    ("method", "ewc", "fedmf"), ("method", "norm-weighted", "fedmf"), ("backbone", "two-tower", "ft")])
 def test_it_passes_check(mine, kind, name, partner):
     assert_passed(check_plugin(mine, mine.get(kind, name), partners=[partner], process=False))
 
@@ -56,4 +55,4 @@ def test_they_run_and_differ_from_fine_tuning(tmp_path):
         run = fb.run(method, backbone, results=tmp_path, plugins=FOLDER, progress=False, **SMALL, **settings)
         return dict(zip(run.metrics["metric"], run.metrics["mean"]))["ndcg@20"]
     ft = scores("ft")
-    assert len({ft, scores("ewc", strength=1e-3), scores("fedprox", mu=1e-3), scores("norm-weighted")}) == 4
+    assert len({ft, scores("ewc", strength=1e-3), scores("norm-weighted")}) == 3

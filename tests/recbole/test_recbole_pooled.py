@@ -192,7 +192,8 @@ def test_what_is_tested_is_the_best_round(registry):
 def test_ml_100k(registry, tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(tmp_path)
     config = make_config(registry, f"recbole:{name.lower()}", "", "ml-100k", overrides=[
-        ("test", {"k_core": 70, "blocks": 2, "rounds": 1, **SMALL[name], **({"train_batch_size": 2048} if name in TRAINED else {})})])
+        ("test", {"k_core": 70, "blocks": 2, "rounds": 1, **SMALL[name],
+                  **({"train_batch_size": 2048} if name in TRAINED else {})})])
     result = executed(config)
     assert (result["method"], result["backbone"]) == (f"recbole:{name}", "none")
     assert config.name.startswith(f"recbole-{name}-none-ml-100k-s0-") and os.listdir() == ["results"]

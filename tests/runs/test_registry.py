@@ -182,9 +182,12 @@ def test_shipped_plugins_carry_the_version_of_their_numbers(registry):
     assert registry.get("metric", "ndcg").numbers is None
 
 
-def test_a_file_is_imported_when_one_of_its_names_is_asked_for(tmp_path):
-    """Whatever the name's case, and however the file writes it; all files are for a list."""
-    (tmp_path / "shrink.py").write_text(SHRINK)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_file_is_imported_when_one_of_its_names_is_asked_for(tmp_path, alone):
+    """Whatever the name's case, and however the file writes it, also in one line with others; all files are for a
+    list."""
+    written = 'name = "shrink"' if alone else 'name, title = "shrink", "in one line"'
+    (tmp_path / "shrink.py").write_text(SHRINK.replace('name = "shrink"', written))
     (tmp_path / "other.py").write_text("raise ValueError('imported')\n")
     registry = discover([tmp_path])
     assert registry.pair("SHRINK", "fedmf") == ("shrink", "fedmf")

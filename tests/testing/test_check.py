@@ -199,7 +199,7 @@ def test_some_properties_alone():
 
 
 SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind)]
-QUICK = {"ft", "f3crec", "fcucr", "fedmf", "sasrec"}  # the others take seconds each and go to the long tests
+QUICK = {"f3crec", "fcucr", "fedmf", "sasrec"}  # the others take seconds each and go to the long tests
 PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft", "dmi-gnn": "ft",
             "hearint": "ft", "miasrec": "ft", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec",
             "mergerec": "unisrec"}
