@@ -71,8 +71,9 @@ _BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "ClientUpdates", "DomainData", "DomainMethod",
-           "DomainModule", "Dropout", "Encoding", "Histories", "ITEM", "Incompatible", "Local", "LocalBatch",
-           "LocalSessions", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone", "ModuleSettings",
+           "DomainModule", "Dropout", "Encoding", "Histories", "ITEM", "Incompatible", "ItemFeatureSettings", "Local",
+           "LocalBatch", "LocalSessions", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone",
+           "ModuleSettings",
            "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
            "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
            "TextSettings", "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",

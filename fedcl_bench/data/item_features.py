@@ -1,8 +1,8 @@
 """Features of the items of a stream of users: one vector per item, made of the columns of its ``.item`` file.
 
-A column of labels becomes an indicator per label, a column of numbers is standardised, and the texts of an item, joined,
-become the encoder's vector (``features.py``, which has those of domains). Labels, means, deviations and what TF-IDF is
-fitted on are of the first block's items alone, whatever comes later; a label that is new in a later block has no column.
+A column of labels becomes an indicator per label, a column of numbers is standardised, and the texts of an item,
+joined, become the encoder's vector (``features.py``, which has those of domains). Labels, means, deviations and what
+TF-IDF is fitted on are of the first block's items alone; a label that is new in a later block has no column.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError, unknown
+from ..core.text import quoted
 from . import features as of_texts, tfidf
 from .features import GIVEN, TFIDF, Callbacks, FeatureSource
 from .item_texts import columns_of, item_file, joined, read_fields
@@ -77,7 +78,8 @@ def load_item_features(features: FeatureSource, source: DatasetSource, stream: S
     rows = read_fields(path, column, [name for name, _ in features.columns])
     if not any(item in rows for item in items[:first]):
         raise UserError(f"{path}: has none of the {first:,} items of {source.name}'s first block; its ids are as "
-                        f"{next(iter(rows), '')!r}, the stream's as {items[0]!r}.\nGive items the ids of the .inter file.")
+                        f"{quoted(next(iter(rows), ''))}, the stream's as {quoted(items[0])}.\nGive items the ids of "
+                        f"the .inter file.")
     empty = ("",) * len(features.columns)
     table = [rows.get(item, empty) for item in items]
     parts, texts = [np.zeros((len(items), 0), np.float32)], [""] * len(items)

@@ -330,8 +330,8 @@ class FlowerEngine(Engine):
             self._check_domains(federation)
         for plugin in (federation.method, federation.backbone) if not federation.cross_silo else ():
             if plugin.needs_features:
-                raise UserError(f"--engine: {plugin.kind} '{plugin.name}' reads features of items, which clients elsewhere "
-                                f"do not have; accepted: --shards, or one process, without --engine.")
+                raise UserError(f"--engine: {plugin.kind} '{plugin.name}' reads features of items, which clients "
+                                f"elsewhere do not have; accepted: --shards, or one process, without --engine.")
         if federation.server.upload_noise:
             raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
                             "uploads is drawn at once, which no client on its own can do.")

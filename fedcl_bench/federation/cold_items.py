@@ -2,8 +2,8 @@
 
 No earlier step has them, and no client trains on them or draws them as negatives in the step's rounds. When a model is
 validated or tested, their rows of the public tables are made, while all else stays as it is: of the rows of items with
-similar texts (content-based cold start, Schein et al., SIGIR 2002), of those of popular items, or by more rounds of
-which the server keeps these rows alone. From the next step on they are items like all others.
+similar texts (content-based cold start, Schein et al., SIGIR 2002), of those of popular items, by the method, or by
+more rounds of which the server keeps these rows alone. From the next step on they are items like all others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..data.stream import Step
+from ..plugin import checks
 from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
@@ -45,11 +46,20 @@ class ColdItems:
 
     def arrived(self, model: Snapshot) -> Snapshot:
         """A model after the new items have got their rows."""
+        if self.federation.server.cold_items == "method":
+            return self._with(model, self._of_method(model))
         if self.weights is not None:
             return self._with(model, {name: (self.weights.to(table) @ table[:self.step.old_items].flatten(1)).view_as(
                 table[self.step.old_items:]) for name, table in model.public.items()})
         model = self._with(model, self.start)
         return self._fitted(model) if self.federation.server.cold_items == "fold_in" else model
+
+    def _of_method(self, model: Snapshot) -> Tables:
+        """The rows that the method's server makes."""
+        method, old = self.federation.acting_in(self.step), self.step.old_items
+        made = method.new_item_rows(range(old, self.step.n_items), {name: table[:old] for name, table in
+                                                                    model.public.items()})
+        return checks.checked_tables(method, "new_item_rows", made, self.start)
 
     def _with(self, model: Snapshot, rows: Tables) -> Snapshot:
         return replace(model, public={name: torch.cat([table[:self.step.old_items], rows[name]])

@@ -44,8 +44,8 @@ def _check_features(backbone: Backbone, method: Method) -> None:
     """Raise UserError if one of them reads features of a stream's items, which are not there."""
     for plugin in (backbone, method):
         if plugin.needs_features and not isinstance(plugin, ModuleBackbone):
-            raise Incompatible(f"{plugin.kind} '{plugin.name}' reads features of items, which are not there: it takes one "
-                               f"dataset with a .item file and clients of one user each.", plugin.kind,
+            raise Incompatible(f"{plugin.kind} '{plugin.name}' reads features of items, which are not there: it takes "
+                               f"one dataset with a .item file and clients of one user each.", plugin.kind,
                                lambda cls: not cls.needs_features)
 
 

@@ -139,8 +139,7 @@ class CrossDevice:
             model = server.aggregate(f.backbone, model, users, protection, key, self._by_weight(key.round))
         else:
             model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads)
-        public = checks.checked_tables(method, "aggregate", method.aggregate(model.public), model.public)
-        model = replace(model, public=public)
+        model = replace(model, public=self._by_method(model.public))
         if declared and method.overrides("receive"):
             model = self._receive(model, sums.totals().change, self.group.count, key)
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
@@ -156,6 +155,14 @@ class CrossDevice:
     def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
         """The model once the participants here have the sums."""
         return server.receive(self.method, model, self.group.users, sums, count, key)
+
+    def _by_method(self, public: Tables) -> Tables:
+        """What the method makes of the mean; items that arrive after the step's training are not there for it."""
+        known = len(next(iter(public.values()))) if self.cold_items is None else self.step.old_items
+        mean = {name: table[:known] for name, table in public.items()}
+        made = checks.checked_tables(self.method, "aggregate", self.method.aggregate(mean), mean)
+        return made if self.cold_items is None else {name: torch.cat([table, public[name][known:]])
+                                                     for name, table in made.items()}
 
     def _by_weight(self, round_: int) -> dict[float, int]:
         """How many of the round's participants have each weight in the mean."""
@@ -214,9 +221,10 @@ class CrossDevice:
         ``last`` round, what they receive, all of them together."""
         model = update.model
         shared = bytes_of(model.public, model.dense)
+        broadcast = bytes_of(self.method.broadcast)
         sent, answered = (bytes_of({name: values[0] for name, values in extra.items()})
                           for extra in (update.uploads, update.answers))
-        down = shared + answered + bytes_of({name: table[0] for name, table in model.personalised.items()})
+        down = shared + broadcast + answered + bytes_of({name: table[0] for name, table in model.personalised.items()})
         if round_ == 0 and self.method.downloads_previous_model():
             down += bytes_of({name: table[:self.step.old_items] for name, table in model.public.items()})
         new = self.cold_start.count if last and self.cold_start is not None else 0
@@ -290,6 +298,8 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     model = grow(start, f.backbone, f.seed, new, getattr(torch, f.server.precision), f.device, method)
     method.client_state |= {name: server.with_new_users(method.client_state[name], step.n_users)
                             for name in progress.answered if name in method.client_state}
+    if step.index == method.first_step:
+        method.server_state = {**method.server_state, **method.new_server_state(f.seed, model.public)}
     if step.index > 0:
         method.begin_step(step.training, model, f.backbone)
         if f.server.reset_private:

@@ -253,6 +253,10 @@ class Federation:
         if cold == "fold_in" and self.method.overrides("sums"):
             raise UserError(f"{found}, accepted: none, untrained, similar or popularity with method "
                             f"'{self.method.name}', whose clients send no changes of item rows.")
+        if cold == "method" and not self.method.overrides("new_item_rows"):
+            raise Incompatible(f"{found}, accepted: none, untrained, similar, popularity or fold_in with method "
+                               f"'{self.method.name}', which makes no rows.", "method",
+                               lambda cls: cls.new_item_rows is not Method.new_item_rows)
         if cold == "similar" and not self.stream.features:
             raise UserError(f"{found}, and the stream has no texts of items.")
         if cold == "fold_in" and (server.upload_noise or server.upload_clip):

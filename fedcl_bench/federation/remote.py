@@ -56,7 +56,8 @@ MESSAGES = {
          "squares": "of weights by item (init=per_client)", "square": "of all weights (init=per_client)",
          "users": "who send rows", "held/": "each user's change (aggregate_updates)",
          "table/": "each user's item tables (serve)", "upload/": "what the method declares, (users, ...)"},
-        {**_PARAMETERS, "loss": "mean of all users", "answer/": "the server's answers, (users, ...)",
+        {**_PARAMETERS, "broadcast/": "what else the method's server sends all", "loss": "mean of all users",
+         "answer/": "the server's answers, (users, ...)",
          "served/": "tables that the server made for each user (serve)",
          "sum/": "over all users (receive)", "count": "of users who took part (receive)"}),
     "sum": MessageKind({"": "counts and sums over the node's users: clients of a block, trained items (popularity, "
@@ -156,6 +157,7 @@ class NodeClients(CrossDevice):
         if "count" in answer:
             key = self.key(self.step.index, progress.round)
             model = self._receive(model, under("sum", answer), int(answer["count"]), key)
+        self.method.server_state = {**self.method.server_state, **under("broadcast", answer)}
         answers = update.answers if self.method.uploads_first else self._kept(under("answer", answer))
         unit = self.step.index
         return Update({unit: float(answer["loss"])}, {unit: time.perf_counter() - update.began}, model,
@@ -415,6 +417,7 @@ class ServerClients(CrossDevice):
             if self.federation.backbone.overrides("serve") else {}
         answers = {} if self.method.uploads_first else result.answers
         alike = {**named("public", model.public), **named("dense", model.dense),
+                 **named("broadcast", self.method.broadcast),
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
         if self.sums and self.method.overrides("receive"):
             alike |= {**named("sum", update.sums.totals().change), "count": torch.tensor(self.group.count)}

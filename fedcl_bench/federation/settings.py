@@ -90,9 +90,10 @@ class FederationSettings:
                               choices=("fold_in", "mean", "popularity"), only_if="fold_in")
     cold_items: str = setting("none", "of items that are new in a block: they take part in its training (none), or "
                               "arrive after it and are ranked by untrained rows, the mean row of the items with the "
-                              "most similar texts, that of all items by popularity, or rows that the server has those "
-                              "clients fit that know them", only_if=("stream=blocks", "cold_items!=none"),
-                              choices=("none", "untrained", "similar", "popularity", "fold_in"))
+                              "most similar texts, that of all items by popularity, rows that the server has those "
+                              "clients fit that know them, or those of the method",
+                              only_if=("stream=blocks", "cold_items!=none"),
+                              choices=("none", "untrained", "similar", "popularity", "fold_in", "method"))
     similar_items: int = setting(10, "how many items with similar texts", low=1, only_if="cold_items=similar")
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
                                 choices=("best", "last"), only_if="stream=sessions|domains")

@@ -84,6 +84,8 @@ class Method:
         needs_features: it reads ``features``; its settings are an ``ItemFeatureSettings``, too.
         features: of a method that needs them, those of the stream's items, float32 of shape (items, d), the same at
             clients and server. Items that arrive later are behind those of a step: take as many rows as tables have.
+        broadcasts: what names in ``server_state`` begin with that the server sends to all clients with the public
+            parameters; results count it.
         client_state: tensors with one row per user, by name. When a step begins, the answers of ``end_round`` get rows
             for its new users; what the method keeps itself does not.
         server_state: tensors the server keeps, by name.
@@ -110,6 +112,7 @@ class Method:
     needs_backbone: ClassVar[bool] = True
     gives_up: ClassVar[Mapping[str, str]] = {}
     needs_features: ClassVar[bool] = False
+    broadcasts: ClassVar[tuple[str, ...]] = ()
     features: Tensor | None = None
 
     def __init__(self, settings: Any):  # an object of the class's own Settings
@@ -120,6 +123,11 @@ class Method:
     def overrides(self, hook: str) -> bool:
         """Whether the method has a hook of its own of this name."""
         return getattr(type(self), hook) is not getattr(Method, hook)
+
+    @property
+    def broadcast(self) -> Tables:
+        """What the server sends besides parameters."""
+        return {name: table for name, table in self.server_state.items() if name.startswith(self.broadcasts)}
 
     def trained_backbone(self, backbone: Backbone, clients: int) -> Backbone:
         """The backbone as the method's clients train it, of all clients so many. Raises Incompatible."""
@@ -169,6 +177,24 @@ class Method:
         They are trained with the backbone's, at ``lr``, and never uploaded.
         """
         return {}
+
+    def new_server_state(self, seed: int, public: Tables) -> Tables:
+        """What ``server_state`` holds before the method first acts, as the parameters of a module that the server
+        trains (see ``toolbox/server_module.py``).
+
+        Args:
+            public: untrained item tables of the step's items, or those of the step before with rows for new ones.
+        """
+        return {}
+
+    def new_item_rows(self, items: range, public: Tables) -> Tables:
+        """At the server, with ``cold_items=method``: rows of the public tables for items that arrive after a step's
+        training, each (new items, ...).
+
+        Args:
+            public: the tables after a round, of all items before them.
+        """
+        raise NotImplementedError(f"method '{self.name}' has no new_item_rows()")
 
     def begin_round(self, step: TrainingStep, round_: int, backbone: Backbone) -> None:
         """Before the local training of a round, at the clients.
@@ -335,9 +361,10 @@ class Method:
         return False
 
 
-HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent", "end_local",
-         "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "row_basis", "sums",
-         "aggregate_sums", "receive", "aggregate_updates", "aggregate", "rescore", "rescore_session", "end_step")
+HOOKS = ("new_server_state", "begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent",
+         "end_local", "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "row_basis", "sums",
+         "aggregate_sums", "receive", "aggregate_updates", "aggregate", "new_item_rows", "rescore", "rescore_session",
+         "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

@@ -120,7 +120,7 @@ class RunConfig:
                 identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
                 if settings.get("train_share", 1.0) < 1.0:  # a share once left out items and test sessions too
                     identity["items"] = "all"
-        if self.features:
+        if self.features and "encoder" in settings:  # else the method reads them
             settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
             identity["features"] = self.features.fingerprint
         if with_method:
