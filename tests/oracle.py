@@ -366,6 +366,33 @@ def reg(old, weight, reduction):
     return added
 
 
+def aligned(anchors, weight):
+    """IFedRec: the mean squared distance of all item rows to ``anchors``, by table; later items have none."""
+    def added(round, user, model, passes):
+        named = dict(model.named_parameters())
+        rows = torch.cat([named[key][:len(anchor)].flatten(1) for key, anchor in anchors.items()], dim=1)
+        return weight * nn.MSELoss()(rows, torch.cat([anchor.flatten(1) for anchor in anchors.values()], dim=1))
+    return added
+
+
+class AttributeNetwork(nn.Sequential):
+    """IFedRec's server: two linear layers with a ReLU between them and tanh behind, and an Adam for all rounds."""
+
+    def __init__(self, first, second, lr):
+        layers = [nn.Linear(*weight.T.shape, dtype=weight.dtype) for weight, _ in (first, second)]
+        super().__init__(layers[0], nn.ReLU(), layers[1], nn.Tanh())
+        for layer, (weight, bias) in zip(layers, (first, second)):
+            layer.load_state_dict({"weight": weight, "bias": bias})
+        self.optimiser = torch.optim.Adam(self.parameters(), lr=lr)
+
+    def fit(self, attributes, rows, steps):
+        for _ in range(steps):
+            self.optimiser.zero_grad()
+            nn.MSELoss()(self(attributes), rows).backward()
+            self.optimiser.step()
+        return self(attributes).detach()
+
+
 def distillation(old, weight, n, eps=None, local=False):
     """KD, or F3CRec's adaptive replay if ``eps`` is given; ``local``: the teacher uses the client's own item table."""
     def added(round, user, model, passes):

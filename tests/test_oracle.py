@@ -48,7 +48,8 @@ BACKBONES = {
 METHODS = {"ft": ("ft", {}), "reg": ("reg", {"lambda_reg": 1e-4}),
            "reg-mean": ("reg", {"lambda_reg": 0.1, "reg_reduction": "mean"}), "kd": ("kd", {"lambda_kd": 0.5}),
            "f3crec": ("f3crec", {"lambda_kd": 0.5, "eps": 0.0005}), "rlp2": ("rlp2", {}),
-           "spp": ("spp", {"lambda_replay": 0.5})}
+           "spp": ("spp", {"lambda_replay": 0.5}),
+           "ifedrec": ("ifedrec", {"align_weight": 3.0, "network_steps": 2, "network_hidden": (6,)})}
 LOCAL = {"batch512x1": dict(batch_size=512, local_epochs=1), "batch512x3": dict(batch_size=512, local_epochs=3),
          "batch48x1": dict(batch_size=48, local_epochs=1), "batch20x2": dict(batch_size=20, local_epochs=2)}
 
@@ -111,6 +112,12 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
                 for u in range(step.old_users)}
         return method, oracle.proxies(start, teachers, {"stability": s.stable_items, "plasticity": s.plastic_items},
                                       seen, s.lambda_replay, s.proxy_top, s.rank_eps, s.anneal)
+    if name == "ifedrec":
+        method.features = torch.randn(step.n_items, 5, generator=torch.Generator().manual_seed(5))
+        method.server_state = method.new_server_state(SEED, old_part(model, step).public)
+        rows = {key: method.server_state[f"rows of {key}"] for key in model.public}
+        assert all(len(table) == step.old_items < step.n_items for table in rows.values())
+        return method, oracle.aligned(rows, s.align_weight)
     method.begin_step(step, model, backbone)
     local = backbone.scores_local_tables
     return method, {
@@ -181,6 +188,15 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
         close(answer.public[ITEM], mean_table)
         for user, table in zip(users.tolist(), served):
             close(answer.personalised[ITEM][user], table)
+    if method_name == "ifedrec":
+        state = method.server_state
+        network = oracle.AttributeNetwork(*((state[f"network/{layer}.weight"], state[f"network/{layer}.bias"])
+                                            for layer in (0, 2)), method.settings.network_lr)
+        for public in (model.public, answer.public):  # in two rounds
+            method.aggregate(public)
+            rows = network.fit(method.features.to(dtype), torch.cat([table.flatten(1) for table in public.values()], 1),
+                               method.settings.network_steps)
+        close(torch.cat([method.server_state[f"rows of {key}"].flatten(1) for key in public], 1), rows)
     if method_name == "f3crec":
         for key, table in method.aggregate(answer.public).items():
             if table.dim() == 2:

@@ -126,6 +126,7 @@ def test_only_plugins_that_ask_have_them(registry):
     assert f.method.features is stream.item_features and f.backbone.features is None
     assert torch.equal(stream_part(sizes_of(stream), torch.arange(3)).item_features, stream.item_features)
     assert len({run.hash, config().hash, config(item_columns="year").hash}) == 3
+    assert run.base_hash == config("ft").base_hash  # it acts from block 1 on
     assert config("ft").hash == make_config(registry, "ft", "fedmf", "shop", overrides=[("test", settings)]).hash
     lay(rows=7)
     assert config(text_dim=4).hash != run.hash

@@ -52,7 +52,7 @@ def made(registry):
     def make(method, backbone, **settings):
         config = make_config(registry, method, backbone, "ml-100k", overrides=[
             ("test", {"precision": "float64", "rounds": 2, **settings})])
-        return config, load_stream(config.source, config.stream)
+        return config, load_stream(config.source, config.stream, config.features)
     return make
 
 
@@ -66,7 +66,7 @@ def finish(conductor, config, stream, progress=None):
 
 
 RUNS = [
-    *[(method, "fedmf", SMALL) for method in ("spp", "f3crec", "frozen")],
+    *[(method, "fedmf", SMALL) for method in ("spp", "f3crec", "frozen", "ifedrec")],
     *[pytest.param(method, "fedmf", SMALL, marks=pytest.mark.long)
       for method in ("ft", "reg", "kd", "rlp2", "joint", "joint-warm", "median", "norm-bound")],
     *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("fedncf", "fedrap")],
