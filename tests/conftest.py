@@ -127,3 +127,13 @@ def records_of_two_rounds(registry, tmp_path_factory):
                                  [("test", {"rounds": 2, "k_core": 50, **settings})])
             execute(config, lambda: load_stream(config.source, config.stream), folder / "results")
     return folder
+
+
+@pytest.fixture
+def growing(tmp_path):
+    """A log of 6 users in which every block has new items."""
+    log = tmp_path / "growing.inter"
+    log.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
+        f"u{user}\ti{time * (user + 3) % (12 + time // 8)}\t{time}\n"
+        for user in range(6) for time in range(user, 240, 4)))
+    return log

@@ -62,7 +62,7 @@ class RunTerms:
         plain = [(name, numbers, _as_settings(values)) for name, numbers, values in (self.method, self.backbone)]
         return ShardTask(*plain, tuple(map(tuple, self.metrics)), made(LocalSettings, self.local),
                          made(FederationSettings, self.server), made(EvaluationSettings, self.evaluation), self.seed,
-                         self.topology, plugins, self.versions, data.stream, data.names, progress)
+                         self.topology, plugins, self.versions, data.stream, data.names, data.clients, progress)
 
 
 def _as_settings(values: dict[str, Any]) -> dict[str, Any]:
@@ -223,11 +223,14 @@ def _sent(request: Request) -> Letter:
 
 
 def sizes(stream: Stream) -> dict[str, np.ndarray]:
-    """How many interactions each user has in every block and split, and how long its sessions are."""
+    """How many interactions each user has in every block and split, which of those it trains on are with new items,
+    and how long its sessions are."""
     tables = {}
     for step in stream.steps:
         for split in ("train", "valid", "test"):
             tables[f"{step.index}/{split}"] = step.split(split).lengths.numpy()
+        if step.index and not stream.domains and not step.sessions:
+            tables[f"{step.index}/new"] = (step.train.values >= step.old_items).numpy()
         for split, sessions in step.sessions.items():
             tables[f"{step.index}/{split}/sessions"] = sessions.count.numpy()
             tables[f"{step.index}/{split}/lengths"] = sessions.lengths.numpy()

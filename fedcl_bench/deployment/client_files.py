@@ -177,11 +177,12 @@ class ClientData:
 
     Attributes:
         stream: its part of the federation's stream. names: the server's numbers of its users, ascending.
-        unknown: interactions left out, as the server does not know their items.
+        clients: of the whole federation. unknown: interactions left out, as the server does not know their items.
     """
 
     stream: Stream
     names: Tensor
+    clients: int
     unknown: int
 
 
@@ -219,7 +220,7 @@ def read_client(path: Path, published: Published) -> ClientData:
         old = size
     tokens = np.array(published.users, dtype=str)[names]
     return ClientData(Stream(tuple(steps), tokens, np.array(published.items, dtype=str)), torch.tensor(names),
-                      int((item < 0).sum()))
+                      len(published.users), int((item < 0).sum()))
 
 
 def read_table(path: Path) -> pd.DataFrame:

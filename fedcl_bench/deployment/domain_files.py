@@ -78,7 +78,7 @@ def read_domains(path: Path, published: Published) -> ClientData:
                               for number, ids in enumerate(getattr(part, ids) for part in parts)])
               for kind, ids in (("user_tokens", "users"), ("item_tokens", "items"))]
     return ClientData(Stream(tuple(steps), *tokens, domains=parts, features=_features(path, parts, numbers)),
-                      torch.tensor(numbers), 0)
+                      torch.tensor(numbers), published.steps[-1][0], 0)
 
 
 def _stream(path: Path, rows: pd.DataFrame, part: DomainPart, published: Published) -> Stream:

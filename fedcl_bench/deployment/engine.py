@@ -268,6 +268,10 @@ def stream_of(published: Published, members: Iterable[Member]) -> Stream:
                 lengths[member.names[member.names < n_users]] = torch.tensor(member.sizes[name])
             return lengths
         splits = {split: _lists(of_all(f"{t}/{split}")) for split in ("train", "valid", "test")}
+        for member in members if t and published.stream.stream == "blocks" else ():  # as ``sizes_of`` does
+            train = splits["train"]
+            train.values[_places(train.indptr, member.names[member.names < n_users])] = \
+                torch.tensor(member.sizes[f"{t}/new"]) * old[1]
         sessions = {}
         if published.stream.stream == "sessions":
             sessions = {split: _sessions(of_all(f"{t}/{split}/sessions"), members, f"{t}/{split}/lengths")
@@ -281,13 +285,18 @@ def _lists(lengths: Tensor) -> Ragged:
     return Ragged(starts_of(lengths), lengths.new_zeros(int(lengths.sum())))
 
 
+def _places(starts: Tensor, users: Tensor) -> Tensor:
+    """Where the elements of some users' lists are, in the order of the users."""
+    return torch.cat([torch.arange(0), *(torch.arange(int(starts[user]), int(starts[user + 1]))
+                                         for user in users.tolist())])
+
+
 def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:
     """Sessions of all users, of which only the lengths are known."""
     of_user = starts_of(count)
     lengths = count.new_zeros(int(count.sum()))
     for member in members:
-        mine = torch.cat([torch.arange(int(of_user[user]), int(of_user[user + 1])) for user in member.names.tolist()])
-        lengths[mine] = torch.tensor(member.sizes[name])
+        lengths[_places(of_user, member.names)] = torch.tensor(member.sizes[name])
     rows = int(lengths.sum())
     return Sessions(of_user, starts_of(lengths), count.new_zeros(rows), torch.zeros(rows, dtype=torch.float64))
 

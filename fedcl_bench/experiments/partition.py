@@ -40,13 +40,8 @@ def check_divisible(federation: Federation, option: str = "--shards") -> None:
     method = federation.method
     if federation.topology == "central":
         raise refused("with topology=central there is one")
-    why = next((method.gives_up[each] for each in ("F1", "F4") if each in method.gives_up), "")
-    if why or method.overrides("trained_backbone") and not federation.cross_silo:
-        if method.overrides("sums"):
-            raise refused(f"method '{method.name}' trains a form of the backbone of its own, which is not made there")
-        raise refused(f"method '{method.name}' has no server that does with what they send{why and f' ({why})'}")
-    if federation.server.cold_items != "none":
-        raise refused(f"cold_items={federation.server.cold_items} looks at all of them")
+    if why := next((method.gives_up[each] for each in ("F1", "F4") if each in method.gives_up), ""):
+        raise refused(f"method '{method.name}' has no server that does with what they send ({why})")
     if federation.device.type != "cpu":
         raise UserError(f"--device: found cuda, accepted: cpu with {option}.")
 

@@ -51,7 +51,7 @@ class ShardTask:
         method, backbone: name, what stands for the code in hashes, and settings.
         metrics: name and the same of those besides the metrics of every run.
         versions: of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others.
-        stream: the data of its clients. names: their ids, or of domains their numbers.
+        stream: the data of its clients. names: their ids, or of domains their numbers. clients: of the whole run.
         progress: what the run carries of them; None: it begins.
     """
 
@@ -67,6 +67,7 @@ class ShardTask:
     versions: str
     stream: Stream
     names: Tensor
+    clients: int
     progress: Progress | None
 
     def federation(self) -> Federation:
@@ -88,10 +89,12 @@ class ShardTask:
                                 f"machine.")
             return plugin.cls
 
-        made = [cls(cls.Settings(**settings)) for kind, (name, numbers, settings) in
-                (("backbone", self.backbone), ("method", self.method)) for cls in [same(kind, name, numbers)]]
+        backbone, method = (cls(cls.Settings(**settings)) for kind, (name, numbers, settings) in
+                            (("backbone", self.backbone), ("method", self.method))
+                            for cls in [same(kind, name, numbers)])
+        backbone = method.trained_backbone(backbone, self.clients)
         extra = [same("metric", name, numbers)() for name, numbers in self.metrics]
-        return Federation(self.stream, *made, self.local, self.server, self.evaluation, self.seed,
+        return Federation(self.stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
                           metrics=(*DEFAULT, *extra), topology=self.topology)
 
 
@@ -277,6 +280,7 @@ class Conductor(Engine):
 
     def _task(self, stream: Stream, names: Tensor, progress: Progress | None) -> ShardTask:
         return ShardTask(*parts_of(self._config), self._plugins, versions(), stream, names,
+                         self._federation.stream.steps[-1].n_users,
                          progress and progress_part(progress, names, self._federation.stream.domains))
 
     def _close(self) -> None:

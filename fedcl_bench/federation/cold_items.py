@@ -9,6 +9,7 @@ more rounds of which the server keeps these rows alone. From the next step on th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from ..training.strategies import Training, choose_strategy
-from . import server
 from .parts import Federation
 from .protocols import list_chunks
 from .round import Work, train_clients
@@ -32,8 +32,6 @@ class ColdItems:
     Attributes:
         step: with its training interactions with new items. users: who is there for it, and has any interactions.
         start: the rows that the backbone gives the new items, each (new items, ...).
-        weights: of the known items' rows in the row of each new one, (new items, known items); None: rows are fitted,
-            or left at the start.
         training: FT's, with private and dense parameters frozen.
     """
 
@@ -41,18 +39,20 @@ class ColdItems:
     step: Step
     users: Tensor
     start: Tables
-    weights: Tensor | None
     training: Training
 
     def arrived(self, model: Snapshot) -> Snapshot:
         """A model after the new items have got their rows."""
-        if self.federation.server.cold_items == "method":
-            return self._with(model, self._of_method(model))
-        if self.weights is not None:
-            return self._with(model, {name: (self.weights.to(table) @ table[:self.step.old_items].flatten(1)).view_as(
-                table[self.step.old_items:]) for name, table in model.public.items()})
-        model = self._with(model, self.start)
-        return self._fitted(model) if self.federation.server.cold_items == "fold_in" else model
+        f, model = self.federation, self._with(model, self.start)
+        if f.server.cold_items == "untrained":
+            return model
+        if f.server.cold_items != "fold_in":
+            return self._with(model, f.population.new_rows(partial(self.new_rows, model), self._counts()))
+        chunks = list_chunks(self.step, self.users, model, self.training) if len(self.users) else []
+        for round_ in range(f.server.fold_in_rounds):
+            here = self._changes(model, [Work(self.training, chunks)], round_)
+            model = self._with(model, f.population.new_rows(partial(self.new_rows, model), here))
+        return model
 
     def _of_method(self, model: Snapshot) -> Tables:
         """The rows that the method's server makes."""
@@ -65,24 +65,51 @@ class ColdItems:
         return replace(model, public={name: torch.cat([table[:self.step.old_items], rows[name]])
                                       for name, table in model.public.items()})
 
-    def _fitted(self, model: Snapshot) -> Snapshot:
-        """The model after rounds on all items, of which the new rows are kept."""
-        f, step, old = self.federation, self.step, self.step.old_items
-        work = [Work(self.training, list_chunks(step, self.users, model, self.training))]
+    def _counts(self) -> Tables:
+        """With ``popularity``, in how many training interactions up to the step each known item is."""
+        f, old = self.federation, self.step.old_items
+        if f.server.cold_items != "popularity":
+            return {}
+        earlier = [part.train.values.to(f.device) for part in f.stream.steps[:self.step.index + 1]]
+        return {"counts": torch.bincount(torch.cat(earlier), minlength=self.step.n_items)[:old]}
+
+    def _changes(self, model: Snapshot, work: list[Work], round_: int) -> Tables:
+        """What clients send of a round on all items: their changes of the new rows, added up, and of their weights."""
+        f, step = self.federation, self.step
         weights = None if f.server.weighting == "uniform" else step.train.lengths.to(model.item_vectors)
-        for round_ in range(f.server.fold_in_rounds):
-            sums = train_clients(work, model, DrawKey(f.seed, step.index, round_), weights)
-            after, _ = server.mean(sums, model, f.backbone, f.seed)
-            model = self._with(model, {name: table[old:] for name, table in after.public.items()})
-        return model
+        sums = train_clients(work, model, DrawKey(f.seed, step.index, round_), weights)
+        changes = {f"change/{name}": sums.change[name][step.old_items:] for name in model.public}
+        return {**changes, "weight": sums.totals().numbers[2]}
+
+    def new_rows(self, model: Snapshot, sums: Tables) -> Tables:
+        """What the server makes of sums over all clients: the rows of the new items, by table.
+
+        Args:
+            model: whose rows they are.
+            sums: of their ``counts``, or of their ``change/NAME`` and ``weight``.
+        """
+        f, old = self.federation, self.step.old_items
+        if f.server.cold_items == "method":
+            return self._of_method(model)
+        if f.server.cold_items == "fold_in":  # the mean of FedAvg
+            return {name: (sums[f"change/{name}"] / sums["weight"]).add_(table[old:])
+                    for name, table in model.public.items()}
+        if f.server.cold_items == "popularity":
+            counts = sums["counts"].double()
+            weights = (counts / counts.sum()).expand(self.step.n_items - old, old)
+        else:
+            weights = _similar(f, self.step)
+        return {name: (weights.to(table) @ table[:old].flatten(1)).view_as(table[old:])
+                for name, table in model.public.items()}
 
 
-def cold_items_of(f: Federation, step: Step, model: Snapshot) -> ColdItems | None:
+def cold_items_of(f: Federation, step: Step, model: Snapshot, clients: bool = True) -> ColdItems | None:
     """The new items of a step if they arrive after its training.
 
     Args:
         step: with all its interactions.
         model: with rows for all its items.
+        clients: whether there are any here.
     """
     if f.server.cold_items == "none" or step.index == 0 or step.n_items == step.old_items:
         return None
@@ -90,24 +117,18 @@ def cold_items_of(f: Federation, step: Step, model: Snapshot) -> ColdItems | Non
     rows = f.backbone.new_rows(f.seed, range(0), items)[0]
     start = {name: of_items.to(model.public[name]) for name, of_items in rows.items()}
     there = step.old_users if f.server.fold_in else step.n_users
-    users = (step.train.lengths[:there] > 0).nonzero().flatten()
+    users = (step.train.lengths[:there if clients else 0] > 0).nonzero().flatten()
     method = Method(NoSettings())
     training = Training(f.backbone_in(step.index), method, f.local,
                         choose_strategy(f.backbone, method, model, f.local, sessions=False), frozen="private")
-    return ColdItems(f, step, users, start, _weights(f, step), training)
+    return ColdItems(f, step, users, start, training)
 
 
-def _weights(f: Federation, step: Step) -> Tensor | None:
-    """``ColdItems.weights``: the mean of the items with the most similar texts, by the cosine, or of all known items in
-    proportion to their training interactions up to the step. An item without a text has the mean of all known ones."""
-    old, device = step.old_items, step.train.values.device
-    if f.server.cold_items == "popularity":
-        earlier = [part.train.values.to(device) for part in f.stream.steps[:step.index + 1]]
-        counts = torch.bincount(torch.cat(earlier), minlength=step.n_items)[:old].double()
-        return (counts / counts.sum()).expand(step.n_items - old, old)
-    if f.server.cold_items != "similar":
-        return None
-    vectors = f.stream.features[0].to(device)[:step.n_items].double()
+def _similar(f: Federation, step: Step) -> Tensor:
+    """Weights of the known items' rows in the row of each new one, (new items, known items): the mean of those with
+    the most similar texts, by the cosine. An item without a text has the mean of all known ones."""
+    old = step.old_items
+    vectors = f.stream.features[0].to(f.device)[:step.n_items].double()
     cosines = vectors[old:] @ vectors[:old].T
     k = min(f.server.similar_items, old)
     weights = torch.zeros_like(cosines).scatter_(1, cosines.topk(k, dim=1).indices, 1.0 / k)

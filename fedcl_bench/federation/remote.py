@@ -23,6 +23,7 @@ from ..rng import DrawKey, Tables
 from ..training.trained import Change, Trained
 from . import server
 from .client_sampling import Attendance, Participants
+from .cold_items import cold_items_of
 from .cold_start import as_trained_on, cold_start_of
 from .cross_device import CrossDevice, Observer, begin_step, training_of
 from .early_stopping import EarlyStopping
@@ -62,6 +63,10 @@ MESSAGES = {
          "sum/": "over all users (receive)", "count": "of users who took part (receive)"}),
     "sum": MessageKind({"": "counts and sums over the node's users: clients of a block, trained items (popularity, "
                         "metrics of items), changes of rank"}, {"": "the same over all nodes"}),
+    "cold": MessageKind({"counts": "of known items in training data so far (cold_items=popularity)",
+                         "change/": "of the new items' rows, added up (cold_items=fold_in)",
+                         "weight": "of the users, added up (the same)"},
+                        {"new/": "rows of the items that arrive after a block's training"}),
     "query": MessageKind({"users": "who ask", "queries": "(users, n)"}, {"answers": "(users, n)"}),
     "mean": MessageKind({"sum": "of a validation metric over the node's users", "count": "of them"},
                         {"mean": "over all users"}),
@@ -135,6 +140,9 @@ class Node(server.Population):
 
     def answer_queries(self, method: Method, queries: Tensor, users: Tensor) -> Tensor:
         return self.ask("query", {"users": users, "queries": queries})["answers"]
+
+    def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
+        return under("new", self.ask("cold", here))
 
 
 class NodeClients(CrossDevice):
@@ -278,6 +286,11 @@ class Server(server.Population):
         """Answer all of what was collected last alike."""
         self.nodes.answer(dict.fromkeys(self.arrived, answer))
 
+    def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
+        rows = make(added([tables for _, tables in sorted(self.collect("cold").items())]))
+        self.everybody(named("new", rows))
+        return rows
+
     def here(self, node: int, users: Tensor) -> tuple[Tensor, Tensor]:
         """Which of some users a node has: their positions among ``users``, and their numbers at the node."""
         positions = torch.isin(users, self.names[node]).nonzero().flatten()
@@ -353,7 +366,8 @@ class ServerClients(CrossDevice):
         f.population.method = training.method
         protocol = SessionSteps(f, step, training) if step.sessions else Sizes(known)
         return cls(f, known, earlier, training.method, training, protocol, f.server.attendance, False,
-                   cold_start_of(f, known, progress.model), None), progress
+                   cold_start_of(f, known, progress.model),
+                   cold_items_of(f, step, progress.model, clients=False)), progress
 
     def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
         yield from ()  # a round is short
@@ -429,7 +443,7 @@ class ServerClients(CrossDevice):
         return model
 
     def arrived(self, model: Snapshot) -> Snapshot:
-        return model
+        return model if self.cold_items is None else self.cold_items.arrived(model)
 
     def taken_part(self) -> dict[str, int]:
         return {**super().taken_part(), **({"dropped": self.group.dropped} if self.group.dropped else {})}
@@ -505,13 +519,17 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(stream: Stream) -> Stream:
-    """A stream as a server knows it: of each user how many interactions there are, and not which."""
-    def lists(each: Ragged) -> Ragged:
-        return Ragged(each.indptr, torch.zeros_like(each.values))
+    """A stream as a server knows it: of each user how many interactions there are, and not which.
+
+    In training data the first new item of a block stands for all of its new ones, and item 0 for the others.
+    """
+    def lists(each: Ragged, old_items: int = 0) -> Ragged:
+        new = each.values >= old_items if old_items else torch.zeros_like(each.values)
+        return Ragged(each.indptr, new * old_items)
 
     def sessions(each: Sessions) -> Sessions:
         return replace(each, items=torch.zeros_like(each.items), times=torch.zeros_like(each.times))
     steps = [replace(step, sessions={name: sessions(each) for name, each in step.sessions.items()},
-                     **{split: lists(step.split(split)) for split in ("train", "valid", "test")})
+                     train=lists(step.train, step.old_items), valid=lists(step.valid), test=lists(step.test))
              for step in stream.steps]
-    return replace(stream, steps=tuple(steps), features=(), known={})
+    return replace(stream, steps=tuple(steps), features=() if stream.domains else stream.features, known={})

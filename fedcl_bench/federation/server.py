@@ -48,6 +48,10 @@ class Population:
         """The server's answers to what users here ask in an evaluation (see ``Method.answer_queries``)."""
         return method.answer_queries(queries, users)
 
+    def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
+        """The rows of a step's new items, which the server makes of sums over all clients, given those here."""
+        return make(here)
+
 
 def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], attendance: Attendance, seed: int) -> int:
     """The most rounds that a client took part in, given a run's rows, one per round."""

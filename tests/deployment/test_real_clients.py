@@ -141,9 +141,10 @@ def same_record(found, expected, folder=Path()):
 
 # Numbers.
 
-def test_the_record_is_that_of_a_simulation(federation):
+@pytest.mark.parametrize("method", ["f3crec", "alone"])
+def test_the_record_is_that_of_a_simulation(federation, method):
     """And its model has no rows of users, who have them: the users' lists are those of the simulation's model."""
-    made = federation()
+    made = federation(method)
     found, simulated = made.run(), made.simulated()
     same_record(found, simulated)
     assert found["bytes"] == simulated["bytes"]
@@ -151,6 +152,12 @@ def test_the_record_is_that_of_a_simulation(federation):
     for table, users in zip(made.tables, made.names):
         kept = Kept.latest(table.parent / "state", table, ())
         assert len(kept.recommend(made.published.users[int(users[0])], 5)) == 5
+
+
+def test_items_that_arrive_later(federation, growing):
+    made = federation("ft", dataset=str(growing), k_core=0, topk=(5,), valid_metric="ndcg@5", rounds=2,
+                      cold_items="fold_in", fold_in_rounds=2)
+    same_record(made.run(), made.simulated())
 
 
 def test_clients_of_one_user(federation, tmp_path):
@@ -264,16 +271,15 @@ def test_noise_is_refused(federation):
 # Processes, over Flower.
 
 @needs_flower
-def test_processes_over_flower(tmp_path):
+def test_processes_over_flower(tmp_path, capsys):
     """One command starts its clients; the record is the simulation's, and nothing is left."""
     words = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet", *[
         word for name, value in {**SMALL, "precision": "float64"}.items() for word in ("--set", f"{name}={value}")]]
-
-    def run(*more):  # Flower's server sets up logging for its whole process
-        return json.loads(subprocess.run([sys.executable, "-m", "fedcl_bench", *words, *more], cwd=tmp_path, check=True,
-                                         stdout=subprocess.PIPE).stdout)
-    found = run("--engine", "flower", "--clients", "2", "--results", "flower")
-    same_record(found, run("--results", "simulated"), tmp_path)
+    found = subprocess.run(  # Flower's server sets up logging for its whole process
+        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", "4", "--results", "flower"],
+        cwd=tmp_path, check=True, stdout=subprocess.PIPE).stdout
+    assert main(["run", *words, "--results", str(tmp_path / "simulated")]) == 0
+    same_record(json.loads(found), json.loads(capsys.readouterr().out), tmp_path)
     assert [path.name for path in (tmp_path / "flower").iterdir()] == ["runs"]
 
 

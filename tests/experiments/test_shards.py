@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import SMALL, STABLE, assert_same, same_numbers
+from helpers import SMALL, STABLE, assert_same, numbers_of, same_numbers
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
@@ -81,6 +81,8 @@ RUNS = [
     ("spp", "fedrap", {**SMALL, **STABLE["fedrap"], "fold_in": 3, "fold_in_rounds": 2, "client_ratio": 0.5}),
     ("ft", "pfedrec", {**SMALL, **STABLE["pfedrec"], "fold_in": 3, "cold_start": "mean"}),
     ("ft", "fedmf", {**SMALL, "fold_in": 3, "cold_start": "popularity"}),
+    ("alone", "fedmf", SMALL),
+    pytest.param("alone", "fedncf", {**SMALL, **STABLE["fedncf"]}, marks=pytest.mark.long),
     ("ft", "fedmf", {"stream": "static", "dim": 8}),
     ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
     ("ft", "fedmf", {**SESSIONS, "early_session": True, "extra_metrics": "popularity"}),
@@ -235,3 +237,21 @@ def test_too_many_parts(ml100k):
         divide(ml100k, 588)
     with pytest.raises(UserError, match="found 587; one of so many shards has no client with .* data in block 0"):
         divide(ml100k, 587)
+
+
+@pytest.mark.parametrize("cold_items, more", [
+    ("untrained", {}), ("similar", {}), ("popularity", {"fold_in": 2}),
+    ("fold_in", {"fold_in_rounds": 2, "weighting": "interactions", "client_ratio": 0.7})])
+def test_items_that_arrive_later(registry, growing, cold_items, more):
+    config = make_config(registry, "ft", "fedmf", str(growing), overrides=[("test", {
+        "precision": "float64", "rounds": 2, "k_core": 0, "topk": (5,), "valid_metric": "ndcg@5",
+        "cold_items": cold_items if cold_items != "similar" else "popularity", **more})])
+    config = replace(config, server=replace(config.server, cold_items=cold_items))  # there is no file of texts
+    stream = load_stream(config.source, config.stream)
+    stream = replace(stream, features=(torch.eye(7).double()[torch.arange(stream.steps[-1].n_items) % 7],))
+    assert all(step.n_items > step.old_items for step in stream.steps)
+    *_, alone = run(config.federation(stream))
+    found, wanted = map(numbers_of, (finish(Conductor(config, 2, (), Threads), config, stream)[0], alone))
+    for name in [name for name in wanted if cold_items == "popularity" and name.startswith("user_shift")]:
+        del found[name], wanted[name]  # all new items have one row: rounding decides which of them is ranked first
+    assert_same(found, wanted, 1e-12)

@@ -202,7 +202,7 @@ def test_bounds_are_said_to_be_bounds(tmp_path, capsys):
     assert "gives up: clients keep the data of all earlier blocks (C1)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["central", "alone"])
+@pytest.mark.parametrize("method", ["central", "popularity"])
 def test_no_shards_without_a_server_that_adds_up(started, method):
     with pytest.raises(UserError, match=f"--shards: .* method '{method}' has no server"):
         check_divisible(started(method))

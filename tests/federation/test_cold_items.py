@@ -12,7 +12,6 @@ from helpers import ITEM, STABLE, build, federation, lay_log, stream_of
 
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
-from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.cold_items import cold_items_of
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -172,6 +171,4 @@ def test_what_is_refused(registry, stream, backbone, settings, message):
     if backbone == "fedmf":
         with pytest.raises(UserError, match="and the stream has no texts of items"):
             made(registry, replace(stream, features=()), cold_items="similar").check()
-        with pytest.raises(UserError, match="--shards: .* cold_items=untrained looks at all of them"):
-            check_divisible(made(registry, stream))
         assert ITEM in ends(made(registry, stream, method="reg"))[-1].model.public
