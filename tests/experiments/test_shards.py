@@ -82,6 +82,7 @@ RUNS = [
     ("ft", "pfedrec", {**SMALL, **STABLE["pfedrec"], "fold_in": 3, "cold_start": "mean"}),
     ("ft", "fedmf", {**SMALL, "fold_in": 3, "cold_start": "popularity"}),
     ("alone", "fedmf", SMALL),
+    ("fedcia", "fedmf", {**SMALL, "align_steps": 2, "client_ratio": 0.1}),
     pytest.param("alone", "fedncf", {**SMALL, **STABLE["fedncf"]}, marks=pytest.mark.long),
     ("ft", "fedmf", {"stream": "static", "dim": 8}),
     ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
