@@ -28,7 +28,8 @@ class Alone(Method):
     Settings = AloneSettings
     first_step = 0
     topology = "local"
-    ignored = dict.fromkeys(("weighting", "upload_noise", "upload_mechanism", "upload_clip", "cold_items"),
+    ignored = dict.fromkeys(("weighting", "upload_noise", "upload_mechanism", "upload_clip", "cold_items",
+                             "aggregator", "server_optimiser"),
                             "with the method alone, whose clients share no table and upload nothing")
 
     def trained_backbone(self, backbone, clients):

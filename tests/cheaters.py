@@ -126,6 +126,16 @@ class CountsOnce(_Cheater):
         return {name: table * (1.0 + 0.01 * self._counts.to(table)[:, None]) for name, table in public.items()}
 
 
+class KnowsInLayers(_Cheater):
+    """(c) the server scales the layers by how many items clients have."""
+
+    def begin_round(self, step, round_, backbone):
+        self._mean = float(step.train.lengths.double().mean())
+
+    def aggregate_dense(self, dense):
+        return {name: value * (1.0 + 1e-3 * self._mean) for name, value in dense.items()}
+
+
 class KnowsTheLongest(_Cheater):
     """(c) the server knows how many items the client with the most has."""
     gives_up = {"F7": "scales each"}

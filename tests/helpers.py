@@ -10,6 +10,7 @@ import sysconfig
 import warnings
 from collections import OrderedDict, deque
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,15 +123,16 @@ def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, 
 
 
 def train_round(chunks, model, backbone, method, settings, seed, step, round_, weights=None, own_start=False,
-                protection=OPEN, observe=None):
+                protection=OPEN, observe=None, aggregator=None):
     """Clients train and the server averages, as in a round of the loop: (model, mean loss, the method's uploads)."""
-    work = rounds.Work(training(backbone, method, model, settings, protection, own_start), chunks)
+    common = training(backbone, method, model, settings, protection, own_start)
+    work = rounds.Work(replace(common, keeps=aggregator is not None), chunks)
     key = DrawKey(seed, step, round_)
     sums = rounds.train_clients([work], model, key, weights, observe)
     if method.overrides("sums"):
         return *server.aggregate_sums(sums, model, method, key, sum(len(c.users) for c in chunks)), sums.uploads
     if sums.held is not None:
-        return *server.aggregate_updates(sums, model, method, protection, key, sums.uploads), sums.uploads
+        return *server.aggregate_updates(sums, model, method, protection, key, sums.uploads, aggregator), sums.uploads
     return *server.mean(sums, model, backbone, seed), sums.uploads
 
 

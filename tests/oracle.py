@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import statistics
 
 import torch
 from recbole.model.general_recommender import BPR
@@ -304,16 +303,54 @@ def norm_bounded(updates, weight, bound):
             / sum(weight.values()) for key in next(iter(updates.values()))}
 
 
-def median_of_senders(updates, tables):
-    """Of every number the median of those who sent it, of item ``tables`` by rows, times their share."""
+def of_senders(updates, tables, middle):
+    """Of every number what ``middle`` makes of those who sent it, of item ``tables`` by rows, times their share."""
     result = {}
     for key, like in next(iter(updates.values())).items():
         rows = zip(*(u[key].reshape(len(like), -1).tolist() for u in updates.values()))
         sent = [[row for row in of_clients if key not in tables or any(row)] for of_clients in rows]
-        result[key] = torch.tensor([[statistics.median(numbers) * len(senders) / len(updates)
+        result[key] = torch.tensor([[middle(numbers) * len(senders) / len(updates)
                                      for numbers in zip(*senders)] if senders else [0.0] * like[0].numel()
                                     for senders in sent], dtype=like.dtype).view(like.shape)
     return result
+
+
+def trimmed_mean(share):
+    """The mean of numbers without the largest and the smallest ``share``."""
+    def middle(numbers):
+        kept = sorted(numbers)[int(share * len(numbers)):len(numbers) - int(share * len(numbers))]
+        return sum(kept) / len(kept)
+    return middle
+
+
+def multi_krum(updates, malicious, selected):
+    """The mean of the ``selected`` updates that are nearest to all but ``malicious`` and 2 of them."""
+    def distance(a, b):
+        return sum(float((updates[a][key] - updates[b][key]).square().sum()) for key in updates[a])
+    scores = {a: sum(sorted(distance(a, b) for b in updates if b != a)[:len(updates) - malicious - 2]) for a in updates}
+    chosen = sorted(updates, key=lambda user: (scores[user], user))[:selected]
+    return {key: sum(updates[user][key] for user in chosen) / selected for key in next(iter(updates.values()))}
+
+
+def server_step(kind, lr, beta1, beta2, tau, sent, mean, memory):
+    """A step of the server's optimiser (FedOpt's Algorithm 2, FedAvgM), number by number; ``memory`` is updated."""
+    result = []
+    for i, (x, y) in enumerate(zip(sent.flatten().tolist(), mean.flatten().tolist())):
+        delta, (m, v) = y - x, memory.get(i, (0.0, tau * tau))
+        if kind == "momentum":
+            m = beta1 * m + delta
+            result.append(x + lr * m)
+        else:
+            m = beta1 * m + (1 - beta1) * delta
+            if kind == "adagrad":
+                v += delta * delta
+            elif kind == "adam":
+                v = beta2 * v + (1 - beta2) * delta * delta
+            elif v != delta * delta:
+                v -= (1 - beta2) * delta * delta * (1 if v > delta * delta else -1)
+            result.append(x + lr * m / (math.sqrt(v) + tau))
+        memory[i] = m, v
+    return torch.tensor(result, dtype=sent.dtype).view_as(sent)
 
 
 def fold_in(rounds, train, start):
@@ -391,6 +428,14 @@ class AttributeNetwork(nn.Sequential):
             nn.MSELoss()(self(attributes), rows).backward()
             self.optimiser.step()
         return self(attributes).detach()
+
+
+def proximal(sent, mu):
+    """``sent``: the server's snapshot, of which clients have a copy."""
+    def added(round, user, model, passes):
+        return mu / 2 * sum((parameter - {**sent.public, **sent.dense}[key]).square().sum()
+                            for key, parameter in model.named_parameters() if key not in sent.private)
+    return added
 
 
 def distillation(old, weight, n, eps=None, local=False):

@@ -43,7 +43,7 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
     assert set(NAMES.names("method")) - set(METHODS) == {
         "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen", "popularity", "recency",
-        "sknn", "median", "norm-bound"}
+        "sknn"}
 
 
 # Four fifths of the pairs go to the long tests; each method and each backbone is in the others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation import round as rounds
+from fedcl_bench.federation.aggregators import Aggregator
 from fedcl_bench.federation.cold_start import cold_start_of, truncated_for_new_users
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.server import aggregate
@@ -50,6 +52,7 @@ METHODS = {"ft": ("ft", {}), "reg": ("reg", {"lambda_reg": 1e-4}),
            "f3crec": ("f3crec", {"lambda_kd": 0.5, "eps": 0.0005}), "rlp2": ("rlp2", {}),
            "spp": ("spp", {"lambda_replay": 0.5}),
            "ifedrec": ("ifedrec", {"align_weight": 3.0, "network_steps": 2, "network_hidden": (6,)})}
+ALL_METHODS = {**METHODS, "fedprox": ("fedprox", {"prox_mu": 1e-3})}
 LOCAL = {"batch512x1": dict(batch_size=512, local_epochs=1), "batch512x3": dict(batch_size=512, local_epochs=3),
          "batch48x1": dict(batch_size=48, local_epochs=1), "batch20x2": dict(batch_size=20, local_epochs=2)}
 
@@ -121,6 +124,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
     method.begin_step(step, model, backbone)
     local = backbone.scores_local_tables
     return method, {
+        "fedprox": lambda: oracle.proximal(model, s.prox_mu),
         "ft": lambda: oracle.nothing, "rlp2": lambda: oracle.nothing,
         "reg": lambda: oracle.reg(previous, s.lambda_reg, s.reg_reduction),
         "kd": lambda: oracle.distillation(previous, s.lambda_kd, s.top_n, local=local),
@@ -133,20 +137,17 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     backbone = build(registry, "backbone", name, **{**settings, **changes})
     step = stream.steps[1]
     previous, model = tables(step, backbone, dtype)
-    method_name, method_settings = METHODS[method_case]
+    method_name, method_settings = ALL_METHODS[method_case]
     method, added = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = some_clients(step, count)
-    if robust:
-        aggregator = build(registry, "method", robust)
-        method.__class__ = type("Robust", (type(method),), {
-            "aggregate_updates": lambda self, updates: aggregator.aggregate_updates(updates)})
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
     assert not inner or strategy_of(backbone, method, model, train) in (Strategy.FACTORED, Strategy.FUSED)
     chunks = make_chunks(step, users, train, 16, Needs(backbone.pairwise, backbone.whole_tables, inner=inner))
     assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None
-    after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
+    aggregator = Aggregator(robust, share=0.2, malicious=1, selected=2, bound=0.8) if robust else None
+    after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights, aggregator=aggregator)
 
     plain = oracle.Round(seed=SEED, step=1, round=ROUND, backbone=name, settings=backbone.settings, negatives=4,
                          optimiser=train.optimiser, epochs=train.local_epochs, batch_size=train.batch_size,
@@ -157,8 +158,10 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
         sent = {key: model.public.get(key, model.dense.get(key)) for key in mean}
         updates = {user: {key: upload[key] - sent[key] for key in sent} for user, upload in uploads.items()}
         weight = {user: len(items) if weighted else 1.0 for user, items in lists.items()}
-        change = oracle.median_of_senders(updates, model.public) if robust == "median" else \
-            oracle.norm_bounded(updates, weight, aggregator.settings.norm_bound)
+        change = {"median": lambda: oracle.of_senders(updates, model.public, statistics.median),
+                  "trimmed_mean": lambda: oracle.of_senders(updates, model.public, oracle.trimmed_mean(0.2)),
+                  "krum": lambda: oracle.multi_krum(updates, 1, 2),
+                  "norm_bound": lambda: oracle.norm_bounded(updates, weight, 0.8)}[robust]()
         assert any(float((mean[key] - sent[key] - change[key]).abs().max()) > 1e-4 for key in sent)
         mean = {key: sent[key] + change[key] for key in sent}
 
@@ -272,6 +275,8 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
     ("pfedrec-local", "f3crec", "batch512x3", {}), ("fedrap", "f3crec", "batch20x2", {}),
     ("gpfedrec", "f3crec", "batch512x3", {}), ("ncf", "f3crec", "batch512x3", {}),
     ("biasmf", "f3crec", "batch20x2", {}),
+    ("fedmf", "fedprox", "batch48x1", {}), ("fedncf", "fedprox", "batch48x1", {}),
+    ("fedrap", "fedprox", "batch512x3", {}), ("ncf-sigmoid", "fedprox", "batch20x2", {}),
     *(("fedrap-touched", "ft", local, {}) for local in ("batch48x1", "batch512x3", "batch20x2")),
     # weighted by interactions, and in single precision
     *((backbone, method, "batch512x1", {"weighted": True})
@@ -283,8 +288,10 @@ def test_round_equals_oracle(registry, stream, backbone, method, local, more):
 
 
 @pytest.mark.parametrize("backbone, method, robust, more", [
-    ("fedmf", "ft", "norm-bound", {}), ("fedmf", "reg", "median", {}), ("fedrap", "ft", "norm-bound", {}),
-    ("ncf", "ft", "median", {}), ("pfedrec-local", "f3crec", "norm-bound", {"weighted": True})])
+    ("fedmf", "ft", "norm_bound", {}), ("fedmf", "reg", "median", {}), ("fedrap", "ft", "norm_bound", {}),
+    ("ncf", "ft", "median", {}), ("pfedrec-local", "f3crec", "norm_bound", {"weighted": True}),
+    ("ncf", "ft", "trimmed_mean", {}), ("fedmf", "f3crec", "trimmed_mean", {}), ("ncf", "ft", "krum", {}),
+    ("fedrap", "kd", "krum", {})])
 def test_aggregators_of_single_updates_equal_oracle(registry, stream, backbone, method, robust, more, monkeypatch):
     monkeypatch.setattr(SIZES, "compared", 1000)  # numbers of a table in several parts
     compare(registry, stream, backbone, method, LOCAL["batch48x1"], robust=robust, **more)

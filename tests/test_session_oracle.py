@@ -134,7 +134,7 @@ def test_plain_averaging_equals_oracle(registry, name, init):
 def test_bounded_updates_equal_oracle(registry, name):
     f, oracle = both(registry, name, weighting="interactions", optimiser="sgd")
     oracle.norm_bound = 0.7
-    compare(replace(f, method=build(registry, "method", "norm-bound", norm_bound=0.7)), oracle, "interactions",
+    compare(replace(f, server=replace(f.server, aggregator="norm_bound", norm_bound=0.7)), oracle, "interactions",
             (1e-9, 1e-9))
 
 

@@ -79,7 +79,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std"
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
-    if given_up := config.method.cls.gives_up:
+    if given_up := config.gives_up:
         print(f"gives up: {'; '.join(f'{how} ({name})' for name, how in given_up.items())} (docs/constraints.md)")
     if config.evaluation.candidates == "sampled":
         print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")

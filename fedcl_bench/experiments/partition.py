@@ -143,7 +143,7 @@ def progress_part(progress: Progress, names: Tensor, domains: Sequence[DomainPar
     best = replace(progress.best, model=cut(progress.best.model),
                    client_state=_rows(progress.best.client_state, names))
     return replace(progress, model=cut(progress.model), best=best, previous=cut(progress.previous),
-                   client_state=_rows(progress.client_state, names), tests=(), analysis=())
+                   client_state=_rows(progress.client_state, names), server_moments={}, tests=(), analysis=())
 
 
 def _progress_of_domains(progress: Progress, numbers: Sequence[int], domains: Sequence[DomainPart]) -> Progress:
@@ -161,7 +161,8 @@ def _progress_of_domains(progress: Progress, numbers: Sequence[int], domains: Se
     part = within and replace(within, model=cut(within.model), server_state=state(within.server_state), epochs=tuple(
         epoch for epoch in within.epochs if epoch[0] in numbers))
     return replace(progress, model=cut(progress.model), best=replace(progress.best, model=cut(progress.best.model)),
-                   server_state=state(progress.server_state), within=part and (lambda: part), tests=(), analysis=(),
+                   server_state=state(progress.server_state), server_moments={}, within=part and (lambda: part),
+                   tests=(), analysis=(),
                    curve=tuple(row for row in progress.curve if row["step"] % len(domains) in numbers))
 
 

@@ -66,7 +66,7 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
     if method.overrides("aggregate_updates"):
-        _check_single_updates(backbone, method, init)
+        check_single_updates(backbone, f"method '{method.name}'", init)
     if method.overrides("sums"):
         _check_sums(backbone, method, init)
     if means and backbone.factor_names is None:
@@ -75,13 +75,17 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
                            f"the user.", "backbone", lambda cls: cls.factor_names is not None)
 
 
-def _check_single_updates(backbone: Backbone, method: Method, init: str) -> None:
-    """Raise UserError unless each client's upload is a change of what the server sent, and the server averages."""
+def check_single_updates(backbone: Backbone, what: str, init: str) -> None:
+    """Raise UserError unless each client's upload is a change of what the server sent, and the server averages.
+
+    Args:
+        what: looks at each.
+    """
     if init == "per_client":
-        raise UserError(f"setting 'init': found per_client, accepted: server with method '{method.name}', whose server "
-                        f"looks at each client's change of what it was sent.")
+        raise UserError(f"setting 'init': found per_client, accepted: server with {what}, whose server looks at each "
+                        f"client's change of what it was sent.")
     if backbone.overrides("serve"):
-        raise Incompatible(f"method '{method.name}' aggregates clients' updates, as does the server of "
+        raise Incompatible(f"{what} aggregates clients' updates, as does the server of "
                            f"'{backbone.name}'.", "backbone", lambda cls: cls.serve is Backbone.serve)
 
 
@@ -101,6 +105,14 @@ def _check_sums(backbone: Backbone, method: Method, init: str) -> None:
         raise UserError(f"method '{method.name}' sends sums in place of changes, so that it can have neither "
                         f"row_penalty() nor aggregate_updates().")
     method.sums(backbone, 1)  # may raise one
+
+
+def is_plain_mean(backbone: Backbone, method: Method) -> bool:
+    """Whether all domains receive the mean of their uploads, after every round of the run."""
+    of_method = isinstance(method, DomainMethod) and (
+        type(method).aggregate is not DomainMethod.aggregate or type(method).upload is not DomainMethod.upload
+        or len(method.stages()) > 1)
+    return not of_method and len(backbone.stages() if isinstance(backbone, ModuleBackbone) else ()) <= 1
 
 
 def has_shared_rows(backbone: Backbone | type[Backbone]) -> bool:

@@ -138,14 +138,31 @@ class CrossDevice:
             model, loss = server.mean(sums, begun, f.backbone, f.seed)
             model = server.aggregate(f.backbone, model, users, protection, key, self._by_weight(key.round))
         else:
-            model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads)
+            model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads,
+                                                   f.server.single_updates)
+        model, moments = self._optimised(begun, model, progress.server_moments if key.round else {})
         model = replace(model, public=self._by_method(model.public))
+        if model.dense:
+            model = replace(model, dense=checks.checked_tables(
+                method, "aggregate_dense", method.aggregate_dense(model.dense), model.dense))
         if declared and method.overrides("receive"):
             model = self._receive(model, sums.totals().change, self.group.count, key)
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
-                      uploads=update.uploads)
+                      uploads=update.uploads, moments=moments)
+
+    def _optimised(self, begun: Snapshot, model: Snapshot, moments: Tables) -> tuple[Snapshot, Tables]:
+        """The model after the step of the server's optimiser, if there is one, and what that remembers.
+
+        It begins anew with every block: its clients' losses are another objective, which starts from another model.
+        """
+        optimiser = self.federation.server.optimiser
+        if optimiser is None:
+            return model, {}
+        after, moments = optimiser.step({**begun.public, **begun.dense}, {**model.public, **model.dense}, moments)
+        return replace(model, public={name: after[name] for name in model.public},
+                       dense={name: after[name] for name in model.dense}), moments
 
     @property
     def sums(self) -> Mapping[str, tuple[int, ...]]:
@@ -248,8 +265,12 @@ class CrossDevice:
         first, final = None if progress.round else model, best.model if ended else None
         return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.all_reduce)
 
-    def state(self, update: Update | None = None) -> dict[str, Any]:
-        """What the run carries besides the model: the method's state, and what of it are the server's answers."""
+    def state(self, update: Update) -> dict[str, Any]:
+        """What the run carries besides the model: the method's state, what of it are the server's answers, and what the
+        server's optimiser remembers."""
+        return {**self._of_method(), "server_moments": update.moments}
+
+    def _of_method(self) -> dict[str, Any]:
         method = self.federation.method
         return {"client_state": dict(method.client_state), "server_state": dict(method.server_state),
                 "answered": self.answered}
@@ -259,7 +280,7 @@ class CrossDevice:
         f, step = self.federation, self.step
         trained = (step.train.lengths > 0).nonzero().flatten()
         f.method.end_step(step.training, progress.best.model, f.backbone, trained, self.key(step.index, 0))
-        return replace(progress, step=step.index + 1, round=0, trained=False, **self.state())
+        return replace(progress, step=step.index + 1, round=0, trained=False, **self._of_method())
 
     def key(self, unit: int, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, unit, round_)
@@ -313,7 +334,8 @@ def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
     """How a step's clients are trained; ``model`` as for ``choose_strategy``."""
     method, backbone = f.acting_in(step), f.backbone_in(step.index)
     strategy = choose_strategy(backbone, method, model, f.local, sessions=bool(step.sessions))
-    return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client")
+    return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client",
+                    keeps=f.server.single_updates is not None)
 
 
 def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice] = CrossDevice) -> CrossDevice:

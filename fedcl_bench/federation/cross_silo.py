@@ -111,7 +111,14 @@ class CrossSilo:
             return clients, progress
         model = clients._after(clients.method.begin_step, progress.best.model) if step.index else clients.start()
         ways = ("domains",) * len(f.stream.domains) or ("central",)
-        return clients, replace(progress, model=model, best=Best(model), server_state={}, ways=progress.ways + ways)
+        return clients, replace(progress, model=model, best=Best(model), server_state={}, ways=progress.ways + ways,
+                                server_moments=clients._sent(model))
+
+    def _sent(self, model: Snapshot) -> Tables:
+        """What the server's optimiser, if there is one, has to know of what domains begin with."""
+        if not self.exchanges or self.federation.server.optimiser is None:
+            return {}
+        return {f"sent/{name}": value for name, value in self.domains[0].part(model).dense.items()}
 
     @classmethod
     def untrained(cls, f: Federation, step: Step) -> Snapshot:
@@ -248,7 +255,8 @@ class CrossSilo:
         if not self.exchanging:
             return update
         uploads = self._uploads(progress.round, update.model)
-        return self._received(update, uploads, self._downloads(progress.round, uploads))
+        downloads, moments = self._downloads(progress, uploads)
+        return self._received(replace(update, moments=moments), uploads, downloads)
 
     def _uploads(self, round_: int, model: Snapshot) -> list[Tables]:
         """What each domain sends after its epoch."""
@@ -265,12 +273,17 @@ class CrossSilo:
             uploads.append({name: value.detach().clone() for name, value in upload.items()})
         return uploads
 
-    def _downloads(self, round_: int, uploads: Sequence[Tables]) -> Sequence[Tables]:
-        """At the server: what each domain receives, given what all have sent."""
+    def _downloads(self, progress: Progress, uploads: Sequence[Tables]) -> tuple[Sequence[Tables], Tables]:
+        """At the server: what each domain receives, given what all have sent; and what its optimiser remembers."""
         f = self.federation
         sizes = [1 if f.server.weighting == "uniform" else len(domain.step.train.values) for domain in self.domains]
         weights = torch.tensor(sizes, dtype=torch.float64, device=f.device) / sum(sizes)
-        return self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, round_))
+        downloads = self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, progress.round))
+        if f.server.optimiser is None:
+            return downloads, {}
+        sent = {name: progress.server_moments[f"sent/{name}"] for name in downloads[0]}
+        after, moments = f.server.optimiser.step(sent, downloads[0], progress.server_moments)
+        return [after] * len(uploads), {**moments, **{f"sent/{name}": value for name, value in after.items()}}
 
     def _received(self, update: Update, uploads: Sequence[Tables], downloads: Sequence[Tables]) -> Update:
         """After each domain has put what it received in the place of its own."""
@@ -354,8 +367,8 @@ class CrossSilo:
         return []
 
     def state(self, update: Update) -> dict[str, Tables]:
-        """What the run carries besides the model: what the optimisers remember."""
-        return {"server_state": update.state}
+        """What the run carries besides the model: what the optimisers remember, the domains' and the server's."""
+        return {"server_state": update.state, "server_moments": update.moments}
 
     def end(self, progress: Progress) -> Progress:
         """The progress after the step, of whose best model each domain may keep something."""

@@ -67,6 +67,7 @@ class Update:
     Attributes:
         loss, seconds: mean local loss, and time of training, of each unit that is validated and took part.
         model: after the server has aggregated; state: what silos' optimisers remember.
+        moments: what the server's optimiser remembers.
         sent: bytes of each silo.
         sums: of the clients' changes, before the server has aggregated, whose training ``began`` then.
         uploads, answers: of the method, of clients of one user.
@@ -76,6 +77,7 @@ class Update:
     seconds: dict[int, float] = field(default_factory=dict)
     model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
     state: dict[str, Tensor] = field(default_factory=dict)
+    moments: dict[str, Tensor] = field(default_factory=dict)
     sent: dict[int, dict[str, int]] = field(default_factory=dict)
     sums: RoundSums | None = None
     began: float = 0.0
@@ -93,6 +95,8 @@ class Progress:
         model: tables after the last round; best: the round that is tested; previous: that one's tables in the step
             before.
         client_state, server_state: the method's.
+        server_moments: what the server's optimiser remembers from the step's rounds so far; of domains also
+            ``sent/NAME``, what they were sent last.
         answered: the names in ``client_state`` that the server has answered (see ``Method.end_round``).
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
@@ -116,6 +120,7 @@ class Progress:
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
     ways: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
+    server_moments: dict[str, Tensor] = field(default_factory=dict)
     fraction_done: float = 0.0
     within: Callable[[], PartialRound] | None = None
 
@@ -225,6 +230,8 @@ class Federation:
         self._check_cold_items()
         self._check_fold_in()
         self._check_protection()
+        self._check_aggregator()
+        self._check_server_optimiser()
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
         self.method.check(self.stream.steps[0].training)
@@ -288,6 +295,41 @@ class Federation:
         if self.backbone.serves_tables:
             raise UserError(f"{clipped} the backbone '{self.backbone.name}', whose clients send whole tables and not "
                             f"changes of the server's; accepted: 0, or a backbone whose server averages.")
+
+    def _check_aggregator(self) -> None:
+        """An aggregator of single changes needs a server that has the mean to replace, and enough clients."""
+        aggregator, what = self.server.single_updates, f"aggregator={self.server.aggregator}"
+        if aggregator is None or self.cross_silo:
+            return
+        if self.method.overrides("aggregate_updates"):
+            raise UserError(f"setting 'aggregator': found {self.server.aggregator}, accepted: mean with method "
+                            f"'{self.method.name}', which aggregates single updates itself.")
+        if self.method.overrides("sums"):
+            raise UserError(f"setting 'aggregator': found {self.server.aggregator}, accepted: mean with method "
+                            f"'{self.method.name}', whose server sees sums over clients alone.")
+        compatibility.check_single_updates(self.backbone, what, self.server.init)
+        for step in self.stream.steps:
+            if self.acting_in(step).trains == "clients":
+                aggregator.check(len(self.server.attendance.of(step, self.seed, 0).users))
+
+    def _check_server_optimiser(self) -> None:
+        """A server's optimiser needs one mean of what all were sent."""
+        found = f"setting 'server_optimiser': found {self.server.server_optimiser}, accepted: none"
+        if self.server.optimiser is None or self.topology != "federated":
+            return
+        if self.cross_silo:
+            if not compatibility.is_plain_mean(self.backbone, self.method):
+                raise UserError(f"{found} with '{self.method.name}' on '{self.backbone.name}', whose domains do not "
+                                f"all receive one mean of their uploads in one stage of rounds.")
+            if len(self.stream.steps) > 1:
+                raise UserError(f"{found} with domains in blocks, which begin a block with models of their own, so "
+                                f"that their mean change has no beginning; or --set blocks=1.")
+        elif self.server.init == "per_client":
+            raise UserError(f"{found} with init=per_client, whose first uploads are no changes of the server's tables; "
+                            f"or --set init=server.")
+        elif self.backbone.overrides("serve"):
+            raise Incompatible(f"{found} with '{self.backbone.name}', whose server does more than a mean.", "backbone",
+                               lambda cls: cls.serve is Backbone.serve)
 
     def _check_negatives(self, step: Step) -> None:
         """Every client must have enough items to draw negatives from."""

@@ -167,10 +167,13 @@ class ServerSilos(CrossSilo):
 
     def start(self) -> Snapshot:
         said, first = self._population.collect("start")[self._node_of[0]], self.domains[0].prefix
-        dense = under("dense", said)
+        dense = self._begun = under("dense", said)
         self._population.everybody(named("dense", dense))
         names = ({first + name: torch.zeros(0) for name in kind} for kind in (under("rows", said), dense))
         return Snapshot(next(names), {}, next(names))
+
+    def _sent(self, model: Snapshot) -> Tables:
+        return {} if self.federation.server.optimiser is None else named("sent", self._begun)
 
     def _after(self, hook: Any, model: Snapshot) -> Snapshot:
         return model  # domains have it
@@ -199,9 +202,9 @@ class ServerSilos(CrossSilo):
                 update.loss[domain.unit] = float(of_node[f"loss/{number}"])
                 update.seconds[domain.unit] = float(of_node[f"seconds/{number}"])
         if self.exchanging:
-            downloads = [{name: value.detach() for name, value in download.items()}
-                         for download in self._downloads(progress.round, uploads)]
-            update = replace(update, sent=self._bytes(uploads, downloads))
+            made, moments = self._downloads(progress, uploads)
+            downloads = [{name: value.detach() for name, value in download.items()} for download in made]
+            update = replace(update, moments=moments, sent=self._bytes(uploads, downloads))
         self._answer(self.domains, [named(f"download/{domain.number}", download)
                                     for domain, download in zip(self.domains, downloads)])
         return update

@@ -51,7 +51,7 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
     training = work[0].training
     own_start = training.own_start and key.round == 0
     count = sum(len(chunk.users) for part in work for chunk in part.chunks)
-    keeps = training.method.overrides("aggregate_updates")
+    keeps = training.keeps or training.method.overrides("aggregate_updates")
     sums = RoundSums(model, count, weights, own_start, keeps, training.method.sums(training.backbone, model.n_items))
     for training, chunks in work:
         train = trainer_of(chunks, model, training, key, observe is not None)

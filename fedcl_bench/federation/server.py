@@ -22,6 +22,7 @@ from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces
 from ..stats.clip_noise import Protection, upload_key
+from .aggregators import Aggregator
 from .client_sampling import Attendance, Participants
 from .client_updates import HeldUpdates, held
 
@@ -252,8 +253,8 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tup
 
 
 def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protection: Protection, key: DrawKey,
-                      uploads: Tables) -> tuple[Snapshot, float]:
-    """What the method makes of single clients' uploads, on which their noise is.
+                      uploads: Tables, aggregator: Aggregator | None = None) -> tuple[Snapshot, float]:
+    """What an aggregator, or else the method, makes of single clients' uploads, on which their noise is.
 
     Args:
         uploads: what they sent besides public parameters.
@@ -262,7 +263,7 @@ def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protecti
         As ``mean``.
     """
     updates = HeldUpdates(sums.held, model, sums.weights, uploads, method, protection, key)
-    change = checks.checked_tables(method, "aggregate_updates", method.aggregate_updates(updates),
+    change = checks.checked_tables(method, "aggregate_updates", (aggregator or method.aggregate_updates)(updates),
                                    {**model.public, **model.dense})
     public, dense = ({name: table + change[name] for name, table in kind.items()}
                      for kind in (model.public, model.dense))

@@ -10,7 +10,9 @@ from ..data.settings import NOT_IN_EPOCHS
 
 if TYPE_CHECKING:
     from ..stats.clip_noise import Protection
+    from .aggregators import Aggregator
     from .client_sampling import Attendance
+    from .server_optimiser import ServerOptimiser
 
 
 class Disclosure(NamedTuple):
@@ -70,7 +72,35 @@ class FederationSettings:
                                  "norm; 0: never. With noise it bears a formal guarantee", low=0.0,
                                  only_if=NOT_IN_EPOCHS)
     weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
-                             choices=("uniform", "interactions"), only_if="topology=federated")
+                             choices=("uniform", "interactions"),
+                             only_if=("topology=federated", "aggregator=mean|norm_bound"))
+    aggregator: str = setting("mean", "what the server makes of the clients' changes: their mean; of each number the "
+                              "median, or the mean without the trimmed_share largest and smallest, of those who sent "
+                              "it, times their share; Krum; or the mean of changes of bounded norm",
+                              choices=("mean", "median", "trimmed_mean", "krum", "norm_bound"),
+                              only_if=(*NOT_IN_EPOCHS, "aggregator!=mean"))
+    trimmed_share: float = setting(0.1, "share of the largest, and of the smallest, that trimmed_mean leaves out",
+                                   low=0.0, below=0.5, only_if="aggregator=trimmed_mean")
+    krum_malicious: int = setting(1, "f, clients of a round that may be malicious; more than 2 f + 2 must take part",
+                                  low=0, only_if="aggregator=krum")
+    krum_selected: int = setting(1, "m, how many changes Krum takes the mean of; from 2 on it is Multi-Krum", low=1,
+                                 only_if="aggregator=krum")
+    norm_bound: float = setting(1.0, "largest norm of a client's change, as a multiple of the round's median norm",
+                                above=0.0, only_if="aggregator=norm_bound")
+    server_optimiser: str = setting("none", "what the server makes of the clients' mean change: it adds it (none: "
+                                    "FedAvg) or takes it for the gradient of momentum (FedAvgM), adam, yogi or adagrad "
+                                    "(Reddi et al., Algorithm 2); anew in every block",
+                                    choices=("none", "momentum", "adam", "yogi", "adagrad"),
+                                    only_if=("topology=federated", "server_optimiser!=none"))
+    server_optimiser_lr: float = setting(1.0, "its learning rate eta; adam, yogi and adagrad need less, as 0.01",
+                                         above=0.0, only_if="server_optimiser!=none")
+    server_momentum: float = setting(0.9, "share of its momentum that it keeps from round to round: the beta of "
+                                     "FedAvgM, beta_1 of the others", low=0.0, below=1.0,
+                                     only_if="server_optimiser!=none")
+    server_beta2: float = setting(0.99, "beta_2, the same of squares", low=0.0, below=1.0,
+                                  only_if="server_optimiser=adam|yogi")
+    server_epsilon: float = setting(0.001, "tau, their degree of adaptivity: added to the root of squares, and what "
+                                    "that begins with", above=0.0, only_if="server_optimiser=adam|yogi|adagrad")
     reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
                                   "the released FedNCF and PFedRec code of F3CRec does", only_if=NOT_IN_EPOCHS)
     init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
@@ -104,6 +134,23 @@ class FederationSettings:
         from .client_sampling import Attendance
 
         return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers, self.fold_in > 0)
+
+    @property
+    def optimiser(self) -> ServerOptimiser | None:
+        """What makes a step of the mean change; None: it is added."""
+        from .server_optimiser import ServerOptimiser
+
+        return None if self.server_optimiser == "none" else ServerOptimiser(
+            self.server_optimiser, self.server_optimiser_lr, self.server_momentum, self.server_beta2,
+            self.server_epsilon)
+
+    @property
+    def single_updates(self) -> Aggregator | None:
+        """What the server makes of clients' single changes; None: their mean, or what the method does."""
+        from .aggregators import Aggregator
+
+        return None if self.aggregator == "mean" else Aggregator(
+            self.aggregator, self.trimmed_share, self.krum_malicious, self.krum_selected, self.norm_bound)
 
     @property
     def protection(self) -> Protection:

@@ -126,7 +126,7 @@ def _row(folder: Path, place: Place, runs: Mapping[str, Sequence[Run]], method: 
         share=list(against.share) if against and against.share else None, bounded=BOUND in runs,
         megabytes=float(np.mean([run.meta["bytes"][way] for run in mine for way in ("total_up", "total_down")])) / 5e5,
         privacy=_privacy(meta["privacy"]), leaks=LEAKS if leaks(meta["settings"]) else "none known",
-        gives_up=list(registry.gives_up(method)))
+        gives_up=list(registry.gives_up(method, meta["settings"])))
 
 
 def _privacy(privacy: Mapping[str, Any]) -> str:

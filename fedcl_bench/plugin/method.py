@@ -67,6 +67,7 @@ class Method:
             evaluation; None: they send none.
         uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
             after; for sequential backbones.
+        sees_rows: the method reads ``batch.moved``, for which clients hold copies of their item rows.
         needs_sequential: the method works on what a sequential backbone makes of a session; None: on either kind.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
@@ -101,6 +102,7 @@ class Method:
     encodes_next_session: ClassVar[bool] = False
     query_dropout: ClassVar[bool | None] = None
     uploads_first: ClassVar[bool] = False
+    sees_rows: ClassVar[bool] = False
     needs_sequential: ClassVar[bool | None] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False
@@ -288,9 +290,14 @@ class Method:
         """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round."""
         return public
 
+    def aggregate_dense(self, dense: Tables) -> Tables:
+        """The same of the public parameters without item rows, as the layers of a predictor or an encoder; called after
+        ``aggregate`` with all of them, if the backbone has any."""
+        return dense
+
     def aggregate_updates(self, updates: ClientUpdates) -> Tables:
         """At the server, in place of the mean, of methods that look at single clients' uploads: the change of every
-        public parameter, item tables and dense ones. ``aggregate`` is given the result.
+        public parameter, item tables and dense ones. ``aggregate`` and ``aggregate_dense`` are given the result.
 
         It is called only if it is overridden: a server that does so can do without secure aggregation only, which
         ``gives_up`` must say (F7).
@@ -363,8 +370,8 @@ class Method:
 
 HOOKS = ("new_server_state", "begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent",
          "end_local", "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "row_basis", "sums",
-         "aggregate_sums", "receive", "aggregate_updates", "aggregate", "new_item_rows", "rescore", "rescore_session",
-         "end_step")
+         "aggregate_sums", "receive", "aggregate_updates", "aggregate", "aggregate_dense", "new_item_rows", "rescore",
+         "rescore_session", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

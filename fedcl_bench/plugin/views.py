@@ -154,6 +154,16 @@ class LocalBatch(Local):
         the pairs that the score is in, so that positives and negatives sum to 1 each."""
 
     @property
+    @abstractmethod
+    def moved(self) -> Tables:
+        """By how much each client has moved its public parameters since the server sent them, each (C, ...),
+        differentiable: of an item table the rows that the client holds, in any order, with 0 at repeated ones.
+
+        Raises:
+            PluginError: of a method that does not declare ``sees_rows``.
+        """
+
+    @property
     def mask(self) -> Tensor:
         """Whether a column is a sample of the client's in this batch, bool of shape (C, n)."""
         return self.weights > 0.0

@@ -161,7 +161,9 @@ class Filling:
     def bounds(self) -> list[str]:
         """The rows that give up a constraint on purpose, with which."""
         rows = self.table.run_names() if self.table.row_spec else ()
-        given_up = {name[0]: self.source.registry.gives_up(self.table.row_spec(*name).method) for name in rows}
+        specs = {name[0]: self.table.row_spec(*name) for name in rows}
+        given_up = {name: self.source.registry.gives_up(spec.method, dict(spec.settings))
+                    for name, spec in specs.items()}
         return [f"{self.label(name)} ({', '.join(which)})" for name, which in given_up.items() if which]
 
     def label(self, name: str) -> str:

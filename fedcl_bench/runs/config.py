@@ -27,7 +27,7 @@ from ..records.store import leak_notes, short_name
 from ..core.settings import LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS
 from .readings import READING, ambiguities, asked_for, expanded, in_effect, note, without_reading
-from .registry import Plugin, Registry
+from .registry import Plugin, Registry, of_aggregator
 
 if TYPE_CHECKING:
     from ..data.features import FeatureSource
@@ -73,6 +73,11 @@ class RunConfig:
     def settings(self) -> dict[str, Any]:
         """All settings that have an effect as one flat, JSON-ready mapping."""
         return effective(self._parts(with_method=True))
+
+    @property
+    def gives_up(self) -> dict[str, str]:
+        """The statements of docs/constraints.md that the method or the aggregator gives up, with how."""
+        return {**self.method.cls.gives_up, **of_aggregator(self.settings)}
 
     @property
     def inactive(self) -> dict[str, str]:
@@ -232,7 +237,7 @@ _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
 _OF_CHANGES = ("weighting", "upload_noise", "upload_mechanism", "upload_clip")  # of public parameters
 # Of local training, and of what clients upload or which of them do.
 _OF_CLIENTS = (*(each.name for each in fields(LocalSettings)), "client_ratio", "availability", "client_dropout",
-               "stragglers", *_OF_CHANGES)
+               "stragglers", *_OF_CHANGES, "aggregator", "server_optimiser")
 
 
 def _ignored(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:

@@ -77,7 +77,7 @@ def _require(f: Federation, needed: int, what: str) -> None:
 def _of_step(f: Federation, step: Step) -> int:
     """Those before a round, after it and of the best round, after arrivals too with ``fold_in``; those of the step
     before, whose memory the allocator does not give back for larger ones; what a server makes of uploads that are
-    whole tables; and uploads that it looks at one by one."""
+    whole tables; uploads that it looks at one by one; and what its optimiser remembers."""
     backbone, number = f.backbone, _bytes_of_number(f)
     public, private = backbone.new_rows(f.seed, range(1), range(1))
     of_method = f.acting_in(step).new_private(f.seed, range(1), backbone)
@@ -91,12 +91,16 @@ def _of_step(f: Federation, step: Step) -> int:
 
     snapshots = _SNAPSHOTS + (f.server.fold_in > 0)
     models = snapshots * (model(step.n_users, step.n_items) + model(step.old_users, step.old_items))
+    of_pairs = 0
     uploads = {0: 0, 1: 1, 2: 3}[copies] * step.n_users * step.n_items * per_item
-    if f.acting_in(step).overrides("aggregate_updates"):  # of the samples' rows, or of all
+    if f.server.single_updates or f.acting_in(step).overrides("aggregate_updates"):  # of the samples' rows, or of all
         held = step.train.lengths * (1 + f.local.negatives)
         rows = step.n_users * step.n_items if backbone.whole_tables else int(held.clamp(max=step.n_items).sum())
         uploads += rows * per_item + step.n_users * dense
-    return number * (models + uploads)
+        of_pairs = 3 * 8 * step.n_users ** 2 if f.server.aggregator == "krum" else 0
+    optimiser = f.server.optimiser
+    moments = optimiser.tables * (step.n_items * per_item + dense) if optimiser else 0
+    return number * (models + uploads + moments) + of_pairs
 
 
 def _in_epochs(f: Federation) -> int:

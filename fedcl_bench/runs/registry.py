@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Iterable
+from typing import Any, Iterable, Mapping
 
 from ..plugin.backbone import Backbone
 from ..core.errors import Incompatible, UserError
@@ -171,9 +171,11 @@ class Registry:
         plugin = self._find("method", method)
         return plugin is not None and plugin.cls.reimplementation
 
-    def gives_up(self, method: str) -> tuple[str, ...]:
-        """The statements of docs/constraints.md that a method gives up; none of one that is not installed."""
-        return tuple(self.get("method", method).cls.gives_up) if self.knows("method", method) else ()
+    def gives_up(self, method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """The statements of docs/constraints.md that a method with these settings gives up; its own are not known of
+        one that is not installed."""
+        own = self.get("method", method).cls.gives_up if self.knows("method", method) else {}
+        return tuple({**own, **of_aggregator(settings)})
 
     def pair(self, method: str | None, backbone: str | None) -> tuple[str, str]:
         """A run's method and backbone in their spelling; a federated recommender as the method is FT on it.
@@ -223,6 +225,12 @@ class Registry:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
                 self.loaded[kind, value.name] = Plugin(kind, value.name, value, path, numbers_of(value, path, content))
+
+
+def of_aggregator(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What a run's setting ``aggregator`` gives up, with how."""
+    kind = settings.get("aggregator", "mean")
+    return {} if kind == "mean" else {"F7": f"the server looks at each client's change, for aggregator={kind}"}
 
 
 def _unfit(kind: str, cls: type) -> str:

@@ -326,13 +326,16 @@ def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, he
         key = DrawKey(f.seed, step.index, start.round)
         change = dict(acting.aggregate_sums(*sums, {**model.public, **model.dense}, key))
     public = dict(acting.aggregate({name: table + change.get(name, 0.0) for name, table in model.public.items()}))
-    result = {"begin_step": begun, hook: change, "aggregate": public}
+    dense = {name: table + change.get(name, 0.0) for name, table in model.dense.items()}
+    dense = dict(acting.aggregate_dense(dense)) if dense else {}
+    result = {"begin_step": begun, hook: change, "aggregate": public, "aggregate_dense": dense}
     result["end_round's answers"] = dict(acting.end_round(start.round, users, dict(sent)))
     result["end_round"] = dict(f.method.server_state)
-    model = replace(model, public={name: table.clone() for name, table in public.items()})
+    model = replace(model, public={name: table.clone() for name, table in public.items()},
+                    dense={name: table.clone() for name, table in dense.items()})
     f.method.end_step(step.training, model, f.backbone, users, DrawKey(f.seed, step.index))
     result["end_step"] = dict(f.method.server_state)
-    result["end_step's model"] = dict(model.public)  # which it could write to
+    result["end_step's model"] = {**model.public, **model.dense}  # which it could write to
     return result
 
 

@@ -421,6 +421,18 @@ def _hidden(plugin) -> str:
     return f"self.{kept[0]} is no part of client_state or server_state" if kept else ""
 
 
+def neutral_server(pair: Pair) -> str:
+    """A server's optimiser and an aggregator of single updates that come to the mean change nothing."""
+    neutral = {"server_optimiser": "momentum", "server_momentum": 0.0, "aggregator": "norm_bound", "norm_bound": 1e9}
+    try:
+        f = pair.federation(parts=pair.parts(**neutral))
+    except UserError as refused:
+        raise Inapplicable(str(refused).partition("\n")[0]) from None
+    if mismatch := runs_differ(pair.points[-1], finished(f)):
+        raise Violated(f"with server_optimiser and aggregator that come to the mean, {mismatch}")
+    return "server_optimiser and aggregator that come to the mean change nothing"
+
+
 def every_parameter_trained(pair: Pair) -> str:
     """Training moves every declared parameter, or at least scores depend on it; all changes are finite."""
     changed: dict[str, bool] = {}
@@ -469,4 +481,5 @@ OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("threads", threads),
     ("random numbers", random_numbers),
     ("resumes", resumes),
+    ("neutral server", neutral_server),
 ]

@@ -66,6 +66,7 @@ class Training:
         method: the one that acts in the step.
         protection: of uploads. own_start: clients draw the public parameters they begin the first round with
             (``init=per_client``).
+        keeps: whether each client's changes of public parameters are kept, for a server that looks at them.
         frozen: which parameters stay as they are, besides dense ones: ``public`` or ``private``; empty: none.
     """
 
@@ -76,6 +77,7 @@ class Training:
     protection: Protection = OPEN
     own_start: bool = False
     frozen: str = ""
+    keeps: bool = False
 
     def rates(self, model: Snapshot, round_: int, batch: int) -> Mapping[str, float]:
         """The learning rates of the backbone's parameters; arguments as of ``Backbone.learning_rates``."""
@@ -155,7 +157,7 @@ def _is_factored(backbone: Backbone, method: Method, model: Snapshot, settings: 
     return (settings.optimiser == "sgd" and len(model.public) == 1 and not backbone.whole_tables
             and backbone.factors(model.clients(first)) is not None and _defines(backbone, "factors", over=("score",))
             and not backbone.overrides("regulariser") and backbone.weight_decay == 0.0 and not method.penalises_rows
-            and not method.overrides("row_basis"))
+            and not method.overrides("row_basis") and not method.sees_rows)
 
 
 def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> FusedLayout | None:
@@ -186,6 +188,7 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
         map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
     return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
             and not sees and not method.penalises_rows and not method.overrides("sums")
+            and not method.sees_rows
             and backbone.own_samples(settings) is None and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
 

@@ -68,12 +68,13 @@ def finish(conductor, config, stream, progress=None):
 RUNS = [
     *[(method, "fedmf", SMALL) for method in ("spp", "f3crec", "frozen", "ifedrec")],
     *[pytest.param(method, "fedmf", SMALL, marks=pytest.mark.long)
-      for method in ("ft", "reg", "kd", "rlp2", "joint", "joint-warm", "median", "norm-bound")],
+      for method in ("ft", "reg", "kd", "rlp2", "joint", "joint-warm")],
     *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("fedncf", "fedrap")],
     *[pytest.param("f3crec", backbone, {**SMALL, **STABLE[backbone]}, marks=pytest.mark.long)
       for backbone in ("biasmf", "pfedrec", "gpfedrec", "ncf")],
     ("spp", "fedrap", {**SMALL, **STABLE["fedrap"]}),
-    ("f3crec", "fedmf", {**SMALL, "client_ratio": 0.3, "weighting": "interactions"}),
+    ("f3crec", "fedmf", {**SMALL, "client_ratio": 0.3, "weighting": "interactions", "server_optimiser": "adam",
+                         "server_optimiser_lr": 0.01}),
     ("ft", "fedmf", {**SMALL, "local_epochs": 3, "stragglers": 0.5, "client_dropout": 0.3, "availability": "activity"}),
     ("reg", "fedncf", {**SMALL, "lr": 0.01, "reset_private": True, "init_from": "best", "upload_noise": 0.001}),
     ("reg", "fedmf", {**SMALL, "upload_noise": 0.001, "upload_clip": 0.5, "upload_mechanism": "gaussian"}),
@@ -96,8 +97,10 @@ RUNS = [
         "gru4rec", "tisasrec", "session-transformer")],
     ("fcucr", "gru4rec", {**TINY, "transfer": "before", "client_ratio": 0.7}),
     ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"], "client_ratio": 0.6}),
-    ("median", "fedmf", {**SMALL, "client_ratio": 0.2}),
     ("colr", "fedmf", {**SMALL, "rank": 2, "mean": "senders", "client_ratio": 0.5}),
+    ("ft", "fedmf", {**SMALL, "client_ratio": 0.2, "aggregator": "median"}),
+    *[pytest.param("f3crec", "fedmf", {**SMALL, "aggregator": kind}, marks=pytest.mark.long)
+      for kind in ("trimmed_mean", "krum", "norm_bound")],
 ]
 
 

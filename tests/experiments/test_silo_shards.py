@@ -39,7 +39,8 @@ def made(registry):
 
 RUNS = [
     ("ft", "sasrec", {}), ("ft", "sasrec", {"topology": "local"}),
-    ("ft", "gru4rec", {"weighting": "interactions", "extra_metrics": "novelty,distance"}),
+    ("ft", "gru4rec", {"weighting": "interactions", "extra_metrics": "novelty,distance", "server_optimiser": "yogi",
+                       "server_optimiser_lr": 0.01}),
     ("ffmsr", "ffmsr", {**TEXTS, "clusters": 3, "federated_rounds": 2}),
     ("pfcr", "vqrec", {**TEXTS, "codes": 2, "centroids": 3, "federated_rounds": 2, "prompts": 3, "prompt_heads": 2}),
     ("feddcsr", "feddcsr", {"heads": 2, "weighting": "interactions"}),

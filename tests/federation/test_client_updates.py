@@ -14,9 +14,11 @@ from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
-SMALL = {"fedmf": {"lr": 0.05, "dim": 4}, "fedrap": {"lr_items": 1.0, "dim": 4}, "ncf": {"dim": 4, "hidden": (6,)},
+SMALL = {"fedmf": {"lr": 0.05, "dim": 4}, "gpfedrec": {"dim": 4},
+         "fedrap": {"lr_items": 1.0, "dim": 4}, "ncf": {"dim": 4, "hidden": (6,)},
          "sasrec": {"dim": 6, "max_length": 5, "dropout": 0.0}}
 
 
@@ -125,6 +127,46 @@ def test_what_it_must_return(registry, monkeypatch, returned, said):
     monkeypatch.setattr(PlainMean, "aggregate_updates", lambda self, updates: returned(updates))
     with pytest.raises(UserError, match=f"(?s)method 'plain-mean': {said}"):
         finish(parts(registry, PlainMean(NoSettings()), "fedmf"))
+
+
+class Halves(Method):
+    """Halves what the server has of dense parameters."""
+
+    name, first_step = "halves", 0
+
+    def aggregate_dense(self, dense):
+        return {name: 0.5 * value for name, value in dense.items()}
+
+
+def test_the_server_sees_dense_parameters(registry, monkeypatch):
+    plain, halved = (next(run(parts(registry, method, "ncf"))).model
+                     for method in (build(registry, "method", "ft"), Halves(NoSettings())))
+    assert_same(halved.public, plain.public, 0.0)
+    assert_same(halved.dense, {name: 0.5 * value for name, value in plain.dense.items()}, 0.0)
+    monkeypatch.setattr(Halves, "aggregate_dense", lambda self, dense: {})
+    with pytest.raises(UserError, match="method 'halves': aggregate_dense returned ,\nexpected the public parameters"):
+        next(run(parts(registry, Halves(NoSettings()), "ncf")))
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({"aggregator": "krum", "krum_malicious": 10}, "'krum_malicious': found 10, accepted: less than .N - 2. / 2 of"),
+    ({"aggregator": "krum", "krum_selected": 30}, "'krum_selected': found 30, accepted: at most 17, the 18 that take"),
+    ({"aggregator": "median", "backbone": "gpfedrec"}, "aggregator=median aggregates clients' updates, as does the"),
+    ({"aggregator": "median", "backbone": "sasrec", "init": "per_client"}, "accepted: server with aggregator=median"),
+    ({"aggregator": "median", "method": PlainMean(NoSettings())}, "accepted: mean with method 'plain-mean'")])
+def test_what_aggregators_do_not_go_with(registry, settings, said):
+    more = {"method": build(registry, "method", "ft"), "backbone": "fedmf", **settings}
+    with pytest.raises(UserError, match=said):
+        parts(registry, **more).check()
+
+
+def test_aggregators_give_up_secure_aggregation(registry):
+    config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", {"aggregator": "median"})])
+    assert config.gives_up == {"F7": "the server looks at each client's change, for aggregator=median"}
+    assert registry.gives_up("kd", config.settings) == ("F7",) and registry.gives_up("kd", {}) == ()
+    for settings, wrong in (({"aggregator": "trimmed_mean", "trimmed_share": 0.5}, "accepted: a number .* below 0.5"),):
+        with pytest.raises(UserError, match=wrong):
+            make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", settings)])
 
 
 def test_what_does_not_go_with_it(registry):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import oracle
 import pandas as pd
 import pytest
 import torch
@@ -63,6 +64,7 @@ class PlainDomains:
         self.sizes = [len(plain.samples) for plain in self.plain]
         first, others = self.plain[0].module, [plain.module for plain in self.plain[1:]]
         self.shared = [first.names[name][0] for name in self.dense]
+        self.sent, self.memory = {name: first.get_parameter(name).detach().clone() for name in self.shared}, {}
         tables = [module.get_parameter(module.names[ITEM][0]) for module in others]
         kind = torch.optim.Adam if f.local.optimiser == "adam" else torch.optim.SGD
         self.optimiser = kind([*first.parameters(), *tables], lr=f.backbone.settings.lr,
@@ -84,6 +86,10 @@ class PlainDomains:
         for parameter in self.shared:
             copies = [plain.module.get_parameter(parameter) for plain in self.plain]
             mean = sum(weight * copy for weight, copy in zip(weights, copies))
+            if (s := self.f.server).server_optimiser != "none":
+                mean = self.sent[parameter] = oracle.server_step(
+                    s.server_optimiser, s.server_optimiser_lr, s.server_momentum, s.server_beta2, s.server_epsilon,
+                    self.sent[parameter], mean, self.memory.setdefault(parameter, {}))
             for copy in copies:
                 copy.copy_(mean)
 
@@ -120,7 +126,8 @@ CASES = [(topology, name, more, near) for topology in TOPOLOGIES
          for name, more, near in (("sasrec", _SGD, 1e-9), ("sasrec, recbole", {}, 1e-6), ("gru4rec", {}, 1e-6),
                                   ("dmi-gnn", _SGD, 1e-9), ("miasrec", _SGD, 1e-9))
          if topology != "local" or name == "sasrec"]  # alone is federated without a mean
-CASES.append(("federated", "gru4rec", {"weighting": "interactions"}, 1e-6))
+CASES += [("federated", "gru4rec", {"weighting": "interactions"}, 1e-6),
+          ("federated", "sasrec", {**_SGD, "server_optimiser": "adam", "server_optimiser_lr": 0.03}, 1e-9)]
 
 
 @pytest.mark.parametrize("topology, name, more, near", CASES, ids=str)

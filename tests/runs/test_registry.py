@@ -44,8 +44,8 @@ class Shrink(Method):
 
 def test_shipped_plugins(registry):
     assert registry.names("method") == ["alone", "central", "central-joint", "colr", "f3crec", "fcucr", "fedcia",
-                                        "feddcsr", "ffmsr", "frozen", "ft", "ifedrec", "joint", "joint-warm", "kd",
-                                        "median", "mergerec", "norm-bound", "pfcr", "popularity", "recency", "reg",
+                                        "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec", "joint",
+                                        "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
                                         "rlp2", "sknn", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddcsr", "fedmf", "fedncf", "fedrap", "ffmsr",
                                           "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "none", "pfedrec",

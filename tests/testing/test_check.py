@@ -30,6 +30,7 @@ CHEATERS = [
     (cheaters.WeighsByNumber, "(a) clients' numbers", "numbered the other way round, loss in round"),
     (cheaters.CountsOnce, "worlds of their own", "other clients, in which the items of half of the clients differ: ",
      "block 0, round 1: public", "(aggregate (cheaters.py:"),
+    (cheaters.KnowsInLayers, "(c) the server's knowledge", "aggregate_dense: 'mlp.0.weight' differs"),
     (cheaters.KnowsTheLongest, "worlds of their own", "other clients, in which ", "(aggregate_updates (cheaters.py:"),
     (cheaters.WeighsPadding, "batched = one by one", "together and alone: ", "does a loss count padded slots, which",
      "There ``weights`` are 0 and ``batch.mask`` is False, of sessions ``batch.sequence.real``"),
@@ -134,7 +135,9 @@ def test_every_cheater_is_caught(cls, name, evidence):
     elif issubclass(cls, Backbone):
         report = check_backbone(cls, partners=["ft"], only=[name])
     else:
-        report = check_method(cls, partners=["sasrec" if cls.needs_sequential else "fedmf"], only=[name])
+        dense = cls.aggregate_dense is not Method.aggregate_dense
+        partner = "sasrec" if cls.needs_sequential else "ncf" if dense else "fedmf"
+        report = check_method(cls, partners=[partner], only=[name])
     found = {outcome.property: outcome.evidence for outcome in report.failures}
     assert name in found and all(part in found[name] for part in evidence), found
     with pytest.raises(AssertionError, match=f"'{report.name}' violates"):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, one_step, ragged, train_round
+from helpers import build, federation, one_step, ragged, train_round
 
 import fedcl_bench as fb
+from fedcl_bench.core.errors import PluginError
+from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import weighted_bce
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.testing.worlds import growing_stream
 from fedcl_bench.training.sampling import Needs, make_chunks
 
 STEP = one_step(ragged([0, 1, 2, 3, 4, 4], [5], [1, 3, 6], [7, 8]), 12)
@@ -116,3 +119,18 @@ def test_a_loss_of_double_weight_is_double_the_learning_rate(registry, name, bat
         torch.testing.assert_close(table, other)
     single = train(registry, name, Weighs(1.0), settings, lr=0.1)
     assert not any(map(torch.allclose, doubled.public.values(), single.public.values()))
+
+
+class Unannounced(Method):
+    """Reads item rows of clients that hold none."""
+
+    name, first_step = "unannounced", 0
+
+    def local_loss(self, batch):
+        return sum(moved.flatten(1).sum(1) for moved in batch.moved.values())
+
+
+def test_who_reads_rows_says_so(registry):
+    f = federation(registry, growing_stream(), Unannounced(NoSettings()), build(registry, "backbone", "fedmf", dim=4))
+    with pytest.raises(PluginError, match="'unannounced': local_loss reads batch.moved.*expected sees_rows = True"):
+        next(run(f))

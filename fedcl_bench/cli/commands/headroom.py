@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
     print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
           f"seeds. LA: learning, mean of R[t, t].")
-    given_up = {name: registry.gives_up(name) for name in names}
+    given_up = {name: registry.gives_up(spec.method, dict(spec.settings))
+                for name, spec in next(iter(cells.values())).items()}
     if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
         print(f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
     return 0

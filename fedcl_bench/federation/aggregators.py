@@ -1,0 +1,85 @@
+"""Robust aggregators: what a server that sees each client's change makes of them, in place of the mean.
+
+Clients change the item rows that they look up, most rows at a few of them. *Median* and *trimmed mean* of a number are
+over the clients that sent its row, times their share, so that a row moves as far as under the mean; over all clients,
+the median of nearly every row would be no change. *Krum* and *norm bound* look at whole changes, in which a row that a
+client did not send counts as 0, as in the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..plugin.views import ClientUpdates
+from ..rng import Tables
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """An aggregator of single changes; N clients take part.
+
+    - ``median``: coordinate-wise median (Yin et al., ICML 2018, Definition 1).
+    - ``trimmed_mean``: the same without the largest and the smallest share β of each number (Definition 2).
+    - ``krum``: the mean of the m changes with the least sums of squared distances to their N - f - 2 nearest others
+      (Blanchard et al., NeurIPS 2017, Krum with m = 1, else Multi-Krum); of equal ones that of the smaller id.
+    - ``norm_bound``: the mean of changes scaled by min(1, M / ||d||) (Sun et al., 2019). They fix M, as ``upload_clip``
+      does at the clients; here it follows the training, as a multiple of the round's median norm.
+
+    Attributes:
+        kind: one of these. share: β. malicious, selected: f and m of Krum. bound: that multiple.
+    """
+
+    kind: str
+    share: float
+    malicious: int
+    selected: int
+    bound: float
+
+    def __call__(self, updates: ClientUpdates) -> Tables:
+        """The change of every public parameter."""
+        if self.kind in ("median", "trimmed_mean"):
+            return updates.coordinatewise(_median if self.kind == "median" else self._trimmed_mean)
+        if self.kind == "krum":
+            return updates.weighted_sum(self._chosen(updates.products()))
+        norms = updates.norms()
+        bounded = (self.bound * norms.median() / norms.clamp(min=1e-30)).clamp(max=1.0)
+        return updates.weighted_sum(bounded * updates.weights / updates.weights.sum())
+
+    def check(self, participants: int) -> None:
+        """Raise UserError if so few clients take part that nothing is guaranteed."""
+        if self.kind != "krum":
+            return
+        if participants <= 2 * self.malicious + 2:
+            raise UserError(f"setting 'krum_malicious': found {self.malicious}, accepted: less than (N - 2) / 2 of the "
+                            f"N clients that take part in a round, which are {participants} in one.")
+        if self.selected > participants - self.malicious:
+            raise UserError(f"setting 'krum_selected': found {self.selected}, accepted: at most "
+                            f"{participants - self.malicious}, the {participants} that take part in a round without "
+                            f"krum_malicious.")
+
+    def _trimmed_mean(self, changes: Tensor, sent: Tensor) -> Tensor:
+        count = sent.sum(0)
+        cut = (self.share * count + 1e-9).long()  # of .29 * 100 it is 29
+        place = torch.arange(len(changes), device=changes.device)[:, None]
+        ordered = changes.where(sent, inf).sort(0).values
+        kept = ordered.where((place >= cut) & (place < count - cut), 0.0).sum(0)
+        return kept / (count - 2 * cut).clamp(min=1) * count / len(changes)
+
+    def _chosen(self, products: Tensor) -> Tensor:
+        """A factor per client, given the inner products of all pairs of changes."""
+        self.check(len(products))
+        squares = products.diagonal()
+        distances = (squares[:, None] + squares - 2.0 * products).clamp(min=0.0).fill_diagonal_(inf)
+        nearest = distances.topk(len(products) - self.malicious - 2, largest=False).values.sum(1)
+        factors = torch.zeros_like(squares)
+        return factors.index_fill(0, nearest.argsort(stable=True)[:self.selected], 1.0 / self.selected)
+
+
+def _median(changes: Tensor, sent: Tensor) -> Tensor:
+    medians = changes.where(sent, torch.nan).nanquantile(0.5, dim=0)
+    return medians.nan_to_num(0.0) * sent.sum(0) / len(changes)
