@@ -32,8 +32,8 @@ REFUSED = {"alone": ("fedrap", "gpfedrec"), "colr": ("gpfedrec",),
 
 @pytest.fixture(scope="module")
 def stream():
-    config = make_config(NAMES, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
-    return load_stream(config.source, config.stream)
+    config = make_config(NAMES, "ifedrec", "fedmf", "ml-100k", overrides=[("test", SMALL)])
+    return load_stream(config.source, config.stream, config.features)
 
 
 def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():

@@ -122,7 +122,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     own = registry.get("method", method).cls.rescore_session is not Method.rescore_session
     settings = SESSIONS if own or is_sequential(backbone) else BLOCKS
     config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
-    f = config.federation(load_stream(config.source, config.stream))
+    f = config.federation(load_stream(config.source, config.stream, config.features))
     f.check()  # as every run is
     f.method.client_state, f.method.server_state = {}, {}
     model, step, acting = opened(f)

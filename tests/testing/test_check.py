@@ -242,7 +242,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 17
+    assert found["passed"] and len(found["outcomes"]) == 18
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == ["padding does not matter"]  # no sequences
 
 
