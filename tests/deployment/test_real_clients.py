@@ -271,13 +271,14 @@ def test_noise_is_refused(federation):
 # Processes, over Flower.
 
 @needs_flower
-def test_processes_over_flower(tmp_path, capsys):
+@pytest.mark.parametrize("clients", ["2", pytest.param("4", marks=pytest.mark.long)])
+def test_processes_over_flower(tmp_path, capsys, clients):
     """One command starts its clients; the record is the simulation's, and nothing is left."""
     words = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet", *[
         word for name, value in {**SMALL, "precision": "float64"}.items() for word in ("--set", f"{name}={value}")]]
     found = subprocess.run(  # Flower's server sets up logging for its whole process
-        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", "4", "--results", "flower"],
-        cwd=tmp_path, check=True, stdout=subprocess.PIPE).stdout
+        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", clients, "--results",
+         "flower"], cwd=tmp_path, check=True, stdout=subprocess.PIPE).stdout
     assert main(["run", *words, "--results", str(tmp_path / "simulated")]) == 0
     same_record(json.loads(found), json.loads(capsys.readouterr().out), tmp_path)
     assert [path.name for path in (tmp_path / "flower").iterdir()] == ["runs"]
