@@ -40,8 +40,8 @@ class CoLR(Method):
                  "Low-rank Training, WWW 2024, arXiv 2401.03748")
     Settings = CoLRSettings
     first_step = 0
-    ambiguities = {"mean": {"participants": "paper: FedAvg", "senders": "released code"},
-                   "factor_lr": {"scaled": "released code", "plain": "paper, without a factor"}}
+    ambiguities = {"mean": {"participants": "mean of FedAvg", "senders": "released code"},
+                   "factor_lr": {"scaled": "released code", "plain": "without a factor"}}
 
     def _rank(self, name, shape):
         """How many numbers of each row of a public table are sent."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench import Backbone, Incompatible, Method, rng, setting
-
-ITEMS = "items"  # the one public table, without columns: all that clients have in common is how many items there are
+from fedcl_bench import Incompatible, Method, rng, setting
+from fedcl_bench.toolbox.own_parameters import without_public
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class FedCIA(Method):
                  "Recommendation, SIGIR 2025, arXiv 2504.14208")
     Settings = FedCIASettings
     first_step = 0
-    ambiguities = {"similarity_noise": {0.001: "released code", 0.0: "paper's method without its privacy"}}
+    ambiguities = {"similarity_noise": {0.001: "released code", 0.0: "without noise"}}
 
     def trained_backbone(self, backbone, clients):
         tables = backbone.new_rows(0, range(0), range(0))[0]
@@ -50,7 +49,11 @@ class FedCIA(Method):
                                f"'{backbone.name}' has none of.", "backbone",
                                lambda cls: cls.factor_names is not None)
         self._table, = tables
-        return _own_table(type(backbone), self.settings.own_rate / clients)(backbone.settings)
+        return without_public(type(backbone), self.settings.own_rate / clients, whole_tables=True)(backbone.settings)
+
+    @property
+    def noise_drawn_at_once(self):
+        return self.settings.similarity_noise > 0.0
 
     def sums(self, backbone, n_items):
         return {"similarity": (n_items, n_items)}
@@ -77,35 +80,3 @@ class FedCIA(Method):
             slope = 2.0 * (rows @ own - given) / square.sqrt()[:, None, None]
             rows = rows - s.align_lr * (slope + s.align_decay * rows)
         return {self._table: rows.to(private[self._table])}
-
-
-def _own_table(cls: type[Backbone], rate: float) -> type[Backbone]:
-    """A backbone class whose item table is each client's own, all of whose rows it holds."""
-    class OwnTable(Backbone):
-        name, title, Settings, whole_tables = cls.name, cls.title, cls.Settings, True
-
-        def __init__(self, settings):
-            super().__init__(settings)
-            self.inner = cls(settings)
-            (self.table, self.empty), = self.inner.new_rows(0, range(0), range(0))[0].items()
-
-        def new_rows(self, seed, users, items):
-            return ({ITEMS: torch.zeros(len(items), 0, dtype=torch.float64)},
-                    self.inner.new_rows(seed, users, range(0))[1])
-
-        def new_personal(self, seed, items):
-            return {self.table: self.inner.new_rows(seed, range(0), items)[0][self.table] if items else self.empty}
-
-        def score(self, clients, rows):
-            return self.inner.score({name: value for name, value in clients.items() if name != self.table},
-                                    {self.table: clients[self.table]})
-
-        def groups(self, names):
-            first, *others = self.inner.groups([name for name in names if name != ITEMS])
-            return [[ITEMS, *first], *others]
-
-        def learning_rates(self, n_items, round_=0, batch=0):
-            rates = self.inner.learning_rates(n_items, round_, batch)
-            return {ITEMS: 0.0, **rates, self.table: rates[self.table] * rate}
-
-    return OwnTable

@@ -179,7 +179,6 @@ class TextSettings(ModuleSettings):
     text_dim: int = inherited(ItemFeatureSettings, "text_dim", default=256)
 
 
-
 class ModuleBackbone(Backbone):
     """Base class of backbones that are PyTorch modules; for streams of domains alone.
 
