@@ -344,6 +344,9 @@ class FlowerEngine(Engine):
         if federation.server.upload_noise:
             raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
                             "uploads is drawn at once, which no client on its own can do.")
+        if federation.method.noise_drawn_at_once:
+            raise UserError(f"--engine: method '{federation.method.name}' draws the noise of all uploads at once, "
+                            f"which no client on its own can do; accepted: settings without its noise.")
 
     def _check_domains(self, federation: Federation) -> None:
         there = {number for member in self._federates.members.values() for number in member.names.tolist()}

@@ -266,9 +266,9 @@ class Federation:
                                lambda cls: cls.new_item_rows is not Method.new_item_rows)
         if cold == "similar" and not self.stream.features:
             raise UserError(f"{found}, and the stream has no texts of items.")
-        if cold == "fold_in" and (server.upload_noise or server.upload_clip):
-            raise UserError(f"{found} with upload_noise or upload_clip, which do not protect what fits new items; "
-                            f"accepted: none, untrained, similar or popularity.")
+        if cold == "fold_in" and (server.upload_noise or server.upload_clip or server.single_updates):
+            raise UserError(f"{found} with upload_noise or upload_clip or an aggregator, which do not protect what "
+                            f"fits new items; accepted: none, untrained, similar or popularity.")
 
     def _check_fold_in(self) -> None:
         """Somebody must be left to train in every block."""

@@ -85,6 +85,8 @@ class Method:
         needs_features: it reads ``features``; its settings are an ``ItemFeatureSettings``, too.
         features: of a method that needs them, those of the stream's items, float32 of shape (items, d), the same at
             clients and server. Items that arrive later are behind those of a step: take as many rows as tables have.
+        noise_drawn_at_once: the noise that clients put on what they send is drawn for all of them together, as
+            ``upload_noise`` is; real clients cannot run such a method.
         broadcasts: what names in ``server_state`` begin with that the server sends to all clients with the public
             parameters; results count it.
         client_state: tensors with one row per user, by name. When a step begins, the answers of ``end_round`` get rows
@@ -114,6 +116,7 @@ class Method:
     needs_backbone: ClassVar[bool] = True
     gives_up: ClassVar[Mapping[str, str]] = {}
     needs_features: ClassVar[bool] = False
+    noise_drawn_at_once: bool = False
     broadcasts: ClassVar[tuple[str, ...]] = ()
     features: Tensor | None = None
 

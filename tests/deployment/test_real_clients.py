@@ -266,6 +266,8 @@ def test_clients_that_do_not_fit(federation, monkeypatch):
 def test_noise_is_refused(federation):
     with pytest.raises(UserError, match="'upload_noise': found noise with --engine flower"):
         federation(upload_noise=0.1).run()
+    with pytest.raises(UserError, match="method 'fedcia' draws the noise of all uploads at once"):
+        federation("fedcia").run()
 
 
 # Processes, over Flower.

@@ -162,7 +162,8 @@ def test_hashes_and_settings_without_effect(registry):
 @pytest.mark.parametrize("backbone, settings, message", [
     ("fedrap", {}, "'cold_items': found untrained, accepted: none with 'fedrap', whose clients train all item rows"),
     ("pfedrec", {"eval_item_table": "local"}, "accepted: none with 'pfedrec'"),
-    ("fedmf", {"cold_items": "fold_in", "upload_noise": 0.1}, "fold_in with upload_noise or upload_clip")])
+    ("fedmf", {"cold_items": "fold_in", "upload_noise": 0.1}, "fold_in with upload_noise or upload_clip"),
+    ("fedncf", {"cold_items": "fold_in", "aggregator": "median"}, "or an aggregator, which do not protect")])
 def test_what_is_refused(registry, stream, backbone, settings, message):
     config = make_config(registry, "ft", backbone, "ml-100k", overrides=[
         ("test", {"cold_items": "untrained", "topk": "5", "valid_metric": "ndcg@5", **settings})])
