@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 from ..core.errors import UserError
 from ..data.stream import Stream
@@ -19,6 +17,7 @@ from .client_files import Published
 from .domain_files import deal_all
 from .engine import Federates
 from .flower_app import AT_GRID, link_of_app
+from .local_client import ClientProcess, LocalClient, serve
 
 HERE = "127.0.0.1"
 
@@ -70,7 +69,7 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
     at_grid = how.address == AT_GRID
     host, port = parse_address(how.address) if how.address and not at_grid else (HERE, 0)
     with ExitStack() as stack:
-        processes: list[subprocess.Popen] = []
+        started: dict[Path, ClientProcess] = {}
         clients, published, tables = how.clients, how.published, []
         if not how.address:
             stream = load()
@@ -84,16 +83,17 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
 
         def check() -> None:
             stop()
-            for process in processes:
-                if process.poll() is not None:
-                    said = Path(process.args[-1]).read_text(errors="replace").strip().splitlines()
+            for log, client in started.items():
+                if client.process.exitcode is not None:
+                    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
                     raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
                                     f".\nThe same command goes on from the last round.")
         found = Federates(link, published, clients, how.least or clients, how.timeout, note, check)
         found.others = bool(how.address)
-        stack.callback(_end, found, processes)
+        stack.callback(_end, found, started.values())
         for table in tables:
-            processes.append(_start(table, link.address, how))
+            task = LocalClient(table.absolute(), link.address, tuple(how.plugins), how.threads)
+            started[task.log] = ClientProcess(serve, task)
         if how.address:
             note(f"waiting at {link.address} for {clients} clients")
         yield found
@@ -101,25 +101,9 @@ def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], no
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(table: Path, address: str, how: Federation) -> subprocess.Popen:
-    """A client in its own process; its last argument is where it says what it does."""
-    log = table.parent / "client.log"
-    command = [sys.executable, "-m", "fedcl_bench", "client", "--data", str(table), "--server", address, "--folder",
-               str(table.parent / "state"), "--threads", str(how.threads), "--with-parent"]
-    for folder in how.plugins:
-        command += ["--plugins", str(folder)]
-    with open(log, "w") as file:
-        return subprocess.Popen([*command, "--log", str(log)], stdin=subprocess.PIPE, stdout=file, stderr=file)
-
-
-def _end(found: Federates, processes: Sequence[subprocess.Popen]) -> None:
+def _end(found: Federates, processes: Iterable[ClientProcess]) -> None:
     """End the federation, and the clients that were started."""
     found.stop = lambda: None
     found.close()
     for process in processes:
-        process.stdin.close()
-        try:
-            process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.end()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import threading
 from pathlib import Path
 
 from ...core.errors import UserError
@@ -34,8 +32,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patience", type=count, default=600, metavar="SECONDS",
                         help="how long a server that has gone is waited for (default: 600)")
     parser.add_argument("--threads", type=workers, default=1, metavar="N", help="threads of PyTorch (default: 1)")
-    parser.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)  # end with standard input
-    parser.add_argument("--log", help=argparse.SUPPRESS)
     add_options(parser, "plugins", "json")
 
 
@@ -44,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     with importing():
         from ...deployment import flower, flower_app
-        from ...deployment.client import Client, Kept, locked
+        from ...deployment.client import Client, Kept, locked, take_part
 
     plugins = tuple(folder.absolute() for folder in args.plugins)
     if args.recommend is not None:
@@ -58,25 +54,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"client: found {found}, which goes with --recommend USER alone.")
     if (args.server is None) != args.listen:
         raise UserError("client: needs one of --server HOST:PORT, --listen and --recommend USER.")
-    if args.with_parent:
-        threading.Thread(target=_end_with_input, daemon=True).start()
     flower.require()
     with locked(args.folder):
         client = Client(args.data, args.folder, plugins, args.threads,
                         lambda text: print(text, file=sys.stderr, flush=True))
+        if not args.listen:
+            take_part(client, args.server, args.patience)
+            return 0
         client.read()
-        if args.listen:
-            flower_app.listen(args.folder.absolute(), client.answer, lambda: client.over)
-        while not client.over:
-            try:
-                flower.answer_messages(args.server, client.answer, lambda: client.over, args.patience)
-            except ConnectionError:
-                print("the server has gone; waiting for it", file=sys.stderr, flush=True)
+        flower_app.listen(args.folder.absolute(), client.answer, lambda: client.over)
     if client.failed:
         raise UserError(client.failed)
     return 0
-
-
-def _end_with_input() -> None:
-    sys.stdin.read()
-    os._exit(1)
