@@ -34,6 +34,12 @@ def load_stream(source: DatasetSource, settings: StreamSettings, features: Featu
     stream = prepared.load(kept) if kept.is_dir() and not source.rating else build_stream(source, settings)
     if settings.known_users and source.parts:
         stream = replace(stream, known=known_users(source, stream))
+    return with_item_features(stream, source, features, hearing)
+
+
+def with_item_features(stream: Stream, source: DatasetSource, features: FeatureSource | None,
+                       hearing: Callbacks = Callbacks()) -> Stream:
+    """A stream with what is known of its items; see ``load_stream``."""
     if source.texts:
         stream = replace(stream, features=(text_vectors(source, stream),))
     if features and not source.parts:

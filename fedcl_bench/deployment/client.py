@@ -34,7 +34,7 @@ from ..runs.checkpoints import load_progress, progress_from_bytes, save_progress
 from ..runs.model_file import read_model, write_model
 from .client_files import ClientData, Published, read_client, read_table
 from .domain_files import domain_sizes, read_domains
-from .flower import Letter
+from .flower import Letter, answer_messages
 
 KEPT = 3  # states of the last rounds: a server that is killed may have kept neither the last round nor its block's end
 KEPT_RUN = "run.json"
@@ -99,7 +99,7 @@ class Client:
 
     def __init__(self, table: Path, folder: Path, plugins: tuple[Path, ...] = (), threads: int = 1,
                  say: Callable[[str], None] = lambda text: None):
-        self._table, self._folder, self._plugins, self._threads, self._say = table, folder, plugins, threads, say
+        self._table, self._folder, self._plugins, self._threads, self.say = table, folder, plugins, threads, say
         self._data: ClientData | None = None
         self._run: RunTerms | None = None
         self._shard: Shard | None = None
@@ -115,7 +115,7 @@ class Client:
             if letter.kind == "join":
                 return self._join(letter.text)
             if letter.kind == "announce":
-                return self._announced(letter.text)
+                return self._announced(letter)
             if letter.kind == "begin":
                 return _sent(self._begin(letter.blob))
             if letter.kind == "answer":
@@ -134,7 +134,7 @@ class Client:
         self._published = Published.read(text, "the server's message")
         self._data = _read(self._table, self._published)
         if self._data.unknown:
-            self._say(f"{self._data.unknown} interactions are left out: the server does not know their items")
+            self.say(f"{self._data.unknown} interactions are left out: the server does not know their items")
         who = {"users": self._data.names.tolist(), "identity": self._identity()}
         said = domain_sizes(self._data.stream, self._data.names) if self._published.domains else \
             sizes(self._data.stream)
@@ -148,14 +148,16 @@ class Client:
             write_atomically(path, secrets.token_hex(16).encode())
         return path.read_text()
 
-    def _announced(self, text: str) -> Letter:
-        """Take in a run; say of which rounds its states are here."""
-        run = msgspec.json.decode(text, type=RunTerms)
+    def _announced(self, letter: Letter) -> Letter:
+        """Take in a run, and features of items; say of which rounds its states are here."""
+        run = msgspec.json.decode(letter.text, type=RunTerms)
+        features = torch.tensor(letter.tables["features"]) if letter.tables else None
+        self._data = replace(self._data, stream=replace(self._data.stream, item_features=features))
         if wrong := other_versions(run.versions):
             raise UserError(wrong)
         self._run, self._shard = run, None
         run.task(self._data, self._plugins, None).federation()  # are its plugins here?
-        self._say(f"run {run.name}")
+        self.say(f"run {run.name}")
         return Letter("ready", text=json.dumps([list(point) for point in self._points()]))
 
     def _begin(self, blob: bytes) -> Request:
@@ -164,7 +166,7 @@ class Client:
         if blob:
             public = progress_from_bytes(blob, Path("the server's message"))
             progress = self._own(public)
-            self._say(f"from block {progress.step}, round {progress.round}")
+            self.say(f"from block {progress.step}, round {progress.round}")
         self._shard = Shard(self._threads, self._keep)
         return self._shard.begin(self._run.task(self._data, self._plugins, progress))
 
@@ -190,7 +192,7 @@ class Client:
         for point in self._points()[:-KEPT]:
             self._state(point).unlink(missing_ok=True)
         if progress.round == 0:
-            self._say(f"block {progress.step - 1} is trained")
+            self.say(f"block {progress.step - 1} is trained")
 
     def _state(self, point: tuple[int, int]) -> Path:
         return self._folder / f"{self._run.name}.{point[0]:03}-{point[1]:05}.state"
@@ -209,8 +211,27 @@ class Client:
         write_model(folder, progress, federation)
         kept = {"run": self._run, "published": self._published}
         write_atomically(folder / KEPT_RUN, msgspec.json.encode(kept))
-        self._say(f"model: {folder}")
+        self.say(f"model: {folder}")
         return Letter("finished")
+
+
+def take_part(client: Client, server: str, patience: float) -> None:
+    """Answer the messages of the server at HOST:PORT until the federation has ended.
+
+    Args:
+        patience: seconds for which a server that has gone is waited for.
+
+    Raises:
+        UserError: if the table is none, the server cannot be reached, or the client cannot take part.
+    """
+    client.read()
+    while not client.over:
+        try:
+            answer_messages(server, client.answer, lambda: client.over, patience)
+        except ConnectionError:
+            client.say("the server has gone; waiting for it")
+    if client.failed:
+        raise UserError(client.failed)
 
 
 def _read(table: Path, published: Published) -> ClientData:

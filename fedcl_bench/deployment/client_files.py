@@ -84,14 +84,15 @@ class Published:
         return {each.name: value for each in fields(default)
                 if (value := getattr(self.stream, each.name)) != getattr(default, each.name)}
 
-    def source(self, settings: StreamSettings) -> DatasetSource:
-        """What stands for the data in a run; raises UserError for settings that clients have not been dealt for."""
+    def source(self, folder: Path, settings: StreamSettings) -> DatasetSource:
+        """What stands for the data in a run, in the server's folder; raises UserError for settings that clients have
+        not been dealt for."""
         if settings != self.stream:
             name = next(each.name for each in fields(settings)
                         if getattr(settings, each.name) != getattr(self.stream, each.name))
             raise UserError(f"setting '{name}': found {getattr(settings, name)}, accepted: "
                             f"{getattr(self.stream, name)}, as the federation's data are cut.")
-        return DatasetSource(self.dataset, load_config(self.dataset), Path(FEDERATION), self.fingerprint)
+        return DatasetSource(self.dataset, load_config(self.dataset), _in(folder), self.fingerprint)
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -108,12 +109,16 @@ class Published:
 
 def read_published(folder: Path) -> Published:
     """What ``deal`` wrote for the server; raises UserError."""
-    path = folder / FEDERATION if folder.is_dir() else folder
+    path = _in(folder)
     try:
         return Published.read(path.read_bytes(), str(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); accepted: a folder with {FEDERATION}, as "
                         f"`fedcl-bench data deal` makes it.") from None
+
+
+def _in(folder: Path) -> Path:
+    return folder / FEDERATION if folder.is_dir() else folder
 
 
 # ---------------------------------------------------------------------------------------------------------- dealing

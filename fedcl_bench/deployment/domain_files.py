@@ -6,6 +6,7 @@ the domain's file. Blocks and splits, and the numbers of users and items, are ma
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Sequence
 
@@ -18,10 +19,11 @@ from ..core.errors import UserError, unknown
 from ..data.datasets import domain_rows
 from ..data.domain_streams import build_domains
 from ..data.features import silent
+from ..data.item_texts import item_file
 from ..data.recbole_files import SPLITS, Interactions
 from ..data.source import DatasetSource
 from ..data.stream import DomainPart, Sessions, Step, Stream, starts_of
-from .client_files import ClientData, Published, deal, read_table
+from .client_files import FEDERATION, ClientData, Published, deal, read_table
 
 FEATURES = "features.npz"  # beside the table
 
@@ -48,7 +50,10 @@ def deal_all(published: Published, source: DatasetSource, stream: Stream, names:
     """Deal out users or domains, whichever the clients are."""
     if stream.domains:
         return deal_domains(published, source, stream, names, out)
-    return deal(published, stream, names, out)
+    tables = deal(published, stream, names, out)
+    if (described := item_file(source.path)).is_file():  # of all items, which the server publishes
+        shutil.copyfile(described, item_file(out / "server" / FEDERATION))
+    return tables
 
 
 def read_domains(path: Path, published: Published) -> ClientData:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core import errors
 from ..core.errors import UserError
+from ..data.datasets import with_item_features
 from ..data.stream import Ragged, Sessions, Step, Stream, starts_of
 from ..experiments.cluster import versions
 from ..experiments.partition import check_divisible, progress_part
@@ -83,30 +84,30 @@ class Federates:
         self.secret_state = False  # the server's state is made of single clients' uploads
         self.others = True  # clients are not of this command
         self._asked: set[int] = set()  # connections that were asked to join
-        self._terms = ""
+        self._terms: Letter | None = None
         self._heard = time.monotonic()
 
     # Joining.
 
     def wait(self, count: int) -> None:
         """Wait until so many clients are there, and ready for the run that was announced."""
-        while sum(not self._terms or member.points is not None for member in self.members.values()) < count:
+        while sum(self._terms is None or member.points is not None for member in self.members.values()) < count:
             self._poll()
 
-    def stream(self) -> Stream:
+    def stream(self, config: RunConfig) -> Stream:
         """The federation's stream without its interactions, once all clients have joined."""
         self.wait(self.wanted)
-        return stream_of(self.published, list(self.members.values()))
+        stream = stream_of(self.published, list(self.members.values()))
+        return stream if stream.domains else with_item_features(stream, config.source, config.features)
 
-    def announce(self, config: RunConfig) -> None:
+    def announce(self, config: RunConfig, item_features: Tensor | None = None) -> None:
         """Tell all clients of a run; those that join later are told then."""
         method, backbone, metrics, local, server, evaluation, seed, topology = parts_of(config)
         terms = RunTerms(config.name, config.hash, versions(), method, backbone, list(metrics), asdict(local),
                          asdict(server), asdict(evaluation), seed, topology)
-        self._terms = msgspec.json.encode(terms).decode()
-        for member in self.members.values():
-            member.points, member.request, member.active = None, None, False
-            self._send(member, Letter("announce", text=self._terms))
+        features = {} if item_features is None else {"features": item_features.numpy()}
+        self._terms = Letter("announce", features, msgspec.json.encode(terms).decode())
+        self.restart()
         self.wait(len(self.members))
 
     def finish(self) -> None:
@@ -178,7 +179,13 @@ class Federates:
         """Nobody is active any more: who is still there begins again."""
         for member in self.members.values():
             member.active, member.points, member.request = False, None, None
-            self._send(member, Letter("announce", text=self._terms))
+            self._send(member, self._terms)
+
+    def have(self, progress: Progress) -> bool:
+        """Whether all who are there again have their part of it, once there are enough."""
+        self.wait(self.least)
+        return all([progress.step, progress.round] in member.points for member in self.members.values()
+                   if member.points is not None)
 
     # Messages.
 
@@ -236,8 +243,8 @@ class Federates:
         self.members[member.number] = member
         what = f"{'domain' if self.published.domains else 'user'}{'s' * (len(names) > 1)}"
         self.note(f"a client with {len(names)} {what} has joined: {len(self.members)} are there")
-        if self._terms:
-            self._send(member, Letter("announce", text=self._terms))
+        if self._terms is not None:
+            self._send(member, self._terms)
 
     def _failed(self, member: Member | None, known: str, text: str) -> None:
         if member is None:  # it tells its own user
@@ -337,10 +344,6 @@ class FlowerEngine(Engine):
         check_divisible(federation, "--engine")
         if federation.cross_silo:
             self._check_domains(federation)
-        for plugin in (federation.method, federation.backbone) if not federation.cross_silo else ():
-            if plugin.needs_features:
-                raise UserError(f"--engine: {plugin.kind} '{plugin.name}' reads features of items, which clients "
-                                f"elsewhere do not have; accepted: --shards, or one process, without --engine.")
         if federation.server.upload_noise:
             raise UserError("setting 'upload_noise': found noise with --engine flower, accepted: 0; the noise of all "
                             "uploads is drawn at once, which no client on its own can do.")
@@ -361,22 +364,31 @@ class FlowerEngine(Engine):
                             f"flower, which starts the clients of domains here.")
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
-        federates, latest = self._federates, progress or Progress()
+        """As ``Engine.run``, each progress once every client has kept its part: those that are killed before begin at
+        the one yielded last, and so do all."""
+        federates = self._federates
         uploads = federation.method.uploads(federation.backbone, 0) or federation.method.uploads(federation.backbone, 1)
         federates.secret_state = bool(uploads)
-        federates.announce(self._config)
+        federates.announce(self._config, federation.stream.item_features)
         if progress and not federates.others and not all(member.points for member in federates.members.values()):
             raise UserError("the states of the clients that began this run are not here; run it again with --rerun.")
+        kept, latest = progress or Progress(), None
+        kind = ServerSilos if federation.cross_silo else ServerClients
         while True:
             try:
                 server = FederatesServer(federates, {}, stream=federation.stream)
-                kind = ServerSilos if federation.cross_silo else ServerClients
-                for latest in run(replace(federation, population=server), latest, kind=kind):
-                    yield latest
+                for later in run(replace(federation, population=server), latest or kept, kind=kind):
+                    if latest is not None:
+                        yield (kept := latest)
+                    latest = later
                 break
             except TooFew as error:
                 federates.note(f"{error}; the round begins again once there are enough")
                 federates.restart()
+                if latest is not None and not federates.have(latest):
+                    latest = None
+        if latest is not None:
+            yield latest
         federates.finish()
 
     def for_record(self, progress: Progress) -> Progress:

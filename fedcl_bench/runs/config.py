@@ -466,7 +466,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
 
         source = replace(source, texts=locate_texts(source))
     return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
-                     _features(backbone_plugin.cls, method_plugin.cls, parts, source, bool(elsewhere)))
+                     _features(backbone_plugin.cls, method_plugin.cls, parts, source))
 
 
 def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> DatasetSource:
@@ -480,13 +480,9 @@ def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetS
     return replace(source, rating=source.config.RATING_FIELD)
 
 
-def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings, source: DatasetSource,
-              elsewhere: bool) -> FeatureSource | None:
-    """What the features of items are made of, for a backbone or method that reads them.
-
-    Raises:
-        UserError: also where data are ``elsewhere``.
-    """
+def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings, source: DatasetSource
+              ) -> FeatureSource | None:
+    """What the features of items are made of, for a backbone or method that reads them."""
     from ..data.features import locate_features
 
     if backbone.for_domains and backbone.needs_features and source.parts:
@@ -497,9 +493,6 @@ def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings
     if not reading or source.parts or parts.stream.topology_in_effect == "central":
         return None
     cls, settings = reading[0]
-    if elsewhere:
-        raise UserError(f"{cls.kind} '{cls.name}' reads features of items, which clients elsewhere do not have; run it "
-                        f"as a simulation, without --engine.")
     if not isinstance(settings, ItemFeatureSettings):
         raise PluginError(f"{cls.kind} '{cls.name}': needs_features is set, expected Settings that are an "
                           f"ItemFeatureSettings.")

@@ -55,7 +55,7 @@ def federation(registry):
 
         def run(self):
             federates = Federates(self.link, self.published, 2, self.least, 60.0, self.notes.append)
-            return execute(self.config, federates.stream, Path("real"),
+            return execute(self.config, lambda: federates.stream(self.config), Path("real"),
                            engine=FlowerEngine(self.config, lambda: federates))
 
         def simulated(self):
@@ -101,11 +101,15 @@ def test_the_record_is_that_of_a_simulation(federation, method, backbone, settin
         "finish", "finished", "end"}
 
 
-def test_a_client_that_is_killed_goes_on_from_its_last_round(federation):
+@pytest.mark.parametrize("unsaved", [False, True])
+def test_a_client_that_is_killed_goes_on_from_its_last_round(federation, unsaved):
+    """Or, if it was killed before that was on its disk, all go on from the one before."""
     made = federation(rounds=4)
 
     def killed(node):
         del made.link.clients[node]
+        if unsaved:
+            sorted((made.tables[node - 1].parent / "state").glob("*.state"))[-1].unlink()
         made.join(node - 1)
     once(made.link, 15, killed)
     found = made.run()

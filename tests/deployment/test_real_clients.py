@@ -82,7 +82,7 @@ def federation(registry, tmp_path):
                 stream, 3), **settings):
             self.config = make_config(registry, method, "fedmf", dataset, overrides=[
                 ("test", {"precision": "float64", **SMALL, **settings})])
-            self.data = load_stream(self.config.source, self.config.stream)
+            self.data = load_stream(self.config.source, self.config.stream, self.config.features)
             self.published = Published.of(self.config.source, self.config.stream, self.data)
             self.names = cut(self.data)
             self.tables = deal(self.published, self.data, self.names, tmp_path / "dealt")
@@ -100,7 +100,7 @@ def federation(registry, tmp_path):
         def run(self, results=tmp_path / "results"):
             self.federates = Federates(self.link, self.published, len(self.names), self.least, self.timeout,
                                        lambda text: self.listen(text))
-            return execute(self.config, self.federates.stream, results,
+            return execute(self.config, lambda: self.federates.stream(self.config), results,
                            engine=FlowerEngine(self.config, lambda: self.federates))
 
         def simulated(self):
@@ -141,7 +141,7 @@ def same_record(found, expected, folder=Path()):
 
 # Numbers.
 
-@pytest.mark.parametrize("method", ["f3crec", "alone"])
+@pytest.mark.parametrize("method", ["f3crec", "alone", "ifedrec"])
 def test_the_record_is_that_of_a_simulation(federation, method):
     """And its model has no rows of users, who have them: the users' lists are those of the simulation's model."""
     made = federation(method)
@@ -154,9 +154,12 @@ def test_the_record_is_that_of_a_simulation(federation, method):
         assert len(kept.recommend(made.published.users[int(users[0])], 5)) == 5
 
 
-def test_items_that_arrive_later(federation, growing):
-    made = federation("ft", dataset=str(growing), k_core=0, topk=(5,), valid_metric="ndcg@5", rounds=2,
-                      cold_items="fold_in", fold_in_rounds=2)
+@pytest.mark.parametrize("method, cold_items", [("ft", "fold_in"), ("ft", "similar"), ("ifedrec", "method")])
+def test_items_that_arrive_later(federation, growing, method, cold_items):
+    growing.with_suffix(".item").write_text("item_id:token\tname:token_seq\n" + "".join(
+        f"i{item}\tcolour{item % 5} shape{item % 3}\n" for item in range(60)))
+    made = federation(method, dataset=str(growing), k_core=0, topk=(5,), valid_metric="ndcg@5", rounds=2,
+                      cold_items=cold_items, **({"fold_in_rounds": 2} if cold_items == "fold_in" else {}))
     same_record(made.run(), made.simulated())
 
 
@@ -273,13 +276,12 @@ def test_noise_is_refused(federation):
 # Processes, over Flower.
 
 @needs_flower
-@pytest.mark.parametrize("clients", ["2", pytest.param("4", marks=pytest.mark.long)])
-def test_processes_over_flower(tmp_path, capsys, clients):
+def test_processes_over_flower(tmp_path, capsys):
     """One command starts its clients; the record is the simulation's, and nothing is left."""
     words = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet", *[
         word for name, value in {**SMALL, "precision": "float64"}.items() for word in ("--set", f"{name}={value}")]]
     found = subprocess.run(  # Flower's server sets up logging for its whole process
-        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", clients, "--results",
+        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", "4", "--results",
          "flower"], cwd=tmp_path, check=True, stdout=subprocess.PIPE).stdout
     assert main(["run", *words, "--results", str(tmp_path / "simulated")]) == 0
     same_record(json.loads(found), json.loads(capsys.readouterr().out), tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -235,7 +236,7 @@ def _real_clients(args: argparse.Namespace, stack: ExitStack, config: RunConfig,
             return load_stream(config.source, config.stream, config.features)
         if not found:
             found.append(stack.enter_context(federates(_federation(args), config, data, display.note, check)))
-        return found[0].stream()
+        return found[0].stream(config)
     return {"load_data": load, "engine_of": lambda config, warn: FlowerEngine(config, lambda: found[0])}
 
 
@@ -314,5 +315,6 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
         spec = spelled_spec(registry, RunSpec(*names), args.data_dir)
         overrides = [*spec.layers(tuned)[:1], *overrides]
         say_tuned(tuned, [spec], args.quiet)
-    return [make_config(registry, *names, number, overrides, args.data_dir, device, published and published.source)
-            for number in range(first, first + (args.seeds or 1))], overrides
+    elsewhere = partial(published.source, args.federation) if published else None
+    return [make_config(registry, *names, number, overrides, args.data_dir, device, elsewhere) for number in
+            range(first, first + (args.seeds or 1))], overrides
