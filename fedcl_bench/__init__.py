@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .data.settings import ItemFeatureSettings
     from .data.stream import TrainingStep
     from .plugin.backbone import ITEM, USER, Backbone, BackboneSettings
+    from .plugin.history import History, HistoryBackbone
     from .plugin.local_settings import LocalSettings
     from .plugin.method import Encoding, Method
     from .plugin.metric import Catalogue, Metric, RankedLists
@@ -56,6 +57,7 @@ _BY_MODULE = {
     "data.settings": ("ItemFeatureSettings",),
     "data.stream": ("TrainingStep",),
     "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
+    "plugin.history": ("History", "HistoryBackbone"),
     "plugin.local_settings": ("LocalSettings",),
     "plugin.method": ("Encoding", "Method"),
     "plugin.metric": ("Catalogue", "Metric", "RankedLists"),
@@ -71,10 +73,9 @@ _BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "ClientUpdates", "DomainData", "DomainMethod",
-           "DomainModule", "Dropout", "Encoding", "Histories", "ITEM", "Incompatible", "ItemFeatureSettings", "Local",
-           "LocalBatch", "LocalSessions", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone",
-           "ModuleSettings",
-           "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
+           "DomainModule", "Dropout", "Encoding", "Histories", "History", "HistoryBackbone", "ITEM", "Incompatible",
+           "ItemFeatureSettings", "Local", "LocalBatch", "LocalSessions", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone",
+           "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
            "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
            "TextSettings", "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",
            "inherited", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys",

@@ -11,6 +11,7 @@ from ..plugin import checks
 from ..training.lazy_decay import LazyDecayTrainer
 from ..training.chunk_trainer import ChunkTrainer
 from ..training.factored import FactoredTrainer, FusedTrainer, Outer, plan_of
+from ..training.history_trainer import HistoryTrainer
 from ..training.list_trainer import ListTrainer
 from ..training.session_trainer import SessionChunk, SessionTrainer
 from ..training.trained import Change, Trained, at_slots
@@ -109,8 +110,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
             return FusedTrainer(chunk, model, training, key, plan, watched)
         if isinstance(chunk, SessionChunk):
             return SessionTrainer(chunk, model, training, key, derived)
-        lazy = training.strategy is Strategy.LAZY_DECAY
-        kind = FactoredTrainer if chunk.inner else LazyDecayTrainer if lazy else ListTrainer
+        kinds = {Strategy.LAZY_DECAY: LazyDecayTrainer, Strategy.HISTORIES: HistoryTrainer}
+        kind = FactoredTrainer if chunk.inner else kinds.get(training.strategy, ListTrainer)
         return kind(chunk, model, training, key)
 
     def train(chunk: AnyChunk) -> Trained:

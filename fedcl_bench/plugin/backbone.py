@@ -35,7 +35,8 @@ USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
 @dataclass(frozen=True)
 class OwnBatch:
-    """One local batch of C clients that have equally many positives, for a backbone with a loss of its own.
+    """One local batch of C clients that have equally many positives, or of lists that are padded with their first item
+    (``OwnSamples.as_set``), for a backbone with a loss of its own.
 
     Attributes:
         users: ids, (C,).

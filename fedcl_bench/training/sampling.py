@@ -70,7 +70,8 @@ class Needs:
     Attributes:
         pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
         whole_tables: clients hold all item rows (see ``Backbone``).
-        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then.
+        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then,
+            unless these are a set.
         inner: clients can be trained without copies of item rows, and are where that is less work.
         samples_only: and nothing looks at other logits than the samples' (see ``training/factored.py``).
         fused: and their whole round is one call (see ``training/factored.py``).
@@ -146,7 +147,8 @@ class _Sorted:
     @property
     def per_positive(self) -> int:
         """Item rows that a positive brings along, its own among them."""
-        return 1 + self.settings.negatives
+        sampler = self.needs.sampler
+        return 1 if sampler is not None and sampler.as_set else 1 + self.settings.negatives
 
     @cached_property
     def ascending(self) -> Tensor:
@@ -218,8 +220,8 @@ class _Sorted:
     def _smallest(self, start: int, rows: "Rows") -> int:
         """The least positives of a client that can be in a chunk with client ``start``: as many local batches, unless
         clients may sit some out."""
-        if self.needs.sampler is not None:
-            return int(self.sizes[start])
+        if (sampler := self.needs.sampler) is not None:
+            return 1 if sampler.as_set else int(self.sizes[start])
         may_sit_out = rows is Rows.ALL or (rows is Rows.SAMPLES and self.needs.samples_only)
         if may_sit_out and self.settings.local_epochs == 1:
             return 1

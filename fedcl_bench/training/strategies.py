@@ -10,6 +10,7 @@ from typing import Mapping, NamedTuple
 import torch
 
 from ..plugin.backbone import Backbone
+from ..plugin.history import HistoryBackbone
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..kernels import ops
@@ -27,6 +28,7 @@ class Strategy(Enum):
     LAZY_DECAY = "at rest", "the rows a client looks up, and one factor for all others"
     FACTORED = "factored", "no copies of item rows: updates are kept as outer products"
     FUSED = "fused", "the whole round of a chunk is one compiled call"
+    HISTORIES = "histories", "the item rows of a client's history, and of the last layer updates as outer products"
     SESSIONS = "sessions", "the item rows of a session, or all of them, and the encoder"
     COMPILED_SOFTMAX = "sessions", "the encoder, and all item rows by compiled kernels"
     CENTRAL = "central", "one party holds all data and trains on mini-batches"
@@ -123,6 +125,8 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
                       on rows, blocks or the static stream (FedNCF)   kept as outer products               (FedNCF)
     LAZY_DECAY        ``whole_tables`` and ``rest_follows``, SGD      rows no sample names: one factor     2.9 x, 1.2 x
                       (FedRAP; GPFedRec)                              per client stands for them           WHOLE
+    HISTORIES         a ``HistoryBackbone``, SGD, no hook of the      copies of item rows beyond a         XX
+                      method that sees rows or scores                 client's history
     WHOLE             ``whole_tables`` otherwise                      nothing                              --
     ROWS              all other lists                                 item rows that a client does not     --
                                                                       look up
@@ -147,6 +151,8 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
         return Strategy.FUSED if fused else Strategy.FACTORED
     if _decays_lazily(backbone, method, settings):
         return Strategy.LAZY_DECAY
+    if isinstance(backbone, HistoryBackbone) and settings.optimiser == "sgd" and not _sees_training(method):
+        return Strategy.HISTORIES
     return Strategy.WHOLE if backbone.whole_tables else Strategy.ROWS
 
 
@@ -190,6 +196,12 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
             and not sees and not method.penalises_rows and not method.overrides("sums")
             and not method.sees_rows
             and backbone.own_samples(settings) is None and not (backbone.serves_tables and backbone.weight_decay > 0.0))
+
+
+def _sees_training(method: Method) -> bool:
+    """Whether a hook of the method sees clients' parameters, rows or scores while they train."""
+    return method.sees_rows or method.penalises_rows or any(map(method.overrides, (
+        "begin_local", "local_loss", "replayed_items", "end_local", "row_basis", "sums", "new_private")))
 
 
 def _defines(backbone: Backbone, hook: str, over: tuple[str, ...]) -> bool:
