@@ -13,15 +13,15 @@ from fedcl_bench.toolbox.layers import apply_linear, item_rows, perceptron, same
 OUTPUT = "decoder.items"
 GATE, OWN, SHARED = "gate", "own", "shared"  # each begins with a table NAME.items
 
-# beta in round r of a block
-SCHEDULES = {"product": lambda r: 1.0 if r == 0 else 0.0, "tanh": lambda r: math.tanh(r / 10.0),
-             "constant": lambda r: 1.0}
+# By what beta is multiplied in round r of block t
+SCHEDULES = {"product": lambda t, r: 1.0 if t == r == 0 else 0.0, "tanh": lambda t, r: math.tanh(r / 10.0),
+             "constant": lambda t, r: 1.0}
 
 
 @dataclass(frozen=True)
 class FedDAESettings(BackboneSettings):
-    lr: float = setting(0.1, "learning rate of the client's own encoder and gate", above=0.0,
-                        search=(0.01, 0.03, 0.1, 0.3))
+    lr: float = setting(0.001, "learning rate of the client's own encoder and gate", above=0.0,
+                        search=(0.0003, 0.001, 0.003, 0.01))
     lr_public: float = setting(1.0, "learning rate of the shared encoder and the decoder; Adam at the server knows no "
                                "scale of what it makes", above=0.0)
     dim: int = setting(16, "length d of the latent vector (released code: 256)", low=1)
@@ -30,7 +30,7 @@ class FedDAESettings(BackboneSettings):
     dropout: float = setting(0.5, "dropout of the encoders' input and of the gate's hidden layer", low=0.0, below=1.0)
     beta: float = setting(1.0, "weight of the KL divergence", low=0.0)
     beta_schedule: str = setting("product", "beta is multiplied with tanh(r/10) after every round r from 0, and so is 0 "
-                                 "after the first (released code); with tanh(r/10) of the round; or stays",
+                                 "after the very first (released code); with tanh(r/10) of a block's round; or stays",
                                  choices=tuple(SCHEDULES), only_if="beta")
     restore: str = setting("paper", "a client keeps its own encoder and gate from round to round (paper), or gets the "
                            "mean of all clients' encoders and the gate that all began with (released code, whose "
@@ -53,9 +53,10 @@ class FedDAE(HistoryBackbone):
     ambiguities = {"restore": {"paper": "paper", "released": "released code"},
                    "beta_schedule": {"product": "released code", "tanh": "its formula of a round"},
                    "server_optimiser": {"adam": "released code", "none": "paper's appendix: gradient descent"}}
-    defaults = {"server_optimiser": "adam", "server_optimiser_lr": 0.01, "server_beta2": 0.999,
+    defaults = {"optimiser": "adam", "server_optimiser": "adam", "server_optimiser_lr": 0.01, "server_beta2": 0.999,
                 "server_epsilon": 1e-8, "init_from": "best"}
     output = OUTPUT
+    sends_gradients = True
 
     @property
     def _parts(self) -> tuple[str, ...]:
@@ -108,7 +109,8 @@ class FedDAE(HistoryBackbone):
         z = weights[0] * latents[0] + weights[1] * latents[1]
         h = self._through(clients, "decoder", z, len(s.hidden), last=True)
         vectors = torch.cat([h, torch.ones_like(h[:, :1])], 1)
-        beta = s.beta * SCHEDULES[s.beta_schedule](history.draw.round) if history.draw is not None else 0.0
+        draw = history.draw
+        beta = 0.0 if draw is None else s.beta * SCHEDULES[s.beta_schedule](draw.step, draw.round)
         if beta == 0.0:
             return vectors, None
         mean = weights[0] * means[0] + weights[1] * means[1]

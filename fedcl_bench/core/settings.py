@@ -271,6 +271,9 @@ def flat(instances: Iterable[Any]) -> dict[str, Any]:
     return result
 
 
+AT_DEFAULT = "at its default"
+
+
 def inactive(instances: Iterable[Any]) -> dict[str, str]:
     """Settings that the values of others leave without effect, by name with the reason, as ``with optimiser=sgd``.
 
@@ -305,7 +308,7 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
         if any(part.holds(value) for part, value in zip(condition, values)):
             return ""
         if any(part.name == of for part in condition):
-            return "at its default"
+            return AT_DEFAULT
         if len(condition) == 1 and reason(condition[0].name):
             return reason(condition[0].name)
         compared = " and ".join(f"{part.name}={as_text(value)}" for part, value in zip(condition, values) if part.sign)

@@ -89,6 +89,8 @@ class Backbone:
             and ``pull`` alone; it then trains the others only (see ``training/lazy_decay.py``).
         needs_features, features: as a method's (see ``Method``).
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
+        sends_gradients: public parameters move by SGD whatever the setting ``optimiser`` is, so that what clients send
+            are sums of gradients.
     """
 
     kind: ClassVar[str] = "backbone"
@@ -114,6 +116,7 @@ class Backbone:
     serves_tables: bool = False
     rest_follows: bool = False
     weight_decay: float = 0.0
+    sends_gradients: ClassVar[bool] = False
 
     def __init__(self, settings: BackboneSettings):
         self.settings = settings

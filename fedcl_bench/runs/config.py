@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterable, Mapping, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from ..plugin.metric import Metric
 from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
 from ..records.store import leak_notes, short_name
-from ..core.settings import LARGEST_SEED, assemble, flat, inactive
+from ..core.settings import AT_DEFAULT, LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS
 from .readings import READING, ambiguities, asked_for, expanded, in_effect, note, without_reading
 from .registry import Plugin, Registry, of_aggregator
@@ -274,10 +274,11 @@ def of_other_stages(backbone: type, method: type) -> dict[str, str]:
 
 
 def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
-                    ignored: Mapping[str, str] = MappingProxyType({})) -> None:
+                    ignored: Mapping[str, str] = MappingProxyType({}), changed: Collection[str] = ()) -> None:
     """Raise UserError if the user set something of every run that other settings, or the backbone, leave without
-    effect."""
-    without = {**inactive(parts), **ignored}
+    effect; ``changed``: what weaker layers set, which may be set back to its default."""
+    without = {name: why for name, why in inactive(parts).items() if not (why == AT_DEFAULT and name in changed)}
+    without |= ignored
     for origin, layer in overrides:
         for name in layer:
             if name in ignored or name in without and name in _CORE_NAMES:
@@ -396,8 +397,9 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
-    refuse_inactive(parts, overrides, {**_ignored(parts, as_trained, method_plugin.cls),
-                                       **of_other_stages(as_trained, method_plugin.cls)})
+    ignored = {**_ignored(parts, as_trained, method_plugin.cls), **of_other_stages(as_trained, method_plugin.cls)}
+    refuse_inactive(parts, overrides, ignored, {
+        name for _, layer in layered[:len(layered) - len(overrides)] for name in layer})
     return parts
 
 

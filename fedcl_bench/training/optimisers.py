@@ -6,7 +6,7 @@ stack many clients is every client's own optimiser. A row whose gradient is alwa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -55,9 +55,30 @@ class Adam:
         return result
 
 
-def make_optimiser(settings: LocalSettings) -> SGD | Adam:
-    """A fresh local optimiser."""
-    return Adam(beta2=settings.adam_beta2, eps=settings.adam_eps) if settings.optimiser == "adam" else SGD()
+class Apart:
+    """Adam, but SGD for some parameters."""
+
+    def __init__(self, adam: Adam, by_sgd: Collection[str]):
+        self.adam, self.by_sgd = adam, by_sgd
+
+    def updates(self, gradients: Mapping[str, Tensor], lr: Mapping[str, float]) -> dict[str, Tensor]:
+        """As the others'."""
+        parts: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        for name, gradient in gradients.items():
+            parts[name in self.by_sgd][name] = gradient
+        return {**self.adam.updates(parts[False], lr), **SGD().updates(parts[True], lr)}
+
+
+def make_optimiser(settings: LocalSettings, by_sgd: Collection[str] = ()) -> SGD | Adam | Apart:
+    """A fresh local optimiser.
+
+    Args:
+        by_sgd: parameters that move by SGD whatever the setting is.
+    """
+    if settings.optimiser == "sgd":
+        return SGD()
+    adam = Adam(beta2=settings.adam_beta2, eps=settings.adam_eps)
+    return Apart(adam, by_sgd) if by_sgd else adam
 
 
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],

@@ -151,7 +151,8 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
         return Strategy.FUSED if fused else Strategy.FACTORED
     if _decays_lazily(backbone, method, settings):
         return Strategy.LAZY_DECAY
-    if isinstance(backbone, HistoryBackbone) and settings.optimiser == "sgd" and not _sees_training(method):
+    if (isinstance(backbone, HistoryBackbone) and (settings.optimiser == "sgd" or backbone.sends_gradients)
+            and not _sees_training(method)):
         return Strategy.HISTORIES
     return Strategy.WHOLE if backbone.whole_tables else Strategy.ROWS
 
