@@ -74,12 +74,13 @@ _BY_MODULE = {
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "ClientUpdates", "DomainData", "DomainMethod",
            "DomainModule", "Dropout", "Encoding", "Histories", "History", "HistoryBackbone", "ITEM", "Incompatible",
-           "ItemFeatureSettings", "Local", "LocalBatch", "LocalSessions", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone",
-           "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
-           "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
-           "TextSettings", "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",
-           "inherited", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys",
-           "run", "score_users", "session_losses", "setting", "xavier", "zeros"]
+           "ItemFeatureSettings", "Local", "LocalBatch", "LocalSessions", "LocalSettings", "Method", "Metric", "Model",
+           "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence",
+           "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors",
+           "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "TrainingStep", "USER", "UserError", "all_keys",
+           "draw_negatives", "in_order", "in_pieces", "inherited", "linear_start", "load", "make_chunks", "norm_start",
+           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier",
+           "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,8 +29,9 @@ class FedDAESettings(BackboneSettings):
                                       "(released code: 768,512)", low=1)
     dropout: float = setting(0.5, "dropout of the encoders' input and of the gate's hidden layer", low=0.0, below=1.0)
     beta: float = setting(1.0, "weight of the KL divergence", low=0.0)
-    beta_schedule: str = setting("product", "beta is multiplied with tanh(r/10) after every round r from 0, and so is 0 "
-                                 "after the very first (released code); with tanh(r/10) of a block's round; or stays",
+    beta_schedule: str = setting("product", "beta is multiplied with tanh(r/10) after every round r from 0, and so "
+                                 "is 0 after the very first (released code); with tanh(r/10) of a block's round; or "
+                                 "stays",
                                  choices=tuple(SCHEDULES), only_if="beta")
     restore: str = setting("paper", "a client keeps its own encoder and gate from round to round (paper), or gets the "
                            "mean of all clients' encoders and the gate that all began with (released code, whose "
@@ -53,7 +54,7 @@ class FedDAE(HistoryBackbone):
     ambiguities = {"restore": {"paper": "paper", "released": "released code"},
                    "beta_schedule": {"product": "released code", "tanh": "its formula of a round"},
                    "server_optimiser": {"adam": "released code", "none": "paper's appendix: gradient descent"}}
-    defaults = {"optimiser": "adam", "server_optimiser": "adam", "server_optimiser_lr": 0.01, "server_beta2": 0.999,
+    defaults = {"optimiser": "adam", "server_optimiser": "adam", "server_optimiser_lr": 0.003, "server_beta2": 0.999,
                 "server_epsilon": 1e-8, "init_from": "best"}
     output = OUTPUT
     sends_gradients = True

@@ -148,13 +148,12 @@ class RoundSums:
             after.index_copy_(0, users, rows.mul_(beside(change.decay.to(rows), rows)))
         if not change.replaces and change.items is None:
             after.index_add_(0, users, change.rows)
-        elif not change.replaces:
-            after.index_put_((users[:, None], change.items), change.rows, accumulate=True)
         elif change.items is None:
             after.index_copy_(0, users, change.rows)
         else:
             cells = (users[:, None] * after.shape[1] + change.items).reshape(-1)
-            after.flatten(0, 1).index_copy_(0, cells, change.rows.flatten(0, 1))
+            (after.flatten(0, 1).index_copy_ if change.replaces else after.flatten(0, 1).index_add_)(
+                0, cells, change.rows.flatten(0, 1))
 
     def _add_squares(self, trained: Trained) -> None:
         items, users = trained.slots.items, trained.users

@@ -1,4 +1,4 @@
-"""What an autoencoder of histories is: a backbone that makes a vector of all items that a client has, and of that vector
+"""What an autoencoder of histories is: a backbone that makes a vector of all items that a client has, and of that
 logits of all items.
 
 A client's input is the set of its training items, an item that it has several times counted once. It is read as sums of

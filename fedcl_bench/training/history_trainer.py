@@ -18,8 +18,8 @@ from .list_trainer import LocalBatch
 
 
 class HistoryTrainer(FactoredTrainer):
-    """``ListTrainer`` of a ``HistoryBackbone``. Slots are the clients' positives, and ``rows`` has, in place of those of
-    the last layer, a number per client and item, whose gradient is the logit's."""
+    """``ListTrainer`` of a ``HistoryBackbone``. Slots are the clients' positives, and ``rows`` has a number per client
+    and item in place of those of the last layer, whose gradient is the logit's."""
 
     all_rows = fused = False
 

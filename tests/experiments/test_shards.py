@@ -97,6 +97,7 @@ RUNS = [
         "gru4rec", "tisasrec", "session-transformer")],
     ("fcucr", "gru4rec", {**TINY, "transfer": "before", "client_ratio": 0.7}),
     ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"], "client_ratio": 0.6}),
+    ("ft", "feddae", {**SMALL, "hidden": [6]}),
     ("colr", "fedmf", {**SMALL, "rank": 2, "mean": "senders", "client_ratio": 0.5}),
     ("ft", "fedmf", {**SMALL, "client_ratio": 0.2, "aggregator": "median"}),
     *[pytest.param("f3crec", "fedmf", {**SMALL, "aggregator": kind}, marks=pytest.mark.long)

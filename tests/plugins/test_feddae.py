@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 
 import oracle
 import pytest
 import torch
-from helpers import build, federation, federation_of, one_step, strategy_of, train_round, training
+from helpers import build, federation_of, one_step, strategy_of, train_round, training
 from torch import nn
 
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.protocols import list_chunks
-from fedcl_bench.kernels.functional import weighted_bce
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot, score_users
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.testing.worlds import growing_stream, ragged
+from fedcl_bench.testing.worlds import ragged
 from fedcl_bench.training.strategies import Strategy
 
 SEED, STEP, ITEMS = 3, 0, 9
@@ -129,10 +128,10 @@ def trained(s, model, user, items, optimiser, epochs, round_):
     for epoch in range(epochs):
         client.draw = round_, epoch, user
         scores, mean, variance = client(x)
-        beta = s.beta * {"product": float(round_ == 0), "tanh": math.tanh(round_ / 10), "constant": 1.0}[s.beta_schedule]
+        growth = {"product": float(round_ == 0), "tanh": math.tanh(round_ / 10), "constant": 1.0}[s.beta_schedule]
         kl = 0.5 * (mean ** 2 + variance - 1 - torch.log(variance)).sum()
         client.zero_grad()
-        (-(torch.log_softmax(scores, 0) * x).sum() + beta * kl).backward()
+        (-(torch.log_softmax(scores, 0) * x).sum() + s.beta * growth * kl).backward()
         for each in by:
             each.step()
     return client.tables()
@@ -182,3 +181,31 @@ def test_a_round_equals_a_loop_over_clients(registry, case, method, strategy):
         for user, ours in zip(users, scores):
             client = Client(backbone.settings, ITEMS).double().load(of_client(after, user))
             torch.testing.assert_close(ours, client(vector(LISTS[user]))[0], atol=1e-9, rtol=1e-9)
+
+
+def configured(registry, **settings):
+    return make_config(registry, "ft", "feddae", "ml-100k", overrides=[("test", {"k_core": 70, "rounds": 1,
+                                                                                 **settings})])
+
+
+@pytest.mark.parametrize("restore, encoders", [("paper", 1), ("released", 2)])
+def test_clients_send_public_parameters(registry, restore, encoders):
+    f = federation_of(configured(registry, restore=restore, dim=4, hidden=(6,)))
+    progress = next(run(f))
+    items = progress.model.n_items
+    decoder = items * 7 + (4 * 6 + 6)
+    encoder = items * 6 + 6 + (6 * 8 + 8)
+    gate = (items * 4 + 4 + (4 * 2 + 2)) * (restore == "released")
+    sent = 4 * (decoder + encoders * encoder + gate)
+    assert progress.curve[0]["bytes_up"] == progress.curve[0]["bytes_down"] == sent  # of a client
+
+
+def test_settings_that_do_not_fit_are_refused(registry):
+    assert configured(registry).settings["server_optimiser"] == "adam"
+    assert "server_optimiser" not in configured(registry, server_optimiser="none").settings  # back to the default
+    for settings, message in (({"negatives": 2}, "'negatives' .* no effect with a backbone that trains on whole"),
+                              ({"dropout": 1.0}, "'dropout'.*found 1.0, accepted: .* below 1"),
+                              ({"restore": "code"}, "'restore'.*found 'code', accepted: one of paper, released"),
+                              ({"stream": "sessions"}, "'feddae' trains on blocks or the static stream")):
+        with pytest.raises(UserError, match=message):
+            federation_of(configured(registry, **settings))
