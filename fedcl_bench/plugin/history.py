@@ -33,7 +33,7 @@ class History:
 
     Attributes:
         users: ids, (C,).
-        items: int64 (C, n), in time order.
+        items: int64 (C, n).
         real: bool (C, n): False at padding, and where an item comes again.
         draw: key of a local batch's random numbers; None in an evaluation, where nothing is dropped or drawn.
     """
@@ -78,28 +78,6 @@ class History:
             return torch.zeros_like(like)
         index = torch.arange(like.shape[1], device=like.device)
         return rng.normals(self.draw.clients(name, self.users)[:, None], index).to(like)
-
-
-def latest_items(step: TrainingStep, known: Tensor | None, longest: int) -> Tensor:
-    """Each client's own training items of its latest block with any, in time order and counted from 1, 0 behind them:
-    int64 (users, n), of each the last ``longest``.
-
-    Args:
-        known: the same at the step before, if there was one.
-    """
-    lists = step.train
-    if known is None:
-        known = torch.zeros(0, 0, dtype=torch.int64, device=lists.values.device)
-    table = torch.zeros(step.n_users, max(longest, known.shape[1]), dtype=torch.int64, device=lists.values.device)
-    table[:len(known), :known.shape[1]] = known
-    users = (lists.lengths > 0).nonzero().flatten()
-    row, item = lists.select(users)
-    length = lists.lengths[users]
-    column = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
-    column = column - (length - longest).clamp(min=0)[row]
-    table[users] = 0
-    table[users[row[column >= 0]], column[column >= 0]] = item[column >= 0] + 1
-    return table
 
 
 class HistoryBackbone(Backbone):
@@ -151,22 +129,30 @@ class HistoryBackbone(Backbone):
         return loss if term is None else loss + term
 
     def remember(self, step: TrainingStep, memory: Tables) -> Tables:
-        listed = latest_items(step, memory.get(HISTORY), int(step.train.lengths.max()))
-        return {HISTORY: listed * History.of(listed[:, :0], listed, listed > 0).real}
+        """Which items each client trained on in its latest block with any, 1 or 0, (users, items)."""
+        lists = step.train
+        known = memory.get(HISTORY, torch.zeros(0, 0, dtype=torch.int8, device=lists.values.device))
+        table = torch.zeros(step.n_users, step.n_items, dtype=torch.int8, device=lists.values.device)
+        table[:known.shape[0], :known.shape[1]] = known
+        users = (lists.lengths > 0).nonzero().flatten()
+        table[users] = 0
+        row, item = lists.select(users)
+        table[users[row], item] = 1
+        return {HISTORY: table}
 
-    def _evaluated(self, clients: Tables, public: Tables) -> Tensor:
-        """The clients' vectors, (C, d), without random numbers."""
-        listed = clients[HISTORY]
-        users = torch.arange(len(listed), device=listed.device)
-        history = History(users, (listed - 1).clamp(min=0), listed > 0)
-        return self.represent(clients, _pool({**clients, **public}, history), history)[0]
+    def _evaluated(self, clients: Tables, tables: Tables, n_items: int) -> Tensor:
+        """The clients' vectors, (C, d), without random numbers; an earlier model may know fewer items than they."""
+        real = clients[HISTORY][:, :n_items] > 0
+        users, items = (torch.arange(size, device=real.device) for size in real.shape)
+        history = History(users, items.expand_as(real), real)
+        return self.represent(clients, _pool({**clients, **tables}, history), history)[0]
 
     def score(self, clients: Tables, rows: Tables) -> Tensor:
-        vectors = self._evaluated(clients, rows)
+        vectors = self._evaluated(clients, rows, rows[self.output].shape[1])
         return torch.bmm(vectors.unsqueeze(1), rows[self.output].transpose(1, 2)).squeeze(1)
 
     def score_all(self, clients: Tables, public: Tables) -> Tensor:
-        return self._evaluated(clients, public) @ public[self.output].T
+        return self._evaluated(clients, public, len(public[self.output])) @ public[self.output].T
 
 
 def _pool(tables: Tables, history: History) -> Pool:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from ..plugin.backbone import Backbone, BackboneSettings, OwnBatch
-from ..plugin.history import latest_items
 from ..data.stream import TrainingStep
 from ..plugin.silo import TextSettings
 from ..rng import Tables
@@ -155,7 +154,18 @@ class RecBoleBackbone(Backbone):
         ``max_length`` for sequential models, else all."""
         if not self.facts.remembers:
             return {}
-        return {HISTORY: latest_items(step, memory.get(HISTORY), self._longest(step))}
+        lists, longest = step.train, self._longest(step)
+        known = memory.get(HISTORY, torch.zeros(0, 0, dtype=torch.int64, device=lists.values.device))
+        table = torch.zeros(step.n_users, max(longest, known.shape[1]), dtype=torch.int64, device=lists.values.device)
+        table[:len(known), :known.shape[1]] = known
+        users = (lists.lengths > 0).nonzero().flatten()
+        row, item = lists.select(users)
+        length = lists.lengths[users]
+        column = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
+        column = column - (length - longest).clamp(min=0)[row]
+        table[users] = 0
+        table[users[row[column >= 0]], column[column >= 0]] = item[column >= 0] + 1
+        return {HISTORY: table}
 
     def _longest(self, step: TrainingStep) -> int:
         """How many items of a client are kept at most."""
