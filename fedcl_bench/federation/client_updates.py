@@ -32,21 +32,21 @@ class HeldUpdates(views.ClientUpdates):
 
     def __init__(self, held: list[Trained], model: Snapshot, weights: Tensor | None, uploads: Tables, method: Method,
                  protection: Protection, key: DrawKey):
-        self._held, self._sent, self._method = held, {**model.public, **model.dense}, method
+        self._held, self.sent, self._method = held, {**model.public, **model.dense}, method
         self._tables = set(model.public)
-        self._protection, self._key, self.uploads = protection, key, uploads
+        self._protection, self.draw, self.uploads = protection, key, uploads
         self.users = torch.cat([trained.users for trained in held]).sort().values
         self.weights = (torch.ones(len(self.users), dtype=torch.float64, device=self.users.device) if weights is None
                         else weights[self.users].double())
 
     def chunks(self) -> Iterator[tuple[Tensor, Tables]]:
-        numbers = sum(sent.numel() for sent in self._sent.values())
+        numbers = sum(sent.numel() for sent in self.sent.values())
         for trained in self._held:
             for part in in_pieces(torch.arange(len(trained.users), device=self.users.device), numbers):
                 users = trained.users[part]
                 yield torch.searchsorted(self.users, users), {
                     name: self._noisy(name, users, trained.public[name].of(part).against(sent))
-                    for name, sent in self._sent.items()}
+                    for name, sent in self.sent.items()}
 
     def norms(self) -> Tensor:
         squares = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
@@ -55,30 +55,30 @@ class HeldUpdates(views.ClientUpdates):
         return squares.sqrt()
 
     def products(self) -> Tensor:
-        blocks = (self._block(name, part).double() for name in self._sent for part in self._parts(name))
+        blocks = (self._block(name, part).double() for name in self.sent for part in self._parts(name))
         return sum(block @ block.T for block in blocks)
 
     def weighted_sum(self, factors: Tensor) -> Tables:
         checks.check_tensor(self._method, "weighted_sum", factors, (len(self.users),), "(N,): a factor per participant")
         total = {name: torch.zeros_like(sent, memory_format=torch.contiguous_format)
-                 for name, sent in self._sent.items()}
+                 for name, sent in self.sent.items()}
         for positions, public in self._changes():
             for name, change in public.items():
-                change.add_to(total[name], self._sent[name], factors[positions].to(total[name]))
+                change.add_to(total[name], self.sent[name], factors[positions].to(total[name]))
         return total
 
     def coordinatewise(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tables:
         def of(name: str, part: slice) -> Tensor:
             block = self._block(name, part)
-            result = function(block, self._looked_up(block, self._sent[name][part]) if name in self._tables else
+            result = function(block, self._looked_up(block, self.sent[name][part]) if name in self._tables else
                               torch.ones((), dtype=torch.bool, device=block.device).expand_as(block))
             checks.check_tensor(self._method, "coordinatewise", result, tuple(block.shape[1:]), "(n,): one per number")
             return result
         return {name: torch.cat(list(in_order(partial(of, name), self._parts(name), sent.device))).view_as(sent)
-                for name, sent in self._sent.items()}
+                for name, sent in self.sent.items()}
 
     def _noisy(self, name: str, users: Tensor, change: Tensor) -> Tensor:
-        key = self._key
+        key = self.draw
         return self._protection.noisy(upload_key(key.seed, name, key.step, key.round), users, change)
 
     def _changes(self, sparse: Callable[[Change], bool] = lambda change: True) -> Iterator[tuple[Tensor, dict]]:
@@ -96,14 +96,14 @@ class HeldUpdates(views.ClientUpdates):
 
     def _parts(self, name: str) -> list[slice]:
         """Rows of a parameter whose changes at all clients are looked at together."""
-        sent = self._sent[name]
+        sent = self.sent[name]
         rows = len(sent) if sent.dim() else 1
         at_once = max(1, SIZES.compared // max(1, len(self.users) * sent.numel() // max(1, rows)))
         return [slice(start, start + at_once) for start in range(0, rows, at_once)]
 
     def _block(self, name: str, part: slice) -> Tensor:
         """All clients' changes of some rows of a parameter, (N, n)."""
-        sent = self._sent[name]
+        sent = self.sent[name]
         before = sent[part] if sent.dim() else sent
         block = before.new_empty(before.numel(), len(self.users)).T  # those of a number lie together, as for a sort
         for positions, public in self._changes():

@@ -67,7 +67,7 @@ class Method:
             evaluation; None: they send none.
         uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
             after; for sequential backbones.
-        sees_rows: the method reads ``batch.moved``, for which clients hold copies of their item rows.
+        sees_rows: the method reads ``batch.moved`` or ``batch.rows``, for which clients hold copies of their item rows.
         needs_sequential: the method works on what a sequential backbone makes of a session; None: on either kind.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
@@ -104,7 +104,7 @@ class Method:
     encodes_next_session: ClassVar[bool] = False
     query_dropout: ClassVar[bool | None] = None
     uploads_first: ClassVar[bool] = False
-    sees_rows: ClassVar[bool] = False
+    sees_rows: bool = False
     needs_sequential: ClassVar[bool | None] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False

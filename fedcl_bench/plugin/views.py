@@ -89,11 +89,15 @@ class ClientUpdates(ABC):
         users: ids, (N,), ascending.
         weights: of each client in the mean (setting ``weighting``), float64 of shape (N,).
         uploads: what the clients sent besides (see ``Method.uploads``), each (N, ...).
+        sent: the public parameters that the clients had downloaded, item tables and dense ones.
+        draw: key of the round's random numbers.
     """
 
     users: Tensor
     weights: Tensor
     uploads: Tables
+    sent: Tables
+    draw: DrawKey
 
     @abstractmethod
     def chunks(self) -> Iterator[tuple[Tensor, Tables]]:
@@ -158,6 +162,20 @@ class LocalBatch(Local):
     def moved(self) -> Tables:
         """By how much each client has moved its public parameters since the server sent them, each (C, ...),
         differentiable: of an item table the rows that the client holds, in any order, with 0 at repeated ones.
+
+        Raises:
+            PluginError: of a method that does not declare ``sees_rows``.
+        """
+
+    @property
+    @abstractmethod
+    def items(self) -> Tensor:
+        """Of which item each score is, int64 of shape (C, n)."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Tables:
+        """The clients' own public item rows that the scores are made of, each (C, n, ...), differentiable.
 
         Raises:
             PluginError: of a method that does not declare ``sees_rows``.

@@ -116,11 +116,27 @@ class BatchView(TrainerView, views.LocalBatch):
         return weights
 
     @property
-    def moved(self) -> Tables:
+    def items(self) -> Tensor:
+        items = self._trainer.slots.items
+        return items if self._view.slots is None else items.gather(1, self._view.slots)
+
+    @property
+    def rows(self) -> Tables:
+        trainer = self._seeing("rows")
+        with torch.enable_grad():
+            return trainer.rows if self._view.slots is None else trainer.gather(self._view.slots)
+
+    def _seeing(self, what: str) -> "ListTrainer":
+        """The trainer, whose clients hold copies of item rows."""
         trainer = self._trainer
         if not trainer.method.sees_rows:
-            raise PluginError(f"method '{trainer.method.name}': local_loss reads batch.moved, for which clients must "
+            raise PluginError(f"method '{trainer.method.name}': local_loss reads batch.{what}, for which clients must "
                               f"hold copies of their item rows; expected sees_rows = True in the class.")
+        return trainer
+
+    @property
+    def moved(self) -> Tables:
+        trainer = self._seeing("moved")
         with torch.enable_grad():
             first = trainer.slots.first_copy
             rows = {name: (value - trainer.sent_rows[name]) * first.view(*first.shape, *[1] * (value.dim() - 2))

@@ -1,0 +1,144 @@
+"""CanonFedRec: the server turns each client's item table towards its own and takes the mean on the unit sphere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import normalize
+
+from fedcl_bench import Incompatible, Method, rng, setting
+
+SPREAD = "spread of "  # begins the names of items' variances
+
+
+@dataclass(frozen=True)
+class CanonFedRecSettings:
+    sphere_step: float = setting(3.0, "gamma: multiple of the mean tangent vector that the server moves a row by",
+                                 above=0.0, search=(1.0, 3.0, 10.0))
+    anchor_share: float = setting(0.4, "share of the rows that a client did not change, drawn anew, which its rotation "
+                                  "is fitted to too", low=0.0, high=1.0)
+    rotation_ridge: float = setting(1e-4, "what is added to the diagonal of the matrix that a rotation is made of",
+                                    low=0.0)
+    client_loss: str = setting("alignment", "clients train by alignment and uniformity on the unit sphere, or by the "
+                               "backbone's loss", choices=("alignment", "backbone"))
+    uniformity_weight: float = setting(0.005, "weight of uniformity", low=0.0, search=(0.005, 0.05, 0.5),
+                                       only_if="client_loss=alignment")
+    spread_scale: float = setting(0.5, "an item counts 1 / (spread_scale variance + spread_floor) in the alignment; "
+                                  "0 with spread_floor 1: all alike", low=0.0, only_if="client_loss=alignment")
+    spread_floor: float = setting(1e-6, "see spread_scale", above=0.0, search=(1e-6, 1e-2, 1.0),
+                                  only_if="client_loss=alignment")
+
+
+class CanonFedRec(Method):
+    """With the server's table A and a client's table B_u, rows i on the unit sphere, the server takes in every round
+
+        (1)  R_u, the rotation with the largest trace of (sum_i b_ui a_i' + ridge I) R_u, over the rows that u changed
+             and a drawn share of the others
+        (2)  v_ui = log_{a_i}(b_ui R_u), by the geodesic from a_i
+        (3)  a_i <- exp_{a_i}(gamma sum_u w_u v_ui), w_u the shares of clients in the mean (setting ``weighting``)
+        (4)  s_i = max(sum over dimensions of the weighted variance of v_ui among those who changed row i, 1e-8) gamma^2
+
+    and sends s beside A. A client's loss, in place of the backbone's, with unit vectors p of its own and q of items, is
+
+        (5)  mean_i |p - q_i|^2 / (spread_scale s_i + spread_floor) over positives, without weights in the first round,
+        (6)  + uniformity_weight log mean_{i != j} exp(-2 |q_i - q_j|^2) over all samples.
+
+    Numbers of equations are ours. The code has Adam with lr = 0.1 for all parameters, clients of several users, and
+    ``weighting=interactions``.
+    """
+
+    name = "canonfedrec"
+    numbers = 1
+    title = "item tables are rotated to the server's and averaged on the unit sphere; loss by items' agreement"
+    reference = "CanonFedRec, A Canonical Geometric Framework for Personalized Federated Recommendation, KDD 2026"
+    Settings = CanonFedRecSettings
+    first_step = 0
+    broadcasts = (SPREAD,)
+    gives_up = {"F7": "the server rotates each client's item table by itself"}
+
+    def trained_backbone(self, backbone, clients):
+        tables = backbone.new_rows(0, range(0), range(0))[0]
+        if backbone.factor_names is None or len(tables) != 1:
+            raise Incompatible(f"method '{self.name}' turns item vectors that scores are inner products with, of which "
+                               f"'{backbone.name}' has none.", "backbone", lambda cls: cls.factor_names is not None)
+        self._user, (self._item,) = backbone.factor_names[0], tables
+        return backbone
+
+    @property
+    def sees_rows(self):
+        return self.settings.client_loss == "alignment"
+
+    def aggregate_updates(self, updates):
+        (name, sent), = updates.sent.items()
+        anchors, weights = normalize(sent, dim=1), updates.weights / updates.weights.sum()
+        total = torch.zeros(sent.shape, dtype=torch.float64, device=sent.device)
+        first, second, whole = total.clone(), total.clone(), total[:, :1].clone()  # of those who changed a row
+        for positions, changes in updates.chunks():
+            changed = changes[name].norm(dim=2) > 1e-6
+            fitted = changed | self._drawn(updates.draw, updates.users[positions], changed)
+            tangents = log_map(anchors, self._turned(sent + changes[name], anchors, fitted)).double()
+            share = weights[positions].to(total)
+            total += torch.einsum("c,cid->id", share, tangents)
+            share = share[:, None] * changed
+            first += torch.einsum("ci,cid->id", share, tangents)
+            second += torch.einsum("ci,cid->id", share, tangents.square())
+            whole += share.sum(0)[:, None]
+        if self.sees_rows:
+            whole = whole.where(whole > 0.0, 1.0)
+            variance = (second / whole - (first / whole).square()).sum(1).clamp(min=1e-8)
+            self.server_state = {SPREAD + name: (variance * self.settings.sphere_step ** 2).to(sent)}
+        return {name: exp_map(anchors, self.settings.sphere_step * total.to(sent)) - sent}
+
+    def _drawn(self, draw, users, changed):
+        """Some of the rows that each client did not change, bool (C, items)."""
+        keys = rng.client_keys(rng.key(draw.seed, "canonfedrec anchors", draw.step, draw.round), users)
+        order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(changed.shape[1], device=users.device)))
+        place = order.masked_fill(changed, torch.iinfo(torch.int64).max).argsort(1).argsort(1)
+        return place < ((~changed).sum(1, keepdim=True) * self.settings.anchor_share).long()
+
+    def _turned(self, tables, anchors, fitted):
+        """(1): tables (C, items, d) after the rotation that brings their ``fitted`` rows nearest to the anchors."""
+        ridge = self.settings.rotation_ridge * torch.eye(anchors.shape[1]).to(anchors)
+        left, _, right = torch.linalg.svd((tables * fitted[:, :, None]).transpose(1, 2) @ anchors + ridge)
+        mirrors = torch.linalg.det(left @ right) < 0.0
+        left[mirrors, :, -1] *= -1.0
+        return tables @ (left @ right)
+
+    def local_loss(self, batch):
+        if not self.sees_rows:
+            return None
+        s, weights, rows = self.settings, batch.weights, normalize(batch.rows[self._item], dim=2)
+        user = normalize(batch.private[self._user].flatten(1), dim=1)
+        positive = weights * (batch.labels > 0.0)
+        distances = 2.0 - 2.0 * (rows @ user[:, :, None]).squeeze(2)
+        loss = (positive * self._certainty(batch.items) * distances).sum(1) / positive.sum(1).clamp(min=1e-12)
+        if s.uniformity_weight > 0.0:
+            pairs = weights[:, :, None] * weights[:, None] * (batch.items[:, :, None] != batch.items[:, None])
+            near = (pairs * torch.exp(4.0 * (rows @ rows.transpose(1, 2)) - 4.0)).sum((1, 2))
+            loss = loss + s.uniformity_weight * (near / pairs.sum((1, 2)).clamp(min=1e-12)).clamp(min=1e-12).log()
+        return loss - batch.loss
+
+    def _certainty(self, items):
+        """The weights of items in (5); one that is new since the last round counts like one that nobody changed."""
+        spread = self.server_state.get(SPREAD + self._item)
+        if spread is None:
+            return 1.0
+        s = self.settings
+        known = spread[items.clamp(max=len(spread) - 1)].where(items < len(spread), 1e-8 * s.sphere_step ** 2)
+        return 1.0 / (s.spread_scale * known + s.spread_floor)
+
+
+def log_map(base, target):
+    """Tangent vectors at unit vectors ``base`` (n, d) towards ``target`` (..., n, d), as long as the angles."""
+    target = normalize(target, dim=-1)
+    cosine = (base * target).sum(-1, keepdim=True)
+    beside = target - cosine * base
+    sine = beside.norm(dim=-1, keepdim=True)
+    return torch.atan2(sine, cosine) / sine.clamp(min=1e-30) * beside
+
+
+def exp_map(base, tangent):
+    """Where the geodesics from ``base`` along ``tangent`` end."""
+    length = tangent.norm(dim=-1, keepdim=True)
+    return normalize(length.cos() * base + length.sin() / length.clamp(min=1e-30) * tangent, dim=-1)
