@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from fedcl_bench import Incompatible, Method, rng, setting
 
 SPREAD = "spread of "  # begins the names of items' variances
+PAIRS = 1 << 22  # of samples, whose similarities are held at once
 
 
 @dataclass(frozen=True)
@@ -108,16 +109,22 @@ class CanonFedRec(Method):
     def local_loss(self, batch):
         if not self.sees_rows:
             return None
-        s, weights, rows = self.settings, batch.weights, normalize(batch.rows[self._item], dim=2)
+        s, items, weights, labels, rows = self.settings, *self._samples(batch)
         user = normalize(batch.private[self._user].flatten(1), dim=1)
-        positive = weights * (batch.labels > 0.0)
+        positive = weights * (labels > 0.0)
         distances = 2.0 - 2.0 * (rows @ user[:, :, None]).squeeze(2)
-        loss = (positive * self._certainty(batch.items) * distances).sum(1) / positive.sum(1).clamp(min=1e-12)
+        loss = (positive * self._certainty(items) * distances).sum(1) / positive.sum(1).clamp(min=1e-12)
         if s.uniformity_weight > 0.0:
-            pairs = weights[:, :, None] * weights[:, None] * (batch.items[:, :, None] != batch.items[:, None])
-            near = (pairs * torch.exp(4.0 * (rows @ rows.transpose(1, 2)) - 4.0)).sum((1, 2))
-            loss = loss + s.uniformity_weight * (near / pairs.sum((1, 2)).clamp(min=1e-12)).clamp(min=1e-12).log()
+            loss = loss + s.uniformity_weight * uniformity(rows, weights, items)
         return loss - batch.loss
+
+    def _samples(self, batch):
+        """Items, weights, labels and unit rows of the batch's samples, in as many columns as its clients need."""
+        columns = batch.mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        columns = columns[:, :max(1, int(batch.mask.sum(1).max()))]
+        rows = batch.rows[self._item]
+        rows = rows.gather(1, columns[:, :, None].expand(-1, -1, rows.shape[2]))
+        return *(each.gather(1, columns) for each in (batch.items, batch.weights, batch.labels)), normalize(rows, dim=2)
 
     def _certainty(self, items):
         """The weights of items in (5); one that is new since the last round counts like one that nobody changed."""
@@ -127,6 +134,26 @@ class CanonFedRec(Method):
         s = self.settings
         known = spread[items.clamp(max=len(spread) - 1)].where(items < len(spread), 1e-8 * s.sphere_step ** 2)
         return 1.0 / (s.spread_scale * known + s.spread_floor)
+
+
+def uniformity(rows, weights, items):
+    """log mean exp(-2 |q_i - q_j|^2) over pairs of samples of different items, (C,), 0 of a client without such pairs.
+
+    Its gradient is made on the way, for some clients after the other, as there are as many pairs as squares of samples.
+    A row's similarity to itself is 1 however it moves.
+    """
+    weighted, sums, gradients = weights[:, :, None] * torch.cat([rows, torch.ones_like(rows[:, :, :1])], 2), [], []
+    with torch.no_grad():
+        for some, with_weight in zip(*(each.split(max(1, PAIRS // rows.shape[1] ** 2)) for each in (rows, weighted))):
+            near = torch.baddbmm(some.new_full((), -4.0), some, some.transpose(1, 2), alpha=4.0).exp_() @ with_weight
+            sums.append((near[:, :, -1] * with_weight[:, :, -1]).sum(1))
+            gradients.append(8.0 * with_weight[:, :, -1:] * near[:, :, :-1])
+        same = torch.zeros(len(rows), int(items.max()) + 1).to(rows).scatter_add_(1, items, weights).square().sum(1)
+        pairs = weights.sum(1).square() - same
+        near = (torch.cat(sums) - same).where(pairs > 1e-6, 1.0).clamp(min=1e-12)
+        slopes = torch.cat(gradients) * ((pairs > 1e-6) / near)[:, None, None]
+    linear = (rows * slopes).sum((1, 2))
+    return (near / pairs.where(pairs > 1e-6, 1.0)).log() + linear - linear.detach()
 
 
 def log_map(base, target):

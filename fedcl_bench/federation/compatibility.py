@@ -65,6 +65,9 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
     if init == "per_client" and not sequential:
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
+    if local.optimiser not in method.optimisers:
+        raise UserError(f"setting 'optimiser': found {local.optimiser}, accepted: {', '.join(method.optimisers)} with "
+                        f"method '{method.name}'.")
     if method.overrides("aggregate_updates"):
         check_single_updates(backbone, f"method '{method.name}'", init)
     if method.overrides("sums"):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
 from torch import Tensor
 
 from .backbone import Backbone
+from .local_settings import OPTIMISERS
 from ..rng import DrawKey, Tables
 from .state import Snapshot
 
@@ -68,6 +69,7 @@ class Method:
         uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
             after; for sequential backbones.
         sees_rows: the method reads ``batch.moved`` or ``batch.rows``, for which clients hold copies of their item rows.
+        optimisers: the local optimisers that it goes with.
         needs_sequential: the method works on what a sequential backbone makes of a session; None: on either kind.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
             value with whose reading it is. The command ``sensitivity`` takes them one at a time.
@@ -105,6 +107,7 @@ class Method:
     query_dropout: ClassVar[bool | None] = None
     uploads_first: ClassVar[bool] = False
     sees_rows: bool = False
+    optimisers: ClassVar[tuple[str, ...]] = OPTIMISERS
     needs_sequential: ClassVar[bool | None] = False
     ambiguities: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
     for_domains: ClassVar[bool] = False

@@ -62,6 +62,12 @@ class Local(ABC):
         what was added to A, (C, n, r).
         """
 
+    @property
+    @abstractmethod
+    def step_sizes(self) -> Tables:
+        """In ``end_local``, on lists of items: the learning rates of every parameter summed over the client's local
+        batches, each (C,). By plain SGD it has moved by minus that times the mean of its gradients."""
+
     @abstractmethod
     def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
         """In ``end_local``: send each client's row of ``value``, of which the server is given the sum over all clients
@@ -166,6 +172,11 @@ class LocalBatch(Local):
         Raises:
             PluginError: of a method that does not declare ``sees_rows``.
         """
+
+    @property
+    @abstractmethod
+    def moved_items(self) -> Tensor:
+        """Of which item each row of ``moved`` is, int64 of shape (C, m)."""
 
     @property
     @abstractmethod

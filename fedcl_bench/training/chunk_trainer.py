@@ -130,6 +130,10 @@ class TrainerView(views.Local):
             result[name] = moved, None if trainer.all_rows or name in trainer.model.dense else trainer.slots.items
         return result
 
+    @property
+    def step_sizes(self) -> Tables:
+        return self._trainer.step_sizes
+
     @torch.no_grad()
     def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
         trainer = self._trainer
@@ -165,6 +169,7 @@ class ChunkTrainer:
         replaced: private parameters after training, of those that are not in ``moved``, each (C, ...).
         uploads: what the method uploaded, each (C, ...).
         coordinates: what training added to A of tables with a basis (``Method.row_basis``), each (C, slots, r).
+        step_sizes: sums of the learning rates of the local batches done, by parameter, each (C,); if a hook may ask.
         summed: the shapes of what the method sends in place of changes; added: that, and the rows it is of.
     """
 
@@ -191,6 +196,7 @@ class ChunkTrainer:
         self.protection = training.protection
         self.declared = method.uploads(backbone, draw.round)
         self.coordinates: Tables = {}
+        self.step_sizes: Tables = {}
         self.summed = method.sums(backbone, self.n_items)
         self.added: dict[str, tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]] = {}
         if self.starts_alone:

@@ -116,6 +116,10 @@ class BatchView(TrainerView, views.LocalBatch):
         return weights
 
     @property
+    def moved_items(self) -> Tensor:
+        return self._seeing("moved_items").slots.items
+
+    @property
     def items(self) -> Tensor:
         items = self._trainer.slots.items
         return items if self._view.slots is None else items.gather(1, self._view.slots)
@@ -476,6 +480,9 @@ class ListTrainer(ChunkTrainer):
                 rates = {**private_rates, **self.training.rates(self.model, self.draw.round, batch)}
                 loss = self._local_batch(view, rates, taking if some_rest else None, batch)
                 epoch_loss += loss * taking
+                if self.reads_end:
+                    self.step_sizes = {name: self.step_sizes.get(name, 0.0) + rate * taking
+                                       for name, rate in rates.items()}
                 batch += 1
             total += epoch_loss * going
             batches += (self.batches if self.own_batches is None else self.own_batches) * going
