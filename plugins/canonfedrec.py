@@ -63,7 +63,6 @@ class CanonFedRec(Method):
         if backbone.factor_names is None or len(tables) != 1:
             raise Incompatible(f"method '{self.name}' turns item vectors that scores are inner products with, of which "
                                f"'{backbone.name}' has none.", "backbone", lambda cls: cls.factor_names is not None)
-        self._user, (self._item,) = backbone.factor_names[0], tables
         return backbone
 
     @property
@@ -96,7 +95,7 @@ class CanonFedRec(Method):
         keys = rng.client_keys(rng.key(draw.seed, "canonfedrec anchors", draw.step, draw.round), users)
         order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(changed.shape[1], device=users.device)))
         place = order.masked_fill(changed, torch.iinfo(torch.int64).max).argsort(1).argsort(1)
-        return place < ((~changed).sum(1, keepdim=True) * self.settings.anchor_share).long()
+        return place < ((~changed).sum(1, keepdim=True).double() * self.settings.anchor_share).long()
 
     def _turned(self, tables, anchors, fitted):
         """(1): tables (C, items, d) after the rotation that brings their ``fitted`` rows nearest to the anchors."""
@@ -105,6 +104,9 @@ class CanonFedRec(Method):
         mirrors = torch.linalg.det(left @ right) < 0.0
         left[mirrors, :, -1] *= -1.0
         return tables @ (left @ right)
+
+    def begin_round(self, step, round_, backbone):
+        self._user = backbone.factor_names[0]
 
     def local_loss(self, batch):
         if not self.sees_rows:
@@ -122,15 +124,15 @@ class CanonFedRec(Method):
         """Items, weights, labels and unit rows of the batch's samples, in as many columns as its clients need."""
         columns = batch.mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         columns = columns[:, :max(1, int(batch.mask.sum(1).max()))]
-        rows = batch.rows[self._item]
+        rows, = batch.rows.values()
         rows = rows.gather(1, columns[:, :, None].expand(-1, -1, rows.shape[2]))
         return *(each.gather(1, columns) for each in (batch.items, batch.weights, batch.labels)), normalize(rows, dim=2)
 
     def _certainty(self, items):
         """The weights of items in (5); one that is new since the last round counts like one that nobody changed."""
-        spread = self.server_state.get(SPREAD + self._item)
-        if spread is None:
+        if not self.server_state:
             return 1.0
+        spread, = self.server_state.values()
         s = self.settings
         known = spread[items.clamp(max=len(spread) - 1)].where(items < len(spread), 1e-8 * s.sphere_step ** 2)
         return 1.0 / (s.spread_scale * known + s.spread_floor)

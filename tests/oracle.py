@@ -527,3 +527,87 @@ def corrected(snapshot, backbone, settings, user, memory, key_of, weight, neighb
             estimate = sum(math.exp(-(d - near[0][0]) / temperature) / total * e for d, e in near)
             result.append(float(probability[item]) + weight * estimate)
     return result
+
+
+class Controls:
+    """SCAFFOLD's control variates, of the server and of each client (Algorithm 1, option II)."""
+
+    def __init__(self):
+        self.server, self.own = {}, {}
+
+    def correction(self, user, key, like):
+        return self.server.get(key, torch.zeros_like(like)) - self.own.get((user, key), torch.zeros_like(like))
+
+    def added(self, round, user, model, passes):
+        return sum((self.correction(user, key, parameter) * parameter).sum()
+                   for key, parameter in model.named_parameters() if key in self.public)
+
+    def run(self, round, train, sent):
+        """A round of oracle ``round``: public parameters after it, and private ones by user."""
+        self.public = {**sent.public, **sent.dense}
+        _, uploads, private = round.run(train, sent, self.added)
+        for user, items in train.items():
+            model, n_items = load(round.backbone, round.settings, sent, user, torch.float64), sent.n_items
+            samples = len(round.samples(user, items, n_items, model.pairwise))
+            steps = round.epochs * math.ceil(samples / round.batch_size)
+            for key, x in self.public.items():
+                rate = model.rate(key, n_items, round, 0)
+                self.own[user, key] = (x - uploads[user][key]) / (steps * rate) - self.correction(user, key, x)
+        joined = {user for user, _ in self.own}
+        self.server = {key: sum(self.own[user, key] for user in joined) / len(joined) for key in self.public}
+        return {key: sum(upload[key] for upload in uploads.values()) / len(uploads) for key in self.public}, private
+
+
+class OnTheSphere(Round):
+    """A round of CanonFedRec's clients: alignment weighted by ``spread``, by item, and uniformity."""
+
+    spread = None
+
+    def batch_loss(self, model, some, user, added_loss, passes):
+        p = model.user_embedding.weight[0] if self.backbone == "fedmf" else model.score.weight[0]
+        items, s, loss = [item for item, _ in some], self.method, 0.0
+        p, q = p / p.norm(), torch.stack([row / row.norm() for row in model.item_embedding(torch.tensor(items))])
+        positives = [k for k, (_, label) in enumerate(some) if label]
+        for k in positives:
+            known = self.spread is not None and items[k] < len(self.spread)
+            spread = float(self.spread[items[k]]) if known else 1e-8 * s.sphere_step ** 2
+            weight = 1.0 if self.spread is None else 1 / (s.spread_scale * spread + s.spread_floor)
+            loss = loss + weight * (p - q[k]).square().sum() / len(positives)
+        differ = torch.tensor([[a != b for a in items] for b in items])
+        near = torch.exp(-2 * (q[:, None] - q[None]).square().sum(2))[differ]
+        return loss + s.uniformity_weight * (torch.log(near.mean()) if len(near) else 0.0)
+
+
+def along(base, target):
+    """The tangent vector at ``base`` of the great circle to ``target``, both of length 1."""
+    cosine = float(base @ target)
+    beside = target - cosine * base
+    return math.acos(max(-1.0, min(1.0, cosine))) * beside / beside.norm() if float(beside.norm()) else beside
+
+
+def on_the_sphere(sent, tables, weight, drawn, method):
+    """CanonFedRec's server on ``tables`` by user, each client's ``weight`` and ``drawn`` order of items: (table,
+    spread)."""
+    anchors = torch.stack([row / row.norm() for row in sent])
+    tangents, changers = {}, {}
+    for user, table in tables.items():
+        changed = [i for i in range(len(sent)) if float((table[i] - sent[i]).norm()) > 1e-6]
+        rest = [i for i in drawn[user] if i not in changed]
+        fitted = changed + rest[:int(len(rest) * method.anchor_share)]
+        m = sum(torch.outer(table[i], anchors[i]) for i in fitted) + method.rotation_ridge * torch.eye(len(sent[0]))
+        u, _, v = torch.linalg.svd(m.to(sent))
+        u[:, -1] *= torch.sign(torch.linalg.det(u @ v))
+        turned = table @ u @ v
+        tangents[user] = torch.stack([along(a, b / b.norm()) for a, b in zip(anchors, turned)])
+        changers[user] = changed
+    total, rows, spread = sum(weight.values()), [], []
+    for i, a in enumerate(anchors):
+        v = method.sphere_step * sum(weight[user] * tangents[user][i] for user in tables) / total
+        row = a * torch.cos(v.norm()) + (torch.sin(v.norm()) * v / v.norm() if float(v.norm()) else v)
+        rows.append(row / row.norm())
+        own = [user for user in tables if i in changers[user]]
+        whole = sum(weight[user] for user in own)
+        mean = sum(weight[user] * tangents[user][i] for user in own) / whole if own else 0.0
+        variance = sum(weight[user] * (tangents[user][i] - mean).square().sum() for user in own) / whole if own else 0.0
+        spread.append(max(float(variance), 1e-8) * method.sphere_step ** 2)
+    return torch.stack(rows), torch.tensor(spread, dtype=sent.dtype)

@@ -481,7 +481,7 @@ class ListTrainer(ChunkTrainer):
                 loss = self._local_batch(view, rates, taking if some_rest else None, batch)
                 epoch_loss += loss * taking
                 if self.reads_end:
-                    self.step_sizes = {name: self.step_sizes.get(name, 0.0) + rate * taking
+                    self.step_sizes = {name: self.step_sizes.get(name, 0.0) + rate * taking.double()
                                        for name, rate in rates.items()}
                 batch += 1
             total += epoch_loss * going
