@@ -26,6 +26,7 @@ class FedProx(Method):
     Settings = FedProxSettings
     first_step = 0
     sees_rows = True
+    needs_sequential = None
 
     def local_loss(self, batch):
         moved = sum(values.flatten(1).square().sum(1) for values in batch.moved.values())

@@ -676,7 +676,7 @@ class Oracle:
         optimiser: adam or sgd.
     """
 
-    norm_bound = 0.0
+    norm_bound = prox_mu = 0.0  # the latter is FedProx's
 
     def __init__(self, log, n_items, name, settings, *, seed, public, dense, starts, init="server", lr=0.1, epochs=4,
                  candidates=10, head=None, private=None, method=None, weights=None, optimiser="adam"):
@@ -775,6 +775,7 @@ class Oracle:
                      torch.optim.SGD(parameters, lr=self.lr))
         table = module.get_parameter(module.names[ITEM][0])
         module.output = self.outputs[user] and self.outputs[user].forward  # no part of what the server averages
+        begun = [parameter.detach().clone() for parameter in module.parameters()]
         for _ in range(self.epochs):
             features = module(seq, times)
             outputs = head(features, self.rho[user]) if head else features
@@ -784,6 +785,9 @@ class Oracle:
                 ratio = recommendation.item() / (distance.item() + 1e-8)
                 factor = min(ratio, m.lambda_tasd) if m.distillation == "capped" else m.lambda_tasd
                 loss = recommendation + factor * distance
+            if self.prox_mu:
+                loss = loss + self.prox_mu / 2 * sum((after - before).square().sum()
+                                                     for after, before in zip(module.parameters(), begun))
             optimiser.zero_grad()
             loss.backward()
             if table.grad is not None:

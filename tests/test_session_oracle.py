@@ -130,6 +130,13 @@ def test_plain_averaging_equals_oracle(registry, name, init):
     compare(*both(registry, name, init))
 
 
+@pytest.mark.parametrize("name, init", [("gru4rec", "server"), ("sasrec", "per_client"), ("miasrec", "server")])
+def test_fedprox_equals_oracle(registry, name, init):
+    f, oracle = both(registry, name, init, optimiser="sgd")
+    oracle.prox_mu = 3.0
+    compare(replace(f, method=build(registry, "method", "fedprox", prox_mu=3.0)), oracle, near=(1e-9, 1e-9))
+
+
 @pytest.mark.parametrize("name", ["sasrec", "miasrec"])  # of looked-up rows, and of whole tables
 def test_bounded_updates_equal_oracle(registry, name):
     f, oracle = both(registry, name, weighting="interactions", optimiser="sgd")

@@ -196,6 +196,11 @@ def _has_representations(cls: type) -> bool:
     return _is_sequential(cls) and cls.inner_products
 
 
+def _reads_representations(cls: type[Method]) -> bool:
+    """Whether a method works on what a sequential backbone makes of each position."""
+    return bool(cls.needs_sequential) or cls.represent is not Method.represent
+
+
 def _is_server_s(cls: type[Method]) -> bool:
     """Whether a method does no more than aggregate clients' updates, whatever these train."""
     others = [hook for hook in HOOKS if not hook.startswith("aggregate")]
@@ -206,7 +211,7 @@ def _is_server_s(cls: type[Method]) -> bool:
 def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions: bool) -> None:
     """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
     def acts_on_sessions(cls: type) -> bool:
-        whole = sequential and not backbone.inner_products
+        whole = sequential and not backbone.inner_products and _reads_representations(cls)
         return not (does_something(cls) or cls.topology) or (
             cls.first_step == 0 and (_is_server_s(cls) or cls.needs_sequential in (None, sequential) and not whole))
 
@@ -231,7 +236,7 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
                            acts_on_sessions)
     if aggregates:
         return
-    if sequential and not backbone.inner_products:
+    if sequential and not backbone.inner_products and _reads_representations(type(method)):
         raise Incompatible(f"method '{method.name}' works on representations that scores are inner products with; "
                            f"those of '{backbone.name}' are none.", "method", acts_on_sessions)
     if not sequential and not backbone.whole_tables and backbone.new_personal(0, range(0)):

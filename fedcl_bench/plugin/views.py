@@ -51,6 +51,16 @@ class Local(ABC):
                 parameter.
         """
 
+    @property
+    @abstractmethod
+    def moved(self) -> Tables:
+        """In ``local_loss``, by how much each client has moved its public parameters since the server sent them (with
+        ``init=per_client`` in the first round, since it drew them), each (C, ...), differentiable: of an item table the
+        rows that the client holds, in any order, with 0 at repeated ones.
+
+        Raises:
+            PluginError: of a method that does not declare ``sees_rows``.
+        """
 
     @property
     @abstractmethod
@@ -162,16 +172,6 @@ class LocalBatch(Local):
         """What each score counts in the client's loss, (C, n): pointwise losses are the mean over samples, so the sum
         over columns is 1, and an item that is drawn twice counts twice. Of a pairwise loss, the sum of the weights of
         the pairs that the score is in, so that positives and negatives sum to 1 each."""
-
-    @property
-    @abstractmethod
-    def moved(self) -> Tables:
-        """By how much each client has moved its public parameters since the server sent them, each (C, ...),
-        differentiable: of an item table the rows that the client holds, in any order, with 0 at repeated ones.
-
-        Raises:
-            PluginError: of a method that does not declare ``sees_rows``.
-        """
 
     @property
     @abstractmethod

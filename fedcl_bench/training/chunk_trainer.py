@@ -21,6 +21,7 @@ from ..plugin import checks, views
 from ..rng import DrawKey, Tables
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
+from ..core.errors import PluginError
 from ..core.tuning import SIZES
 from ..stats.clip_noise import upload_key
 from .strategies import Training
@@ -123,6 +124,15 @@ class TrainerView(views.Local):
         return positions[n_users]
 
     @property
+    def moved(self) -> Tables:
+        trainer = self._trainer.seeing("moved")
+        with torch.enable_grad():
+            first = trainer.slots.first_copy
+            rows = {name: (value - trainer.begun[name]) * first.view(*first.shape, *[1] * (value.dim() - 2))
+                    for name, value in trainer.rows.items()}
+            return {**rows, **{name: value - trainer.begun[name] for name, value in trainer.dense.items()}}
+
+    @property
     def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         trainer, result = self._trainer, {}
         for name in (*trainer.model.public, *trainer.model.dense):
@@ -165,6 +175,7 @@ class ChunkTrainer:
 
     Attributes:
         starts_alone: the clients draw their public parameters themselves instead of ``model``'s (``init=per_client``).
+        begun: the public parameters as training begins, as ``rows`` and ``dense``; if the method looks at movement.
         moved: what training added to the parameters; these parameters too where clients start alone.
         replaced: private parameters after training, of those that are not in ``moved``, each (C, ...).
         uploads: what the method uploaded, each (C, ...).
@@ -201,8 +212,22 @@ class ChunkTrainer:
         self.added: dict[str, tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]] = {}
         if self.starts_alone:
             self._start_alone()
+        self.begun = self._begun() if method.sees_rows else {}
         self.clients = {**self.private, **self.dense}
         self.personalised = self._served()
+
+    def _begun(self) -> Tables:
+        """The public parameters that training begins with, which may be one for all clients."""
+        if self.starts_alone:
+            return {name: value.clone() for name, value in (self.rows | self.dense).items()}
+        return {**(self.model.public if self.all_rows else self._own_copies()), **self.model.dense}
+
+    def seeing(self, what: str) -> "ChunkTrainer":
+        """Itself, if the method may look at ``what`` of clients' copies of item rows."""
+        if not self.method.sees_rows:
+            raise PluginError(f"method '{self.method.name}': local_loss reads batch.{what}, for which clients must "
+                              f"hold copies of their item rows; expected sees_rows = True in the class.")
+        return self
 
     @property
     def all_rows(self) -> bool:

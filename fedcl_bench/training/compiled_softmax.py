@@ -21,7 +21,7 @@ from .optimisers import BETA1
 def serve(backbone: SequentialBackbone, method: Method, settings: LocalSettings, public: Tables) -> bool:
     """Whether a backbone's tables are trained here."""
     return (isinstance(backbone, SessionBackbone) and backbone.whole_tables and settings.optimiser == "adam"
-            and backbone.pooled and not method.penalises_rows
+            and backbone.pooled and not method.penalises_rows and not method.sees_rows
             and len(public) == 1 and all(map(ops.serve, public.values())))
 
 

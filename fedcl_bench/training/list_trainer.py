@@ -15,7 +15,7 @@ from ..plugin.backbone import OwnBatch
 from ..toolbox.distillation import ranks_of
 from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
-from ..core.errors import PluginError, UserError
+from ..core.errors import UserError
 from ..kernels import ops
 from .sampling import Chunk, draw_negatives
 from ..core.tuning import SIZES
@@ -117,7 +117,7 @@ class BatchView(TrainerView, views.LocalBatch):
 
     @property
     def moved_items(self) -> Tensor:
-        return self._seeing("moved_items").slots.items
+        return self._trainer.seeing("moved_items").slots.items
 
     @property
     def items(self) -> Tensor:
@@ -126,26 +126,9 @@ class BatchView(TrainerView, views.LocalBatch):
 
     @property
     def rows(self) -> Tables:
-        trainer = self._seeing("rows")
+        trainer = self._trainer.seeing("rows")
         with torch.enable_grad():
             return trainer.rows if self._view.slots is None else trainer.gather(self._view.slots)
-
-    def _seeing(self, what: str) -> "ListTrainer":
-        """The trainer, whose clients hold copies of item rows."""
-        trainer = self._trainer
-        if not trainer.method.sees_rows:
-            raise PluginError(f"method '{trainer.method.name}': local_loss reads batch.{what}, for which clients must "
-                              f"hold copies of their item rows; expected sees_rows = True in the class.")
-        return trainer
-
-    @property
-    def moved(self) -> Tables:
-        trainer = self._seeing("moved")
-        with torch.enable_grad():
-            first = trainer.slots.first_copy
-            rows = {name: (value - trainer.sent_rows[name]) * first.view(*first.shape, *[1] * (value.dim() - 2))
-                    for name, value in trainer.rows.items()}
-            return {**rows, **{name: value - trainer.model.dense[name] for name, value in trainer.dense.items()}}
 
     def replay_scores(self, clients: Tensor) -> Tensor:
         trainer = self._trainer
@@ -212,11 +195,6 @@ class ListTrainer(ChunkTrainer):
 
     def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
         return (Slots.whole if self.whole else Slots.touched)(samples, positives, replayed, n_items)
-
-    @cached_property
-    def sent_rows(self) -> Tables:
-        """The rows that clients hold, as the server sent them."""
-        return self._own_copies()
 
     @cached_property
     def valid(self) -> Tensor:
