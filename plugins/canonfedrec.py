@@ -21,14 +21,16 @@ class CanonFedRecSettings:
                                   "is fitted to too", low=0.0, high=1.0)
     rotation_ridge: float = setting(1e-4, "what is added to the diagonal of the matrix that a rotation is made of",
                                     low=0.0)
-    client_loss: str = setting("alignment", "clients train by alignment and uniformity on the unit sphere, or by the "
-                               "backbone's loss", choices=("alignment", "backbone"))
+    client_loss: str = setting("alignment", "clients train by alignment and uniformity on the unit sphere (released "
+                               "code, by Adam: optimiser=adam, lr=0.1, item_lr=plain; by SGD lr=0.01 suits FedMF), or "
+                               "by the backbone's loss", choices=("alignment", "backbone"))
     uniformity_weight: float = setting(0.005, "weight of uniformity", low=0.0, search=(0.005, 0.05, 0.5),
                                        only_if="client_loss=alignment")
-    spread_scale: float = setting(0.5, "an item counts 1 / (spread_scale variance + spread_floor) in the alignment; "
-                                  "0 with spread_floor 1: all alike", low=0.0, only_if="client_loss=alignment")
-    spread_floor: float = setting(1e-6, "see spread_scale", above=0.0, search=(1e-6, 1e-2, 1.0),
-                                  only_if="client_loss=alignment")
+    spread_scale: float = setting(0.5, "an item counts 1 / (spread_scale variance + spread_floor) in the alignment",
+                                  low=0.0, only_if="client_loss=alignment")
+    spread_floor: float = setting(1.0, "see spread_scale; at 1e-6 (released code, whose clients have several users) an "
+                                  "item that one client changed counts 10^5 times as much as others", above=0.0,
+                                  search=(1e-6, 1e-2, 1.0), only_if="client_loss=alignment")
 
 
 class CanonFedRec(Method):
@@ -54,6 +56,8 @@ class CanonFedRec(Method):
     title = "item tables are rotated to the server's and averaged on the unit sphere; loss by items' agreement"
     reference = "CanonFedRec, A Canonical Geometric Framework for Personalized Federated Recommendation, KDD 2026"
     Settings = CanonFedRecSettings
+    ambiguities = {"spread_floor": {1.0: "weights of one order", 1e-6: "released code"},
+                   "client_loss": {"alignment": "released code", "backbone": "the server's part alone"}}
     first_step = 0
     broadcasts = (SPREAD,)
     gives_up = {"F7": "the server rotates each client's item table by itself"}

@@ -27,6 +27,7 @@ METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", nam
            and NAMES.get("method", name).cls.aggregate_updates is Method.aggregate_updates]  # test_client_updates.py
 # Backbones that a method refuses: clients train all rows, or keep tables; items are compared by inner products alone.
 REFUSED = {"alone": ("fedrap", "gpfedrec"), "colr": ("gpfedrec",),
+           "scaffold": ("biasmf", "gpfedrec", "ncf"),  # by their Adam; as colr
            "fedcia": ("biasmf", "fedncf", "fedrap", "gpfedrec", "ncf")}
 
 
@@ -42,8 +43,8 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
                       "tisasrec",  # sessions
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
     assert set(NAMES.names("method")) - set(METHODS) == {
-        "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen", "popularity", "recency",
-        "sknn"}
+        "canonfedrec", "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen",
+        "popularity", "recency", "sknn"}
 
 
 # Four fifths of the pairs go to the long tests; each method and each backbone is in the others.

@@ -43,10 +43,10 @@ class Shrink(Method):
 
 
 def test_shipped_plugins(registry):
-    assert registry.names("method") == ["alone", "central", "central-joint", "colr", "f3crec", "fcucr", "fedcia",
-                                        "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec", "joint",
-                                        "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
-                                        "rlp2", "sknn", "spp"]
+    assert registry.names("method") == ["alone", "canonfedrec", "central", "central-joint", "colr", "f3crec",
+                                        "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec",
+                                        "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
+                                        "rlp2", "scaffold", "sknn", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddcsr", "fedmf", "fedncf", "fedrap", "ffmsr",
                                           "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "none", "pfedrec",
                                           "recguru", "sasrec", "session-transformer", "tisasrec", "unisrec", "vqrec"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, federation, one_step, ragged, train_round
+from helpers import ITEM, USER, build, federation, one_step, ragged, train_round
 
 import fedcl_bench as fb
 from fedcl_bench.core.errors import PluginError
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import weighted_bce
@@ -134,3 +135,31 @@ def test_who_reads_rows_says_so(registry):
     f = federation(registry, growing_stream(), Unannounced(NoSettings()), build(registry, "backbone", "fedmf", dim=4))
     with pytest.raises(PluginError, match="'unannounced': local_loss reads batch.moved.*expected sees_rows = True"):
         next(run(f))
+
+
+class Looks(Method):
+    """Scores are made of the rows that it sees, which are of the items that it sees, as are those that have moved."""
+
+    name, sees_rows, looked = "looks", True, 0
+
+    def local_loss(self, batch):
+        (rows,), (moved,), real = batch.rows.values(), batch.moved.values(), batch.mask[:, :, None]
+        products = (rows @ batch.private[USER][:, :, None]).squeeze(2)
+        torch.testing.assert_close(products[batch.mask], batch.scores[batch.mask])
+        table = self.sent.expand(len(rows), -1, -1).scatter_add(
+            1, batch.moved_items[:, :, None].expand_as(moved), moved)  # each client's, whole
+        found = table.gather(1, batch.items[:, :, None].expand_as(rows))
+        torch.testing.assert_close(rows * real, found * real)
+        self.looked += int(moved.any())
+
+
+@pytest.mark.parametrize("batch_size, weighted", [(64, 8), (5, 8), (5, 0)])
+def test_rows_are_of_the_items(registry, monkeypatch, batch_size, weighted):
+    monkeypatch.setattr(SIZES, "weighted_batches", weighted)  # 0: each batch scores rows of its own
+    method, backbone = Looks(NoSettings()), build(registry, "backbone", "fedmf", dim=4, lr=0.1)
+    settings = LocalSettings(batch_size=batch_size, negatives=2, local_epochs=2)
+    model = grow(Snapshot({}, {}), backbone, 0, STEP, torch.float64, torch.device("cpu"))
+    method.sent = model.public[ITEM]
+    train_round(make_chunks(STEP, torch.arange(4), settings, 8, Needs(False, False)), model, backbone, method, settings,
+                0, 0, 0)
+    assert method.looked
