@@ -71,36 +71,41 @@ class Scaffold(Method):
         self.client_state = {name: self.client_state[name].clone() if self.client_state else
                              like.new_zeros(step.n_users, *shape) for name, shape in {**shapes, JOINED: ()}.items()}
 
-    def _correction(self, local, name):
-        """c - c_u of the clients, (C, ...)."""
-        own = self.client_state[CONTROL + name][local.users]
-        return self.server_state[CONTROL + name] - own if CONTROL + name in self.server_state else -own
-
     def local_loss(self, batch):
         """Its gradient is c - c_u."""
-        kept, term = batch.kept, 0.0
+        kept, users, term = batch.kept, batch.users, 0.0
         for name, moved in batch.moved.items():
             if name not in kept:
-                correction, items = self._correction(batch, name), batch.moved_items
-                kept[name] = correction if name in batch.dense else correction.gather(
-                    1, beside(items, correction).expand(*items.shape, *correction.shape[2:]))
+                own, shared = self.client_state[CONTROL + name], self.server_state.get(CONTROL + name, 0.0)
+                items = batch.moved_items
+                kept[name] = (shared - own[users] if name in batch.dense else shared[items] - own.flatten(0, 1)
+                              .index_select(0, cells(own, users, items)).view(*items.shape, *own.shape[2:]))
             term = term + (kept[name] * moved).flatten(1).sum(1)
         return term
 
     def end_local(self, local):
         for name, (change, items) in local.changes.items():
-            correction, size = self._correction(local, name), beside(local.step_sizes[name].to(change), change)
-            own, rest = self.client_state[CONTROL + name], torch.zeros_like(size, dtype=torch.bool)  # rows not held
-            if items is not None:
-                rest = beside(torch.ones(correction.shape[:2]).to(change).scatter_(1, items, 0.0), correction) > 0.0
-                change = (-size * correction * rest).scatter_add_(1, beside(items, change).expand_as(change), change)
-            after = (-correction - change / size.clamp(min=1e-30)).masked_fill_(rest, 0.0)
-            after = after.where(size > 0.0, own[local.users])  # of a client without a local batch
+            own, shared = self.client_state[CONTROL + name], self.server_state.get(CONTROL + name, 0.0)
+            before, size = own[local.users], beside(local.step_sizes[name].to(change), change)
+            if items is None:
+                after = before - shared - change / size.clamp(min=1e-30)
+            else:
+                change, after = self._whole(before, shared, size, change, items)
+            after = after.where(size > 0.0, before)  # of a client without a local batch
             local.add(name, change)
-            local.add(CONTROL + name, after - own[local.users])
+            local.add(CONTROL + name, after - before)
             own[local.users] = after
         local.add(JOINED, 1.0 - self.client_state[JOINED][local.users])
         self.client_state[JOINED][local.users] = 1.0
+
+    def _whole(self, before, shared, size, change, items):
+        """The change of all rows of a table, and c_u' (C, items, ...), given c_u, c and the change of the rows held."""
+        at = cells(before, torch.arange(len(before), device=items.device), items)
+        whole = (before - shared) * size
+        rows = whole.flatten(0, 1).index_fill_(0, at, 0.0).index_add_(0, at, change.flatten(0, 1)).index_select(0, at)
+        held = rows.view_as(change) / size.clamp(min=1e-30) + shared[items]  # the same where an item is repeated
+        held = before.flatten(0, 1).index_select(0, at) - held.flatten(0, 1)
+        return whole, torch.zeros_like(before).flatten(0, 1).index_copy_(0, at, held).view_as(before)
 
     def aggregate_sums(self, sums, count, public, draw):
         before = self.server_state.get(JOINED, 0.0)
@@ -110,6 +115,11 @@ class Scaffold(Method):
             state[CONTROL + name] = (mean * before + sums[CONTROL + name]) / state[JOINED]
         self.server_state = state
         return {name: self.settings.global_lr / count * sums[name] for name in public}
+
+
+def cells(tables, clients, items):
+    """Where rows of clients' tables (users, items, ...) lie if these lie end to end."""
+    return (clients[:, None] * tables.shape[1] + items).reshape(-1)
 
 
 def beside(factors, values):
