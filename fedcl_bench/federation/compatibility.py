@@ -197,8 +197,8 @@ def _has_representations(cls: type) -> bool:
 
 
 def _reads_representations(cls: type[Method]) -> bool:
-    """Whether a method works on what a sequential backbone makes of each position."""
-    return bool(cls.needs_sequential) or cls.represent is not Method.represent
+    """Whether a method may work on what a sequential backbone makes of each position."""
+    return bool(cls.needs_sequential) or cls.represent is not Method.represent or cls.trains != "clients"
 
 
 def _is_server_s(cls: type[Method]) -> bool:

@@ -142,7 +142,7 @@ def sessions(method, backbone, assignment=""):
                                          "Backbones that fit: gru4rec, sasrec, session-transformer, tisasrec."]),
     (sessions("fcucr", "fedmf"), ["needs a sequential backbone", "found 'fedmf'"]),
     (sessions("fcucr", "miasrec"), ["representations that scores are inner products with",
-                                    "Methods that fit: ft."]),
+                                    "Methods that fit: fedprox, ft."]),
     (sessions("fcucr", "session-transformer", "head_size=9"), ["'head_size' (--set) has no effect",
                                                                "one representation of a session"]),
     (sessions("ft", "sasrec", "topology=central output_embedding=private"), ["'output_embedding': found private"]),
