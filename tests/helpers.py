@@ -35,6 +35,7 @@ from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
+from fedcl_bench.experiments.shards import Died, Shard
 from fedcl_bench.experiments.worker import STOP, run_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -235,6 +236,29 @@ def assert_same(found, expected, atol=0.0):
         torch.testing.assert_close(here[name], value, rtol=0.0, atol=atol, equal_nan=True, msg=lambda m: f"{name}: {m}")
 
 
+class Threads:
+    """A group of shards in this process, which may die."""
+
+    def __init__(self, plans, dies=lambda answers: False):
+        self.shards = [Shard() for _ in plans]
+        self.dies, self.answered = dies, 0
+        self.requests = {number: shard.begin(plan) for number, (shard, plan) in enumerate(zip(self.shards, plans))}
+
+    def receive(self):
+        requests, self.requests = self.requests, {}
+        return requests
+
+    def answer(self, answers):
+        self.answered += 1
+        if self.dies(self.answered):
+            raise Died("a test's worker died")
+        for number, answer in answers.items():
+            self.requests[number] = self.shards[number].exchange(answer)
+
+    def close(self):
+        pass
+
+
 def by_domain(tables):
     """Of each parameter its values at every domain."""
     result = {}
@@ -243,11 +267,11 @@ def by_domain(tables):
     return result
 
 
-def same_numbers(found, expected):
+def same_numbers(found, expected, kinds=("public", "private", "dense")):
     for key in ("metrics", "matrix", "continual", "rounds", "best_round", "bytes", "settings", "hash"):
         assert found[key] == expected[key], key
     a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
-    for part in ("public", "private", "dense"):
+    for part in kinds:
         for name, table in getattr(read_model(b.folder).tables, part).items():
             assert torch.equal(getattr(read_model(a.folder).tables, part)[name], table)
     pd.testing.assert_frame_equal(a.frame("users"), b.frame("users"))

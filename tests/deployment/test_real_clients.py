@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import SMALL
+from helpers import SMALL, Threads, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
@@ -26,6 +26,7 @@ from fedcl_bench.deployment.client_files import Published, deal
 from fedcl_bench.deployment.engine import Federates, FlowerEngine
 from fedcl_bench.deployment.flower import Letter
 from fedcl_bench.experiments.partition import divide
+from fedcl_bench.experiments.shards import Conductor
 from fedcl_bench.federation.remote import MESSAGES, Node, Undeclared, check_declared
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record
@@ -152,6 +153,12 @@ def test_the_record_is_that_of_a_simulation(federation, method):
     for table, users in zip(made.tables, made.names):
         kept = Kept.latest(table.parent / "state", table, ())
         assert len(kept.recommend(made.published.users[int(users[0])], 5)) == 5
+
+
+def test_single_precision_is_that_of_shards_to_the_bit(federation, tmp_path):
+    made = federation(precision="float32")
+    same_numbers(made.run(), execute(made.config, lambda: made.data, tmp_path / "shards",
+                                     engine=Conductor(made.config, 3, (), Threads)), ("public", "dense"))
 
 
 @pytest.mark.parametrize("method, cold_items", [("ft", "fold_in"), ("ft", "similar"), ("ifedrec", "method")])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import SMALL, STABLE, assert_same, numbers_of, same_numbers
+from helpers import SMALL, STABLE, Threads, assert_same, numbers_of, same_numbers
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
@@ -17,33 +17,10 @@ from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.experiments.partition import divide, progress_part, stream_part, with_rows_of
-from fedcl_bench.experiments.shards import TRIES, Conductor, Died, Shard
+from fedcl_bench.experiments.shards import TRIES, Conductor
 
 SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
 TINY = {**SESSIONS, "dim": 8, "max_length": 10, "local_epochs": 1}
-
-
-class Threads:
-    """A group of shards in this process, which may die."""
-
-    def __init__(self, plans, dies=lambda answers: False):
-        self.shards = [Shard() for _ in plans]
-        self.dies, self.answered = dies, 0
-        self.requests = {number: shard.begin(plan) for number, (shard, plan) in enumerate(zip(self.shards, plans))}
-
-    def receive(self):
-        requests, self.requests = self.requests, {}
-        return requests
-
-    def answer(self, answers):
-        self.answered += 1
-        if self.dies(self.answered):
-            raise Died("a test's worker died")
-        for number, answer in answers.items():
-            self.requests[number] = self.shards[number].exchange(answer)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture
