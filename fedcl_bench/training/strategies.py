@@ -125,8 +125,8 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
                       on rows, blocks or the static stream (FedNCF)   kept as outer products               (FedNCF)
     LAZY_DECAY        ``whole_tables`` and ``rest_follows``, SGD      rows no sample names: one factor     2.9 x, 1.2 x
                       (FedRAP; GPFedRec)                              per client stands for them           WHOLE
-    HISTORIES         a ``HistoryBackbone``, SGD, no hook of the      copies of item rows beyond a         XX
-                      method that sees rows or scores                 client's history
+    HISTORIES         a ``HistoryBackbone`` by SGD, or that sends     item rows beyond a client's history  2.7 x
+                      gradients, no hook that sees training (FedDAE)  and copies of the last layer         WHOLE
     WHOLE             ``whole_tables`` otherwise                      nothing                              --
     ROWS              all other lists                                 item rows that a client does not     --
                                                                       look up
