@@ -22,7 +22,7 @@ SCHEDULES = {"product": lambda t, r: 1.0 if t == r == 0 else 0.0, "tanh": lambda
 class FedDAESettings(BackboneSettings):
     lr: float = setting(0.001, "learning rate of the client's own encoder and gate", above=0.0,
                         search=(0.0003, 0.001, 0.003, 0.01))
-    lr_public: float = setting(1.0, "learning rate of the shared encoder and the decoder; Adam at the server knows no "
+    lr_public: float = setting(0.3, "learning rate of the shared encoder and the decoder; Adam at the server knows no "
                                "scale of what it makes", above=0.0)
     dim: int = setting(16, "length d of the latent vector (released code: 256)", low=1)
     hidden: tuple[int, ...] = setting((), "sizes of the encoders' hidden layers (tanh), in reverse the decoder's "

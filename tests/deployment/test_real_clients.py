@@ -80,8 +80,8 @@ def federation(registry, tmp_path):
     """A link with three clients, their tables, and the server's run over them."""
     class Made:
         def __init__(self, method="f3crec", least=3, timeout=60.0, dataset="ml-100k", cut=lambda stream: divide(
-                stream, 3), **settings):
-            self.config = make_config(registry, method, "fedmf", dataset, overrides=[
+                stream, 3), backbone="fedmf", **settings):
+            self.config = make_config(registry, method, backbone, dataset, overrides=[
                 ("test", {"precision": "float64", **SMALL, **settings})])
             self.data = load_stream(self.config.source, self.config.stream, self.config.features)
             self.published = Published.of(self.config.source, self.config.stream, self.data)
@@ -142,10 +142,11 @@ def same_record(found, expected, folder=Path()):
 
 # Numbers.
 
-@pytest.mark.parametrize("method", ["f3crec", "alone", "ifedrec"])
-def test_the_record_is_that_of_a_simulation(federation, method):
+@pytest.mark.parametrize("method, backbone", [("f3crec", "fedmf"), ("alone", "fedmf"), ("ifedrec", "fedmf"),
+                                              pytest.param("ft", "feddae", marks=pytest.mark.long)])
+def test_the_record_is_that_of_a_simulation(federation, method, backbone):
     """And its model has no rows of users, who have them: the users' lists are those of the simulation's model."""
-    made = federation(method)
+    made = federation(method, backbone=backbone)
     found, simulated = made.run(), made.simulated()
     same_record(found, simulated)
     assert found["bytes"] == simulated["bytes"]
