@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .core.tuning import SIZES
     from .data.settings import ItemFeatureSettings
     from .data.stream import TrainingStep
+    from .plugin.attack import Attack, Seen, inner_product_table
     from .plugin.backbone import ITEM, USER, Backbone, BackboneSettings
     from .plugin.history import History, HistoryBackbone
     from .plugin.local_settings import LocalSettings
@@ -56,6 +57,7 @@ _BY_MODULE = {
     "core.tuning": ("SIZES",),
     "data.settings": ("ItemFeatureSettings",),
     "data.stream": ("TrainingStep",),
+    "plugin.attack": ("Attack", "Seen", "inner_product_table"),
     "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
     "plugin.history": ("History", "HistoryBackbone"),
     "plugin.local_settings": ("LocalSettings",),
@@ -72,15 +74,15 @@ _BY_MODULE = {
     "training.session_trainer": ("session_losses",),
 }
 _MODULES = {name: module for module, names in _BY_MODULE.items() for name in names}
-__all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "ClientUpdates", "DomainData", "DomainMethod",
-           "DomainModule", "Dropout", "Encoding", "Histories", "History", "HistoryBackbone", "ITEM", "Incompatible",
-           "ItemFeatureSettings", "Local", "LocalBatch", "LocalSessions", "LocalSettings", "Method", "Metric", "Model",
-           "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES", "Sequence",
-           "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors",
-           "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "TrainingStep", "USER", "UserError", "all_keys",
-           "draw_negatives", "in_order", "in_pieces", "inherited", "linear_start", "load", "make_chunks", "norm_start",
-           "once_in_ranking", "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier",
-           "zeros"]
+__all__ = ["Attack", "Backbone", "BackboneSettings", "Catalogue", "Chunk", "ClientUpdates", "DomainData",
+           "DomainMethod", "DomainModule", "Dropout", "Encoding", "Histories", "History", "HistoryBackbone", "ITEM",
+           "Incompatible", "ItemFeatureSettings", "Local", "LocalBatch", "LocalSessions", "LocalSettings", "Method",
+           "Metric", "Model", "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SIZES",
+           "Seen", "Sequence", "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings",
+           "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings", "TrainingStep", "USER",
+           "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces", "inherited", "inner_product_table",
+           "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys", "run",
+           "score_users", "session_losses", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

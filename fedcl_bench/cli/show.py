@@ -100,6 +100,10 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         print(note)
     for name, values in result.get("ratings", {}).items():
         print(f"{name} over all ratings of a block: {', '.join(f'{value:.4f}' for value in values)}")
+    for name, values in result.get("lists", {}).items():
+        if name.startswith("er@"):
+            print(f"{name}, exposure of promoted items: "
+                  f"{', '.join('-' if value is None else f'{value:.4f}' for value in values)}")
     if len(result["rounds"]) > config.per_step:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]

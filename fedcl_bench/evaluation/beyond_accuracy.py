@@ -18,6 +18,7 @@ from torch import Tensor
 from ..data.stream import Step
 from ..plugin.metric import Catalogue, RankedLists
 from .drift import Add
+from .exposure import KIND as EXPOSURE
 from .metrics import OF_ITEMS
 from .ranking import UserScores
 from .session_ranking import FULL
@@ -176,6 +177,8 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
     prefix = FULL if any(name.startswith(FULL) for name in diagonal[0][1].values) else ""
     lists = {f"{prefix}coverage@{k}": [float((kinds[RECOMMENDED] > 0).mean()) for kinds, _ in diagonal]}
     lists |= {f"{prefix}{name}@{k}": [float(kinds[name].mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
+    lists |= {name: [float(kinds[name].mean()) if len(kinds[name]) else None for kinds, _ in diagonal]
+              for name in diagonal[0][0] if name.startswith(EXPOSURE)}
     groups: dict[str, dict[str, list]] = {}
     for kinds, scores in diagonal:
         for group, values in _groups(kinds, scores, k).items():

@@ -42,6 +42,8 @@ def check_divisible(federation: Federation, option: str = "--shards") -> None:
         raise refused("with topology=central there is one")
     if why := next((method.gives_up[each] for each in ("F1", "F4") if each in method.gives_up), ""):
         raise refused(f"method '{method.name}' has no server that does with what they send ({why})")
+    if federation.attack is not None:
+        raise refused(f"attack '{federation.attack.name}' has malicious clients, which see what many of them trained")
     if federation.device.type != "cpu":
         raise UserError(f"--device: found cuda, accepted: cpu with {option}.")
 

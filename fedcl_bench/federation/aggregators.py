@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,8 +67,7 @@ class Aggregator:
         count = sent.sum(0)
         cut = (self.share * count + 1e-9).long()  # of .29 * 100 it is 29
         place = torch.arange(len(changes), device=changes.device)[:, None]
-        ordered = changes.where(sent, inf).sort(0).values
-        kept = ordered.where((place >= cut) & (place < count - cut), 0.0).sum(0)
+        kept = _ordered(changes, sent).where((place >= cut) & (place < count - cut), 0.0).sum(0)
         return kept / (count - 2 * cut).clamp(min=1) * count / len(changes)
 
     def _chosen(self, products: Tensor) -> Tensor:
@@ -81,5 +81,14 @@ class Aggregator:
 
 
 def _median(changes: Tensor, sent: Tensor) -> Tensor:
-    medians = changes.where(sent, torch.nan).nanquantile(0.5, dim=0)
-    return medians.nan_to_num(0.0) * sent.sum(0) / len(changes)
+    count, ordered = sent.sum(0), _ordered(changes, sent)
+    below, above = (ordered.gather(0, place[None])[0] for place in
+                    ((count - 1).clamp(min=0) // 2, (count // 2).clamp(max=len(changes) - 1)))
+    return below.lerp(above, 0.5).where(count > 0, 0.0) * count / len(changes)
+
+
+def _ordered(changes: Tensor, sent: Tensor) -> Tensor:
+    """The changes of each number that were sent, ascending, and infinity for the others. NumPy sorts values without
+    their places, several times as fast."""
+    changes = changes.where(sent, inf)
+    return torch.from_numpy(np.sort(changes.T.numpy())).T if changes.device.type == "cpu" else changes.sort(0).values

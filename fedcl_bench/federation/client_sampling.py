@@ -55,11 +55,14 @@ class Attendance:
         """Whether the same clients take part in every round, all that can."""
         return self.ratio == 1.0 and self.availability == "always" and self.dropout == 0.0
 
+    def able(self, step: Step) -> Tensor:
+        """Ids of the clients with training data that take part in a step's rounds, ascending."""
+        users = (step.train.lengths > 0).nonzero().flatten()
+        return users[users < step.old_users] if self.known_only and step.index > 0 else users
+
     def of(self, step: Step, seed: int, round_: int) -> Participants:
         """The participants of a round among the clients with training data; at least one."""
-        users = (step.train.lengths > 0).nonzero().flatten()
-        if self.known_only and step.index > 0:
-            users = users[users < step.old_users]
+        users = self.able(step)
         if self.complete:
             return Participants(users, len(users), 0)
         users = self._available(step, users, seed, round_)

@@ -25,6 +25,7 @@ from .client_sampling import Attendance, Participants
 from .cold_items import ColdItems, cold_items_of
 from .cold_start import ColdStart, as_trained_on, cold_start_of, ranks_by
 from .early_stopping import EarlyStopping, require_finite
+from .malicious import Malicious
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of
 from .protocols import Lists, SessionSteps, protocol_of
@@ -46,6 +47,7 @@ class CrossDevice:
         same_group: whether they are the same in every round, with the same work.
         cold_start, cold_items: its new users, and its new items, if they arrive after its training.
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
+        malicious: clients whose uploads are others; None: all are honest.
         group, work: who takes part in the round, and what those here train on, by how they train: stragglers do fewer
             epochs.
     """
@@ -63,6 +65,7 @@ class CrossDevice:
     cold_start: ColdStart | None
     cold_items: ColdItems | None
     observe: Observer | None = None
+    malicious: Malicious | None = None
     group: Participants | None = None
     work: Sequence[Work] = ()
     answered: tuple[str, ...] = ()
@@ -72,6 +75,8 @@ class CrossDevice:
              ) -> tuple["CrossDevice", Progress]:
         """The clients of a step, and the progress with what they begin it from."""
         f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+        if f.attack is not None:
+            f.attack.state = dict(progress.attack_state)
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step.to(f.device), progress)
         opened = open_step(f, step, progress.model, cls)
@@ -113,7 +118,7 @@ class CrossDevice:
             uploads = upload_first(self.work, progress.model, key)
             answers = self._answer(key.round, uploads)
         observe = self.observe and partial(self.observe, key, progress.model)
-        sums = train_clients(self.work, progress.model, key, weights, observe)
+        sums = train_clients(self.work, progress.model, key, weights, observe, self.malicious)
         return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
 
     def _without_clients(self, model: Snapshot, key: DrawKey, began: float) -> Update:
@@ -267,8 +272,10 @@ class CrossDevice:
 
     def state(self, update: Update) -> dict[str, Any]:
         """What the run carries besides the model: the method's state, what of it are the server's answers, and what the
-        server's optimiser remembers."""
-        return {**self._of_method(), "server_moments": update.moments}
+        server's optimiser and malicious clients remember."""
+        attack = self.federation.attack
+        return {**self._of_method(), "server_moments": update.moments,
+                "attack_state": {} if attack is None else dict(attack.state)}
 
     def _of_method(self) -> dict[str, Any]:
         method = self.federation.method
@@ -289,6 +296,8 @@ class CrossDevice:
         """Those of the next round, and their work."""
         f = self.federation
         self.group = f.population.participants(self.step, self.attendance, f.seed, progress.round)
+        if self.malicious is not None:
+            self.group = self.malicious.join(self.group, progress.round)
         self.work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
                      for training, alike in self._by_epochs(self.group.users, progress.round)]
 
@@ -348,4 +357,4 @@ def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
                   and not protocol.changes_every_round)
     return kind(f, known, earlier, training.method, training, protocol, attendance, same_group,
-                cold_start_of(f, known, model), cold_items_of(f, step, model))
+                cold_start_of(f, known, model), cold_items_of(f, step, model), malicious=Malicious.of(f, known))

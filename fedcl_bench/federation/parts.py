@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..plugin import checks
+from ..plugin.attack import Attack
 from ..plugin.backbone import Backbone
 from ..data.stream import Step, Stream
 from ..plugin.silo import DomainMethod, ModuleBackbone
@@ -21,7 +22,7 @@ from ..plugin.metric import Metric
 from ..plugin.state import Snapshot
 from ..plugin.local_settings import LocalSettings
 from ..rng import Tables
-from . import compatibility
+from . import compatibility, malicious
 from .client_sampling import Attendance
 from .server import Population, RoundSums
 from .settings import FederationSettings as FederationSettings
@@ -97,6 +98,7 @@ class Progress:
         client_state, server_state: the method's.
         server_moments: what the server's optimiser remembers from the step's rounds so far; of domains also
             ``sent/NAME``, what they were sent last.
+        attack_state: what the malicious clients remember.
         answered: the names in ``client_state`` that the server has answered (see ``Method.end_round``).
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
@@ -121,6 +123,7 @@ class Progress:
     ways: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
     server_moments: dict[str, Tensor] = field(default_factory=dict)
+    attack_state: dict[str, Tensor] = field(default_factory=dict)
     fraction_done: float = 0.0
     within: Callable[[], PartialRound] | None = None
 
@@ -148,6 +151,7 @@ class Federation:
         topology: of a stream of sessions, ``central`` if one client holds all; of domains as the setting says (see
             ``cross_silo.py``).
         on_test: told of every test, (trained unit, tested unit, scores), which then has ranked lists; None: nobody.
+        attack: of malicious clients; None: all are honest.
     """
 
     stream: Stream
@@ -162,6 +166,7 @@ class Federation:
     metrics: tuple[Metric, ...] = DEFAULT
     topology: str = "federated"
     on_test: Callable[[int, int, UserScores], None] | None = None
+    attack: Attack | None = None
 
     def __post_init__(self):
         if isinstance(self.method, DomainMethod) and isinstance(self.backbone, ModuleBackbone):
@@ -230,6 +235,7 @@ class Federation:
         self._check_cold_items()
         self._check_fold_in()
         self._check_protection()
+        malicious.check(self)
         self._check_aggregator()
         self._check_server_optimiser()
         if not isinstance(self.backbone, ModuleBackbone):
@@ -310,7 +316,12 @@ class Federation:
         compatibility.check_single_updates(self.backbone, what, self.server.init)
         for step in self.stream.steps:
             if self.acting_in(step).trains == "clients":
-                aggregator.check(len(self.server.attendance.of(step, self.seed, 0).users))
+                aggregator.check(self._participants(step))
+
+    def _participants(self, step: Step) -> int:
+        """How many clients take part in a step's first round, the malicious ones among them."""
+        group, attackers = self.server.attendance.of(step, self.seed, 0), malicious.Malicious.of(self, step)
+        return (attackers.join(group, 0) if attackers else group).count
 
     def _check_server_optimiser(self) -> None:
         """A server's optimiser needs one mean of what all were sent."""

@@ -20,6 +20,7 @@ from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
 from ..evaluation.drift import NEGATIVE, TARGET
+from ..evaluation.exposure import exposure
 from ..evaluation.metrics import NDCG, RATING_ERRORS, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
 from ..evaluation.rating_errors import rating_errors
@@ -29,6 +30,7 @@ from ..plugin.metric import Catalogue, Metric
 from ..plugin.state import Snapshot
 from ..training.sampling import Chunk, Needs, make_chunks
 from ..plugin.sequential import SequentialBackbone
+from .malicious import targets_of
 from .parameter_growth import row_width
 from .parts import Federation
 
@@ -85,6 +87,9 @@ class Lists:
                  for earlier in steps]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
+        if f.attack is not None and f.attack.targets:
+            targets = targets_of(f.attack, f.stream.steps[0], f.seed).to(f.device)
+            analysis += exposure(f.backbone, model, steps, targets, self.method)
         errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
         return [(step.index, earlier.index, replace(scores, values={**scores.values, **more}))
                 for earlier, scores, more in zip(steps, tests, errors)], analysis

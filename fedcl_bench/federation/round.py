@@ -23,6 +23,7 @@ from ..core.parallel import in_order
 from ..training.sampling import Chunk, LaterChunk
 from ..plugin.sequential import SequentialBackbone
 from ..core.tuning import SIZES
+from .malicious import Malicious
 from .server import RoundSums, clip
 
 AnyChunk = Chunk | LaterChunk | SessionChunk
@@ -36,7 +37,7 @@ class Work(NamedTuple):
 
 
 def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: Tensor | None = None,
-                  observe: Callable[[Trained], None] | None = None) -> RoundSums:
+                  observe: Callable[[Trained], None] | None = None, malicious: Malicious | None = None) -> RoundSums:
     """Local training of all participants.
 
     Args:
@@ -45,6 +46,7 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
         key: of the round.
         weights: weight of every user in the mean, shape (users,); None: all alike.
         observe: called with every chunk's clients after their training.
+        malicious: those whose uploads are others.
 
     Returns:
         What they add up to. It does not depend on the number of threads.
@@ -60,7 +62,10 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
         for trained in map(train, chunks) if short else in_order(train, chunks, chunks[0].users.device):
             if observe is not None:
                 observe(trained)
-            sums.add(trained)
+            for honest in (trained,) if malicious is None else malicious.honest(trained):
+                sums.add(honest)
+    for trained in () if malicious is None else malicious.uploads(model, key, sums.losses):
+        sums.add(trained)
     return sums
 
 

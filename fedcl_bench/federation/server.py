@@ -162,6 +162,11 @@ class RoundSums:
         self._squares.index_add_(0, items.reshape(-1), touched.reshape(-1))
 
     @property
+    def losses(self) -> Tensor:
+        """Of the clients so far."""
+        return torch.cat(self._losses)
+
+    @property
     def uploads(self) -> Tables:
         if not self._uploads:
             return {}
@@ -172,7 +177,7 @@ class RoundSums:
         """The sums over the clients here, by name; float64 but for the changes of parameters."""
         count = sum(map(len, self._order))
         numbers = torch.full((3,), count, dtype=torch.float64, device=self._squares.device)
-        numbers[0] = torch.cat(self._losses).sum()
+        numbers[0] = self.losses.sum()
         weights = None if self.weights is None else self.weights[torch.cat(self._order)]
         if weights is not None:
             numbers[2] = weights.sum()

@@ -87,6 +87,11 @@ class FederationSettings:
                                  only_if="aggregator=krum")
     norm_bound: float = setting(1.0, "largest norm of a client's change, as a multiple of the round's median norm",
                                 above=0.0, only_if="aggregator=norm_bound")
+    attack: str = setting("none", "an attack by malicious clients (see list)", only_if=(*NOT_IN_EPOCHS, "attack!=none"))
+    malicious: float = setting(0.05, "malicious clients, as a share of the users with data in a block: they are added "
+                               "to these, or some of these, as the attack says", low=0.0, only_if="attack!=none")
+    attack_blocks: int = setting(0, "blocks, from the first on, in which malicious clients take part; 0: all", low=0,
+                                 only_if="attack!=none")
     server_optimiser: str = setting("none", "what the server makes of the clients' mean change: it adds it (none: "
                                     "FedAvg) or takes it for the gradient of momentum (FedAvgM), adam, yogi or adagrad "
                                     "(Reddi et al., Algorithm 2); anew in every block",

@@ -19,7 +19,7 @@ from ..data.settings import ItemFeatureSettings, StreamSettings
 from ..core.errors import Incompatible, PluginError, UserError
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
-from ..plugin.method import Method
+from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import quoted
 from ..plugin.local_settings import LocalSettings
@@ -60,6 +60,7 @@ class RunConfig:
     evaluation: EvaluationSettings
     backbone_settings: Any
     method_settings: Any
+    attack_settings: Any
     seed: int
     device: str
     registry: Registry = field(default_factory=Registry, repr=False, compare=False)
@@ -95,6 +96,11 @@ class RunConfig:
         return in_effect(self.ambiguities, self.settings)
 
     @property
+    def attack(self) -> Plugin | None:
+        """The attack of malicious clients, if there is one."""
+        return attack_of(self.registry, self.server.attack)
+
+    @property
     def metrics(self) -> list[Plugin]:
         """The metrics besides those of every run, by name."""
         return extra_metrics(self.registry, self.evaluation)
@@ -105,7 +111,7 @@ class RunConfig:
         return len(self.source.parts) if self.stream.of_domains else 1
 
     def _parts(self, with_method: bool) -> list[Any]:
-        parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
+        parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings, self.attack_settings]
         return parts + ([self.method_settings] if with_method else [])
 
     def _identity(self, with_method: bool) -> dict[str, Any]:
@@ -128,6 +134,8 @@ class RunConfig:
         if self.features and "encoder" in settings:  # else the method reads them
             settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
             identity["features"] = self.features.fingerprint
+        if self.attack:
+            identity["attack"] = [self.attack.name, self.attack.numbers]
         if with_method:
             identity["method"] = [self.method.name, self.method.numbers]
         else:
@@ -177,7 +185,8 @@ class RunConfig:
             raise self.registry.naming(error) from None
         return Federation(stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
                           torch.device(self.device), metrics=metrics_of(self.registry, self.evaluation),
-                          topology=self.stream.topology_in_effect)
+                          topology=self.stream.topology_in_effect,
+                          attack=self.attack and self.attack.cls(self.attack_settings))
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
@@ -237,7 +246,7 @@ _CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
 _OF_CHANGES = ("weighting", "upload_noise", "upload_mechanism", "upload_clip")  # of public parameters
 # Of local training, and of what clients upload or which of them do.
 _OF_CLIENTS = (*(each.name for each in fields(LocalSettings)), "client_ratio", "availability", "client_dropout",
-               "stragglers", *_OF_CHANGES, "aggregator", "server_optimiser")
+               "stragglers", *_OF_CHANGES, "aggregator", "attack", "server_optimiser")
 
 
 def _ignored(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:
@@ -335,6 +344,7 @@ class AllSettings(NamedTuple):
     evaluation: EvaluationSettings
     backbone: Any
     method: Any
+    attack: Any
 
 
 def extra_metrics(registry: Registry, evaluation: EvaluationSettings) -> list[Plugin]:
@@ -393,14 +403,21 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     if any(READING in layer for _, layer in overrides):
         overrides = _with_reading(registry, method, backbone, dataset, overrides)
     layered = _layered(method_plugin.cls, backbone_plugin.cls, dataset, overrides)
-    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layered,
-                                  f"{method} on {backbone}"))
+    attack = attack_of(registry, str(_last(layered, "attack", "none")))
+    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings,
+                                   attack.cls.Settings if attack else NoSettings], layered, f"{method} on {backbone}"))
+    parts = parts._replace(server=replace(parts.server, attack=attack.name if attack else "none"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
     ignored = {**_ignored(parts, as_trained, method_plugin.cls), **of_other_stages(as_trained, method_plugin.cls)}
     refuse_inactive(parts, overrides, ignored, {
         name for _, layer in layered[:len(layered) - len(overrides)] for name in layer})
     return parts
+
+
+def attack_of(registry: Registry, name: str) -> Plugin | None:
+    """A run's attack; None for ``none``."""
+    return None if name == "none" else registry.get("attack", name)
 
 
 def _layered(method: type, backbone: type, dataset: str, overrides: Layers) -> Layers:

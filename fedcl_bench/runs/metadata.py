@@ -31,7 +31,7 @@ class Metadata(Struct, frozen=True):
     """A plugin as ``list`` shows it.
 
     Attributes:
-        kind: ``method``, ``backbone`` or ``metric``.
+        kind: ``method``, ``backbone``, ``metric`` or ``attack``.
         reimplementation: written without its authors' code.
     """
 

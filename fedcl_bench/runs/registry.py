@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Iterable, Mapping
 
+from ..plugin.attack import Attack
 from ..plugin.backbone import Backbone
 from ..core.errors import Incompatible, UserError
 from ..evaluation import metrics
@@ -29,16 +30,16 @@ from ..core.settings import describe
 from .metadata import (ENTRY_POINTS, NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, keep, missing, plugin_files,
                        unknown_plugin)
 
-BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
+BASES = {"method": Method, "backbone": Backbone, "metric": Metric, "attack": Attack}
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A method or backbone that can be run, or a metric.
+    """A method or backbone that can be run, a metric or an attack.
 
     Attributes:
-        kind: ``method``, ``backbone`` or ``metric``.
+        kind: ``method``, ``backbone``, ``metric`` or ``attack``.
         numbers: what stands for its code in run hashes. Of a shipped plugin the integer that it carries, which is
             raised with any number that it changes; of a RecBole model also RecBole's version; of any other plugin the
             digest of its file. None for the suite's own metrics, which count as the engine (``core/version.py``).
@@ -149,7 +150,7 @@ class Registry:
         name = self.spelled(kind, name)
         if (kind, name) in self.loaded:
             return self.loaded[kind, name]
-        if kind != "metric" and name.lower().startswith(RECBOLE):
+        if kind in ("method", "backbone") and name.lower().startswith(RECBOLE):
             return _recbole(spelled(name, kind), kind)
         for file in (name, name.replace("-", "_")):
             if file in self.broken:

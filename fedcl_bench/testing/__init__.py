@@ -9,8 +9,8 @@
 """
 
 from ..runs.registry import discover
-from .plugin_checks import check_backbone, check_method, check_metric, check_plugin
+from .plugin_checks import check_attack, check_backbone, check_method, check_metric, check_plugin
 from .report import Report, Verdict, assert_passed
 
-__all__ = ["Report", "Verdict", "assert_passed", "check_backbone", "check_method", "check_metric", "check_plugin",
-           "discover"]
+__all__ = ["Report", "Verdict", "assert_passed", "check_attack", "check_backbone", "check_method", "check_metric",
+           "check_plugin", "discover"]

@@ -11,7 +11,7 @@ from ..federation.loop import run
 from ..plugin.method import does_something
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Plugin, Registry
-from . import domain_checks, elsewhere, interference, metric_checks, properties
+from . import attack_checks, domain_checks, elsewhere, interference, metric_checks, properties
 from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
 
@@ -19,7 +19,8 @@ from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plug
 # served tables, pairs, turns within a batch, representations.
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
 PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a partner",
-              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS)),
+              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS,
+                                     *attack_checks.OF_ATTACKS)),
               "a new process", "worlds of their own", "ML-100K",
               "reads its settings")
 # Properties by the statement of docs/constraints.md that they show, which a method may give up.
@@ -34,7 +35,7 @@ def check_class(cls: type, **options) -> Report:
     return check_plugin(*with_plugin(cls), **options)
 
 
-check_method = check_backbone = check_metric = check_class
+check_method = check_backbone = check_metric = check_attack = check_class
 
 
 def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),
@@ -59,6 +60,8 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     if plugin.kind == "metric":
         return _of_metric(judge, registry, partners)
     judge.holds("settings", "", lambda: properties.valid_settings(plugin))
+    if plugin.kind == "attack":
+        return _of_attack(judge, registry, partners)
     if plugin.kind == "backbone" and not is_of_domains(plugin.cls) and not _declares(judge):
         return judge.report
     partners = partners if getattr(plugin.cls, "needs_backbone", True) else (NO_BACKBONE,)
@@ -100,6 +103,16 @@ def _of_metric(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Re
     for name, test in metric_checks.OF_METRICS:
         judge.holds(name, "", lambda: test(judge.plugin))
     judge.holds("runs", "", lambda: metric_checks.runs(registry, judge.plugin))
+    return judge.report
+
+
+def _of_attack(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Report:
+    """What is asked of an attack: with FT on backbones."""
+    for backbone in partners or ("fedmf",):
+        pair = Pair(registry, "ft", backbone, "blocks", {"attack": judge.plugin.name, "malicious": 0.2})
+        if judge.holds("runs", str(pair), lambda: properties.runs(pair)):
+            for name, test in (*attack_checks.OF_ATTACKS, *(p for p in properties.OF_PAIRS if p[0] in _OF_EVERY_RUN)):
+                judge.holds(name, str(pair), lambda: test(pair))
     return judge.report
 
 

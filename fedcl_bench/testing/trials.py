@@ -27,7 +27,7 @@ from ..federation.cross_device import CrossDevice, begin_step, open_step
 from ..training.trained import Trained
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
-from ..runs.config import AllSettings, metrics_of, resolve
+from ..runs.config import AllSettings, attack_of, metrics_of, resolve
 from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
 from ..plugin.sequential import SequentialBackbone
 from .worlds import domain_stream, growing_stream, session_log, session_stream, with_item_features
@@ -43,7 +43,7 @@ _STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates
 _WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 16, "prompts": 8}}
 # Sizes, where a plugin has them under the usual names.
 _SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2,
-          "learning_steps": 2}
+          "learning_steps": 2, "item_limit": 5}
 TOLERANCE = 1e-8
 
 
@@ -108,7 +108,9 @@ class Pair:
 
     def parts(self, **settings) -> AllSettings:
         """The pair's settings: small sizes where the plugins have them, and those given."""
-        known = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
+        attack = attack_of(self.registry, self.settings.get("attack", "none"))
+        classes = [self.method_cls, self.backbone_cls, *([attack.cls] if attack else [])]
+        known = {f.name for cls in classes for f in dataclasses.fields(cls.Settings)}
         sizes = {**_SMALL, **_WIDTH.get(self.kind, {})}
         small = {name: value for name, value in sizes.items() if name in known - set(self.backbone_cls.ignored)}
         parts = resolve(self.registry, self.method, self.backbone, "ml-100k", [
@@ -130,8 +132,10 @@ class Pair:
         s = parts or self.parts()
         stream, method = stream or self.stream, self.method_cls(s.method)
         backbone = method.trained_backbone(self.backbone_cls(s.backbone), stream.steps[-1].n_users)
+        attack = attack_of(self.registry, s.server.attack)
         f = Federation(stream, backbone, method, s.local, s.server, s.evaluation, seed,
-                       metrics=metrics_of(self.registry, s.evaluation), topology=s.stream.topology)
+                       metrics=metrics_of(self.registry, s.evaluation), topology=s.stream.topology,
+                       attack=attack and attack.cls(s.attack))
         f.check()
         return f
 

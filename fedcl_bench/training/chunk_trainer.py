@@ -49,6 +49,8 @@ class Slots:
 
     def of(self, part: slice | Tensor) -> "Slots":
         """Those of some clients."""
+        if self.positive is None:
+            return Slots(self.items[part])
         positive = self.positive[part] if self.positive.dim() == 2 else self.positive
         return Slots(self.items[part], positive, self.sample[part], self.replay[part], self.first_copy[part])
 

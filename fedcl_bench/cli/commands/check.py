@@ -1,5 +1,5 @@
-"""Run a method or backbone with its partners, or a metric on lists, and say of each property whether it holds, with the
-evidence. Exit status 1 if one does not."""
+"""Run a method or backbone with its partners, a metric on lists, or an attack, and say of each property whether it
+holds, with the evidence. Exit status 1 if one does not."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ what is tried, on small streams in which users and items are new in later steps:
   continual   (d) past blocks can be deleted; (e) validation, test and future data never reach training
   both        whole runs, a process each, in worlds that differ in such data (`run --honest` does it on real data)
   a metric    finite numbers, one per user, of that user's list alone; the same each time
+  an attack   without malicious clients nothing changes, with them the model does; threads, random states, resuming
 """
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a method, backbone or metric")
+    parser.add_argument("name", nargs="?", help="a method, backbone, metric or attack")
     parser.add_argument("--all", action="store_true", help="every plugin found")
     parser.add_argument("--with", dest="partners", type=names, action=Extend, default=(), metavar="A,B",
                         help="the backbones (methods) to try a method (backbone) with")
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.name is None) == (not args.all):
         raise UserError("check: found " + ("a name and --all" if args.all else "no name") +
-                        ", accepted: a method, backbone or metric, or --all.\nAs: run_bench.py check f3crec")
+                        ", accepted: a method, backbone, metric or attack, or --all.\nAs: run_bench.py check f3crec")
     registry = discover(args.plugins)
     if args.all:
         chosen = list(registry.plugins.values())
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = [plugin for (kind, name), plugin in registry.plugins.items()
                   if name == registry.spelled(kind, args.name)]
     if not chosen:
-        raise unknown_plugin("method, backbone or metric", args.name, [name for _, name in registry.plugins])
+        raise unknown_plugin("method, backbone, metric or attack", args.name, [name for _, name in registry.plugins])
     reports = []
     torch.set_num_threads(1)  # its runs are small (``core.parallel.threads_for``)
     for plugin in chosen:

@@ -1,4 +1,4 @@
-"""Show all methods, backbones, metrics and datasets, or one in full."""
+"""Show all methods, backbones, metrics, attacks and datasets, or one in full."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ say = Console(highlight=False, soft_wrap=True, markup=False).print
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
-                        "models, and whether they can be backbones; recbole:NAME: one of them")
+    parser.add_argument("name", nargs="?", help="a method, backbone, metric, attack or dataset; recbole: all of "
+                        "RecBole's models, and whether they can be backbones; recbole:NAME: one of them")
     parser.add_argument("--all", action="store_true", help="of a plugin every setting that its runs have")
     parser.add_argument("--with", dest="partner", metavar="NAME",
                         help="the backbone (method) with which a method (backbone) is run (default: one that fits)")
@@ -44,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
         known = [*(plugin.name for plugin in plugins), *configured(), *beside()]
         anywhere = name.lower() in map(str.lower, known) or name.lower().startswith(RECBOLE)
         if not anywhere and config_file(spelled(name)) is None:
-            raise unknown_plugin("method, backbone, metric or dataset", name, known)
+            raise unknown_plugin("method, backbone, metric, attack or dataset", name, known)
     return _in_full(name, args)
 
 
 def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
-    """One line per method, backbone, metric and dataset; plugins that cannot be loaded with their error.
+    """One line per method, backbone, metric, attack and dataset; plugins that cannot be loaded with their error.
 
     Args:
         plugins: None where importing them must tell.
@@ -67,7 +67,7 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
     titles |= {name: str(path) for name, path in beside().items() if name not in titles}
     groups = {f"{kind}s": {plugin.name: plugin.title + " [re-implementation]" * plugin.reimplementation
                            for plugin in sorted(plugins, key=lambda plugin: plugin.name) if plugin.kind == kind}
-              for kind in ("method", "backbone", "metric")} | {"datasets": titles, "cannot be loaded": broken}
+              for kind in ("method", "backbone", "metric", "attack")} | {"datasets": titles, "cannot be loaded": broken}
     groups["methods"][f"{RECBOLE}NAME"] = "bound: RecBole's own Pop, ItemKNN, EASE, BPR, LightGCN or SASRec on all data"
     groups["backbones"][f"{RECBOLE}NAME"] = "RecBole's own models; `list recbole` shows which"
     width = 2 + max(16, *(len(name) for lines in groups.values() for name in lines))
@@ -104,7 +104,7 @@ def _in_full(name: str, args: argparse.Namespace) -> int:
     dataset = spelled(name)
     path = config_file(dataset) or file_there(dataset, None)
     if not path:
-        raise unknown_plugin("method, backbone, metric or dataset", name,
+        raise unknown_plugin("method, backbone, metric, attack or dataset", name,
                              [*(n for _, n in registry.plugins), *configured(), *beside()])
     _dataset(dataset, path)
     return 0
@@ -120,9 +120,11 @@ def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> Non
     say(f"{plugin.cls.reference}\n{plugin.path}")
     cls, (method, backbone, dataset) = plugin.cls, _cell(registry, plugin)
     if args.partner:
-        method, backbone = (method, args.partner) if plugin.kind == "method" else (args.partner, backbone)
+        method, backbone = (method, args.partner) if plugin.kind != "backbone" else (args.partner, backbone)
     cell = method, backbone, args.dataset or dataset
     overrides: Layers = [("--set", settings_of(args))]
+    if plugin.kind == "attack":
+        overrides.insert(0, ("list", {"attack": plugin.name}))
     if plugin.kind == "backbone" and plugin.name.startswith(RECBOLE):
         from ...recbole import domain_facts
 
@@ -187,6 +189,8 @@ def _cell(registry: Registry, plugin: Plugin) -> tuple[str, str, str]:
             return False
         return True
 
+    if plugin.kind == "attack":
+        return "ft", "fedmf", "ml-100k"
     if plugin.kind == "backbone":
         same = registry.knows("method", plugin.name) and registry.get("method", plugin.name).cls.needs_backbone
         method = plugin.name if same and fits(plugin.name, plugin.name) else "ft"
