@@ -357,4 +357,4 @@ def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
                   and not protocol.changes_every_round)
     return kind(f, known, earlier, training.method, training, protocol, attendance, same_group,
-                cold_start_of(f, known, model), cold_items_of(f, step, model), malicious=Malicious.of(f, known))
+                cold_start_of(f, known, model), cold_items_of(f, step, model), malicious=f.malicious_in(known))

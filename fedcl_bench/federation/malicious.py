@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Iterator
+from typing import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from .. import rng
-from ..core.errors import PluginError, UserError
+from ..core.errors import PluginError
 from ..data.stream import Ragged, Step
 from ..plugin.attack import Attack, Seen
 from ..plugin.state import Snapshot
@@ -17,9 +17,7 @@ from ..rng import DrawKey
 from ..training.chunk_trainer import Slots
 from ..training.trained import Change, Trained
 from .client_sampling import Participants
-
-if TYPE_CHECKING:
-    from .parts import Federation
+from .settings import FederationSettings
 
 
 def targets_of(attack: Attack, first: Step, seed: int) -> Tensor:
@@ -47,17 +45,6 @@ def known_to(attack: Attack, step: Step, seed: int) -> Ragged:
     return train.where(order < (train.lengths.double() * attack.known_share - 1e-9).ceil()[owners])
 
 
-def malicious_count(attack: Attack | None, share: float, honest: int) -> int:
-    """How many clients are malicious, given how many users have data in a step."""
-    return int(share * honest + 1e-9) if attack is not None else 0
-
-
-def acting(f: Federation, step: Step) -> Attack | None:
-    """The attack, if it has malicious clients in a step."""
-    blocks = f.server.attack_blocks
-    return f.attack if f.server.malicious > 0.0 and (blocks == 0 or step.index < blocks) else None
-
-
 @dataclass
 class Malicious:
     """The malicious clients of a step.
@@ -69,28 +56,28 @@ class Malicious:
     """
 
     attack: Attack
-    f: Federation
     step: Step
+    server: FederationSettings
+    seed: int
+    targets: Tensor
     users: Tensor
     count: int
-    targets: Tensor
     known: Ragged
     active: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     _taken: list[Trained] = field(default_factory=list)
 
     @classmethod
-    def of(cls, f: Federation, step: Step) -> "Malicious | None":
+    def of(cls, attack: Attack, step: Step, server: FederationSettings, seed: int, targets: Tensor
+           ) -> "Malicious | None":
         """Those of a step as its clients know it; None if there are none."""
-        attack = acting(f, step)
-        users = f.server.attendance.able(step)
-        count = malicious_count(attack, f.server.malicious, len(users))
-        if attack is None or not count:
+        users = server.attendance.able(step)
+        count = int(server.malicious * len(users) + 1e-9)
+        if not count or 0 < server.attack_blocks <= step.index:
             return None
+        chosen = users[:0]
         if attack.among_users:
-            keys = rng.client_keys(rng.key(f.seed, "malicious"), users)
-            users = users[_order(keys)[:count]].sort().values
-        return cls(attack, f, step, users if attack.among_users else users[:0], count,
-                   targets_of(attack, f.stream.steps[0], f.seed).to(users.device), known_to(attack, step, f.seed))
+            chosen = users[_order(rng.client_keys(rng.key(seed, "malicious"), users))[:count]].sort().values
+        return cls(attack, step, server, seed, targets, chosen, count, known_to(attack, step, seed))
 
     def join(self, group: Participants, round_: int) -> Participants:
         """A round's participants with the malicious ones; of those that are added the share that the server asks."""
@@ -98,8 +85,8 @@ class Malicious:
             self.active = group.users[torch.isin(group.users, self.users)]
             return group
         everyone = torch.arange(self.count, device=group.users.device)
-        keys = rng.row_keys(rng.key(self.f.seed, "malicious participants", self.step.index, round_), everyone)
-        self.active = _order(keys)[:round(self.f.server.client_ratio * self.count)].sort().values
+        keys = rng.row_keys(rng.key(self.seed, "malicious participants", self.step.index, round_), everyone)
+        self.active = _order(keys)[:round(self.server.client_ratio * self.count)].sort().values
         return group._replace(count=group.count + len(self.active))
 
     def honest(self, trained: Trained) -> Iterator[Trained]:
@@ -112,11 +99,12 @@ class Malicious:
         if not bool(bad.all()):
             yield trained.of((~bad).nonzero().flatten())
 
-    def uploads(self, model: Snapshot, key: DrawKey, losses: Tensor) -> Iterator[Trained]:
+    def uploads(self, model: Snapshot, key: DrawKey, rates: Mapping[str, float], losses: Tensor) -> Iterator[Trained]:
         """What the round's malicious clients upload.
 
         Args:
             model: what the server sent.
+            rates: learning rates of honest clients, by parameter.
             losses: of the honest clients; added ones, which have none, count with their mean.
         """
         taken, self._taken = self._taken, []
@@ -127,7 +115,6 @@ class Malicious:
             order = torch.cat([part.users for part in taken]).argsort()
             each = [part.changes(model) for part in taken]
             changes = {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
-        rates = self.f.backbone_in(self.step.index).learning_rates(model.n_items, key.round)
         sent = self.attack.upload(Seen(self.active, model.public, model.dense, rates, self.targets, self.known,
                                        changes, key))
         public = {name: Change(value, items) for name, (value, items) in sent.items()}
@@ -158,31 +145,3 @@ class Malicious:
                 raise PluginError(f"attack '{self.attack.name}': upload() gave {change.rows.dtype} of shape "
                                   f"{tuple(change.rows.shape)} as '{name}', expected a change of what the server sent"
                                   f"{'' if table is None else f', {table.dtype} of shape {(*lead, *shape)}'}.")
-
-
-def check(f: Federation) -> None:
-    """Raise UserError unless a run's attack goes with its other parts."""
-    from . import compatibility
-
-    attack, share = f.attack, f.server.malicious
-    if attack is None:
-        return
-    what = f"attack '{attack.name}'"
-    if f.cross_silo or any(step.sessions for step in f.stream.steps):
-        raise UserError(f"setting 'attack': found {attack.name}, accepted: none with sessions or domains; malicious "
-                        f"clients are among those that train on lists of items (stream=blocks or static).")
-    if share > 1.0 or attack.among_users and share > 0.5:
-        most = "0.5 of all clients" if attack.among_users else "1, as many as the honest ones"
-        raise UserError(f"setting 'malicious': found {share:g}, accepted: at most {most}; there would be more "
-                        f"malicious clients than honest ones.")
-    compatibility.check_single_updates(f.backbone, what, f.server.init)
-    attack.check(f.stream.steps[0], f.backbone)
-    neutral = {"upload_clip": 0.0, "upload_noise": 0.0, "cold_items": "none",
-               **({} if attack.among_users else {"weighting": "uniform"})}  # others have no interactions to count
-    for name, accepted in neutral.items():
-        if (value := getattr(f.server, name)) != accepted:
-            raise UserError(f"setting '{name}': found {value}, accepted: {accepted} with {what}, whose malicious "
-                            f"clients keep to no rule of honest ones.")
-    if f.method.overrides("sums") or f.method.uploads(f.backbone, 0) or f.method.uploads(f.backbone, 1):
-        raise UserError(f"{what}: found method '{f.method.name}', accepted: methods whose clients send changes of "
-                        f"public parameters alone; what malicious ones would send besides is not defined.")

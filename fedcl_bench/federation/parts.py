@@ -22,8 +22,9 @@ from ..plugin.metric import Metric
 from ..plugin.state import Snapshot
 from ..plugin.local_settings import LocalSettings
 from ..rng import Tables
-from . import compatibility, malicious
+from . import compatibility
 from .client_sampling import Attendance
+from .malicious import Malicious, targets_of
 from .server import Population, RoundSums
 from .settings import FederationSettings as FederationSettings
 
@@ -202,6 +203,17 @@ class Federation:
         """The method, or one that does nothing in the steps before it acts."""
         return self.method if step.index >= self.method.first_step else Method(NoSettings())
 
+    @property
+    def targets(self) -> Tensor:
+        """The items that the attack promotes."""
+        return targets_of(self.attack, self.stream.steps[0], self.seed).to(self.device)
+
+    def malicious_in(self, step: Step) -> Malicious | None:
+        """The malicious clients of a step as its clients know it; None if there are none."""
+        if self.attack is None:
+            return None
+        return Malicious.of(self.attack, step, self.server, self.seed, self.targets)
+
     def backbone_in(self, step: int) -> Backbone:
         """The backbone as the clients of a step (its number) train it: with ``lr_later``, if there is one, from step 1
         on. Backbones read their learning rates from their settings."""
@@ -235,7 +247,7 @@ class Federation:
         self._check_cold_items()
         self._check_fold_in()
         self._check_protection()
-        malicious.check(self)
+        self._check_attack()
         self._check_aggregator()
         self._check_server_optimiser()
         if not isinstance(self.backbone, ModuleBackbone):
@@ -320,8 +332,33 @@ class Federation:
 
     def _participants(self, step: Step) -> int:
         """How many clients take part in a step's first round, the malicious ones among them."""
-        group, attackers = self.server.attendance.of(step, self.seed, 0), malicious.Malicious.of(self, step)
-        return (attackers.join(group, 0) if attackers else group).count
+        group, malicious = self.server.attendance.of(step, self.seed, 0), self.malicious_in(step)
+        return (malicious.join(group, 0) if malicious else group).count
+
+    def _check_attack(self) -> None:
+        """An attack's malicious clients must be fewer than honest ones and send what those send."""
+        attack, share = self.attack, self.server.malicious
+        if attack is None:
+            return
+        what = f"attack '{attack.name}'"
+        if self.cross_silo or any(step.sessions for step in self.stream.steps):
+            raise UserError(f"setting 'attack': found {attack.name}, accepted: none with sessions or domains; "
+                            f"malicious clients go with stream=blocks and static.")
+        if share > (0.5 if attack.among_users else 1.0):
+            most = "0.5 of all clients" if attack.among_users else "1, as many as the honest ones"
+            raise UserError(f"setting 'malicious': found {share:g}, accepted: at most {most}; there would be more "
+                            f"malicious clients than honest ones.")
+        compatibility.check_single_updates(self.backbone, what, self.server.init)
+        attack.check(self.stream.steps[0], self.backbone)
+        neutral = {"upload_clip": 0.0, "upload_noise": 0.0, "cold_items": "none",
+                   **({} if attack.among_users else {"weighting": "uniform"})}  # others have no interactions to count
+        for name, accepted in neutral.items():
+            if (value := getattr(self.server, name)) != accepted:
+                raise UserError(f"setting '{name}': found {value}, accepted: {accepted} with {what}, whose malicious "
+                                f"clients keep to no rule of honest ones.")
+        if self.method.overrides("sums") or any(self.method.uploads(self.backbone, round_) for round_ in (0, 1)):
+            raise UserError(f"{what}: found method '{self.method.name}', accepted: methods whose clients send changes "
+                            f"of public parameters alone; what malicious ones would send besides is not defined.")
 
     def _check_server_optimiser(self) -> None:
         """A server's optimiser needs one mean of what all were sent."""

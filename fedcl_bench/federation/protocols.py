@@ -30,7 +30,6 @@ from ..plugin.metric import Catalogue, Metric
 from ..plugin.state import Snapshot
 from ..training.sampling import Chunk, Needs, make_chunks
 from ..plugin.sequential import SequentialBackbone
-from .malicious import targets_of
 from .parameter_growth import row_width
 from .parts import Federation
 
@@ -88,8 +87,7 @@ class Lists:
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
         if f.attack is not None and f.attack.targets:
-            targets = targets_of(f.attack, f.stream.steps[0], f.seed).to(f.device)
-            analysis += exposure(f.backbone, model, steps, targets, self.method)
+            analysis += exposure(f.backbone, model, steps, f.targets, self.method)
         errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
         return [(step.index, earlier.index, replace(scores, values={**scores.values, **more}))
                 for earlier, scores, more in zip(steps, tests, errors)], analysis

@@ -64,8 +64,10 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
                 observe(trained)
             for honest in (trained,) if malicious is None else malicious.honest(trained):
                 sums.add(honest)
-    for trained in () if malicious is None else malicious.uploads(model, key, sums.losses):
-        sums.add(trained)
+    if malicious is not None:
+        rates = work[0].training.backbone.learning_rates(model.n_items, key.round)
+        for trained in malicious.uploads(model, key, rates, sums.losses):
+            sums.add(trained)
     return sums
 
 

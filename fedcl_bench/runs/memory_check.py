@@ -98,6 +98,8 @@ def _of_step(f: Federation, step: Step) -> int:
         rows = step.n_users * step.n_items if backbone.whole_tables else int(held.clamp(max=step.n_items).sum())
         uploads += rows * per_item + step.n_users * dense
         of_pairs = 3 * 8 * step.n_users ** 2 if f.server.aggregator == "krum" else 0
+    if f.attack is not None:  # what malicious clients trained, and what they send
+        uploads += 2 * int(f.server.malicious * step.n_users) * (step.n_items * per_item + dense)
     optimiser = f.server.optimiser
     moments = optimiser.tables * (step.n_items * per_item + dense) if optimiser else 0
     return number * (models + uploads + moments) + of_pairs

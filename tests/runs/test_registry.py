@@ -52,6 +52,7 @@ def test_shipped_plugins(registry):
                                           "recguru", "sasrec", "session-transformer", "tisasrec", "unisrec", "vqrec"]
     assert registry.names("metric") == ["distance", "hit", "mrr", "ndcg", "novelty", "popularity", "precision",
                                         "recall"]
+    assert registry.names("attack") == ["clusterattack", "fedrecattack"]
     assert not registry.broken
     for plugin in registry.plugins.values():
         assert plugin.cls.title and plugin.cls.reference
