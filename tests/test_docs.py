@@ -44,7 +44,7 @@ GUIDE = [ROOT / name for name in ("README.md", "docs/first-run.md", "docs/plugin
 WRITTEN = [*GUIDE, *(ROOT / f"results/{part}/README.md" for part in ("published", "domains")),
            *sorted({*(ROOT / "docs").glob("*.md")} - {*GUIDE})]
 PAGES = [*WRITTEN, *sorted((ROOT / "results/pages").glob("*.md")), ROOT / "results/domains/tables.md",
-         ROOT / "results/fcucr.md", ROOT / "results/tutorial.md"]
+         ROOT / "results/fcucr.md", ROOT / "results/tutorial.md", ROOT / "results/attacks.md"]
 SLOW = (["check", "mean-of-items"], ["check", "halfway"])
 SMALL = ("--set", "rounds=1", "--set", "k_core=70")  # a round a block, on the densest part of ML-100K
 

@@ -536,6 +536,40 @@ def ratings() -> str:
         for name in ("MAE", "RMSE")])
 
 
+SERVERS = {"mean": "mean", "norm_bound": "norm bound", "trimmed_mean": "trimmed mean", "median": "median",
+           "krum": "Multi-Krum"}
+
+
+def attacks(attack: str) -> str:
+    """By the server's aggregator and method, with malicious clients in block 0 alone: the exposure of promoted items
+    after each block, R@10 and N@10 after block 0 and their means over blocks 1 to 3; first of runs without an attack.
+    """
+    from fedcl_bench.records.store import load_runs
+
+    cells: dict[tuple[str, str], list] = {}
+    for run in load_runs(ROOT / "results/published/attacks"):
+        s = run.meta["settings"]
+        if s["malicious"] == 0.0 or s["attack"] == attack:
+            server = s.get("aggregator", "mean") if s["malicious"] else ""
+            cells.setdefault((server, run.meta["method"]), []).append(run.meta)
+
+    def cell(values: Sequence[float]) -> str:
+        return over_seeds(values) if len(values) > 1 else short(values[0], 3)
+    titles = {"": "no attack, mean", **SERVERS}
+    promotes = attack == "fedrecattack"
+    rows = []
+    for server, method in product(titles, ("ft", "reg", "kd", "f3crec")):
+        if not (runs := cells.get((server, method))):
+            continue
+        exposure = [cell([run["lists"]["er@10"][block] for run in runs]) for block in range(4)] if promotes else []
+        values = [[run["metrics"][f"{name}@10"]["per_block"] for run in runs] for name in ("recall", "ndcg")]
+        rows.append([titles[server], method, str(len(runs)), *exposure, *(
+            cell([sum(of[blocks]) / len(of[blocks]) for of in every])
+            for every in values for blocks in (slice(0, 1), slice(1, 4)))])
+    exposed = ["ER@10, block 0", "1", "2", "3"] if promotes else []
+    return markdown(["server", "method", "seeds", *exposed, "R@10, block 0", "1-3", "N@10, block 0", "1-3"], rows)
+
+
 def counts() -> str:
     """How many printed numbers of F3CRec and FCUCR have which standing, data that was not run aside."""
     kinds = ("reproduced", "direction reproduced", "open", "not reproduced")
@@ -622,13 +656,13 @@ TABLES: dict[str, Callable[..., str]] = {
     "fcucr-noise": fcucr_noise, "weighted-noise": weighted_noise, "fcucr-baselines": fcucr_baselines,
     "ffmsr-retail": ffmsr_retail, "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
     "cold-start": cold_start, "ratings": ratings, "counts": counts, "one-block-0": one_block_0,
-    "audit": audit, "cost-model": cost_model, "leaks": leaks,
+    "attacks": attacks, "audit": audit, "cost-model": cost_model, "leaks": leaks,
     "headroom": headroom, "shares": shares, "leaks-grid": leaks_grid}
 
 
 def pages() -> list[Path]:
     """The pages that have such a table."""
-    results = [ROOT / f"results/{name}.md" for name in ("ambiguities", "domains/README", "fcucr", "tutorial")]
+    results = [ROOT / f"results/{name}.md" for name in ("ambiguities", "attacks", "domains/README", "fcucr", "tutorial")]
     places = [*sorted((ROOT / "docs").glob("*.md")), *results, ROOT / "benchmarks/README.md"]
     return [page for page in places if BETWEEN.search(page.read_text(encoding="utf-8"))]
 
