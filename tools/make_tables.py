@@ -551,14 +551,17 @@ def attacks(attack: str) -> str:
         s = run.meta["settings"]
         if s["malicious"] == 0.0 or s["attack"] == attack:
             server = s.get("aggregator", "mean") if s["malicious"] else ""
-            cells.setdefault((server, run.meta["method"]), []).append(run.meta)
+            method = run.meta["method"] + (" without sc" if s.get("without") == "sc" else "")
+            if s.get("without") != "cc":
+                cells.setdefault((server, method), []).append(run.meta)
 
     def cell(values: Sequence[float]) -> str:
         return over_seeds(values) if len(values) > 1 else short(values[0], 3)
     titles = {"": "no attack, mean", **SERVERS}
     promotes = attack == "fedrecattack"
     rows = []
-    for server, method in product(titles, ("ft", "reg", "kd", "f3crec")):
+    methods = "ft", "reg", "kd", "f3crec", "f3crec without sc"
+    for server, method in product(titles, methods):
         if not (runs := cells.get((server, method))):
             continue
         exposure = [cell([run["lists"]["er@10"][block] for run in runs]) for block in range(4)] if promotes else []
