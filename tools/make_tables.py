@@ -665,7 +665,8 @@ TABLES: dict[str, Callable[..., str]] = {
 
 def pages() -> list[Path]:
     """The pages that have such a table."""
-    results = [ROOT / f"results/{name}.md" for name in ("ambiguities", "attacks", "domains/README", "fcucr", "tutorial")]
+    names = "ambiguities", "attacks", "domains/README", "fcucr", "tutorial"
+    results = [ROOT / f"results/{name}.md" for name in names]
     places = [*sorted((ROOT / "docs").glob("*.md")), *results, ROOT / "benchmarks/README.md"]
     return [page for page in places if BETWEEN.search(page.read_text(encoding="utf-8"))]
 
