@@ -460,6 +460,30 @@ def distillation(old, weight, n, eps=None, local=False):
     return added
 
 
+def exemplar_distillation(old, lists, new_lists, share, weight, n, key_of):
+    """ADER: each client's exemplars are herded one by one from ``lists``, and their teacher is the old model.
+
+    Args:
+        lists, new_lists: of each client, the items it trained on in the old block and in the new one.
+        share: of the items that were known. key_of: the representation of a user's pair with an item.
+    """
+    def added(round, user, model, passes):
+        if user >= old.n_users or not lists[user]:
+            return 0.0
+        keys = {item: key_of(user, item) for item in lists[user]}
+        mean, chosen = sum(keys.values()) / len(keys), []
+        while len(chosen) < min(n, len(keys)):
+            left = [item for item in keys if item not in chosen]
+            chosen.append(min(left, key=lambda item: float((mean - (sum(keys[c] for c in chosen) + keys[item]) /
+                                                            (len(chosen) + 1)).pow(2).sum())))
+        dtype = next(iter(old.public.values())).dtype
+        with torch.no_grad():
+            teacher = load(round.backbone, round.settings, old, user, dtype)(chosen)
+        adapted = weight * math.sqrt(share * len(chosen) / len(new_lists[user]))
+        return adapted * nn.BCEWithLogitsLoss()(model(chosen), torch.sigmoid(teacher))
+    return added
+
+
 def temporal_mean(mean, previous, beta):
     """F3CRec's server, item by item."""
     result = mean.clone()

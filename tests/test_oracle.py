@@ -52,7 +52,8 @@ METHODS = {"ft": ("ft", {}), "reg": ("reg", {"lambda_reg": 1e-4}),
            "f3crec": ("f3crec", {"lambda_kd": 0.5, "eps": 0.0005}), "rlp2": ("rlp2", {}),
            "spp": ("spp", {"lambda_replay": 0.5}),
            "ifedrec": ("ifedrec", {"align_weight": 3.0, "network_steps": 2, "network_hidden": (6,)})}
-ALL_METHODS = {**METHODS, "fedprox": ("fedprox", {"prox_mu": 1e-3})}
+ALL_METHODS = {**METHODS, "fedprox": ("fedprox", {"prox_mu": 1e-3}),
+               "ader": ("ader", {"lambda_kd": 0.5, "exemplars": 7})}
 LOCAL = {"batch512x1": dict(batch_size=512, local_epochs=1), "batch512x3": dict(batch_size=512, local_epochs=3),
          "batch48x1": dict(batch_size=48, local_epochs=1), "batch20x2": dict(batch_size=20, local_epochs=2)}
 
@@ -122,6 +123,11 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
         assert all(len(table) == step.old_items < step.n_items for table in rows.values())
         return method, oracle.aligned(rows, s.align_weight)
     method.begin_step(step, model, backbone)
+    if name == "ader":
+        before, now = ([each.train.of(u).tolist() for u in range(step.old_users)] for each in (stream.steps[0], step))
+        return method, oracle.exemplar_distillation(
+            previous, before, now, step.old_items / step.n_items, s.lambda_kd, s.exemplars,
+            lambda user, item: previous.private["user_embedding.weight"][user] * previous.public[ITEM][item])  # FedMF
     local = backbone.scores_local_tables
     return method, {
         "fedprox": lambda: oracle.proximal(model, s.prox_mu),
@@ -275,6 +281,7 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
     ("pfedrec-local", "f3crec", "batch512x3", {}), ("fedrap", "f3crec", "batch20x2", {}),
     ("gpfedrec", "f3crec", "batch512x3", {}), ("ncf", "f3crec", "batch512x3", {}),
     ("biasmf", "f3crec", "batch20x2", {}),
+    ("fedmf", "ader", "batch512x1", {}), ("fedmf", "ader", "batch20x2", {}),
     ("fedmf", "fedprox", "batch48x1", {}), ("fedncf", "fedprox", "batch48x1", {}),
     ("fedrap", "fedprox", "batch512x3", {}), ("ncf-sigmoid", "fedprox", "batch20x2", {}),
     *(("fedrap-touched", "ft", local, {}) for local in ("batch48x1", "batch512x3", "batch20x2")),

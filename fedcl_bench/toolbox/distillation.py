@@ -103,7 +103,7 @@ class TopNSettings:
 class TopNDistillation(Method):
     """Adds lambda_kd times the distillation loss on the previous model's top-N list, for users known before the block.
 
-    ``chosen`` says which items of the lists take part: here all of them.
+    ``chosen`` says which items of the lists take part, here all of them, and ``weight`` how much, here ``lambda_kd``.
     """
 
     Settings = TopNSettings
@@ -132,6 +132,10 @@ class TopNDistillation(Method):
         """
         return torch.ones_like(lists, dtype=torch.bool)
 
+    def weight(self, users: Tensor) -> Tensor | float:
+        """Of the distillation loss, of all clients or of each, (K,)."""
+        return self.settings.lambda_kd
+
     def local_loss(self, batch):
         """lambda_kd L_KD, the second term of F3CRec's Eq. 6."""
         if self.settings.lambda_kd == 0.0:
@@ -145,7 +149,7 @@ class TopNDistillation(Method):
         loss = distillation_loss(batch.replay_scores(known), self.client_state["teacher"][users], chosen,
                                  self.settings.kd_reduction)
         return torch.zeros(len(batch.users), dtype=loss.dtype, device=loss.device).index_copy(
-            0, known, self.settings.lambda_kd * loss)
+            0, known, self.weight(users) * loss)
 
     def end_step(self, step, model, backbone, trained, draw):
         if self.settings.lambda_kd == 0.0:

@@ -195,7 +195,7 @@ def test_reimplementations_say_so(output):
     shown = output("--method", "rlp2", "--backbone", "fedmf", *SMALL)
     assert "rlp2 (re-implemented from its description) on fedmf" in shown
     out = output("list")
-    assert [line.split()[0] for line in out.splitlines() if "[re-implementation]" in line] == ["rlp2", "spp"]
+    assert [line.split()[0] for line in out.splitlines() if "[re-implementation]" in line] == ["ader", "rlp2", "spp"]
 
 
 def lists_of_commands():

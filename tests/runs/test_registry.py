@@ -43,7 +43,7 @@ class Shrink(Method):
 
 
 def test_shipped_plugins(registry):
-    assert registry.names("method") == ["alone", "canonfedrec", "central", "central-joint", "colr", "f3crec",
+    assert registry.names("method") == ["ader", "alone", "canonfedrec", "central", "central-joint", "colr", "f3crec",
                                         "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec",
                                         "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
                                         "rlp2", "scaffold", "sknn", "spp"]
