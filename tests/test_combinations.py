@@ -26,9 +26,9 @@ METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", nam
            and NAMES.get("method", name).cls.trains == "clients"  # others: tests/federation/test_bounds.py
            and NAMES.get("method", name).cls.aggregate_updates is Method.aggregate_updates]  # test_client_updates.py
 # Backbones that a method refuses: clients train all rows, or keep tables; items are compared by inner products alone.
-REFUSED = {"alone": ("fedrap", "gpfedrec"), "colr": ("gpfedrec",),
+REFUSED = {"alone": ("feddae", "fedrap", "gpfedrec"), "colr": ("gpfedrec",),
            "scaffold": ("biasmf", "feddae", "gpfedrec", "ncf"),  # by their Adam; as colr
-           "fedcia": ("biasmf", "fedncf", "fedrap", "gpfedrec", "ncf")}
+           "fedcia": ("biasmf", "feddae", "fedncf", "fedrap", "gpfedrec", "ncf")}
 
 
 @pytest.fixture(scope="module")

@@ -47,9 +47,10 @@ def test_shipped_plugins(registry):
                                         "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec",
                                         "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
                                         "rlp2", "scaffold", "sknn", "spp"]
-    assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddcsr", "fedmf", "fedncf", "fedrap", "ffmsr",
-                                          "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "none", "pfedrec",
-                                          "recguru", "sasrec", "session-transformer", "tisasrec", "unisrec", "vqrec"]
+    assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddae", "feddcsr", "fedmf", "fedncf", "fedrap",
+                                          "ffmsr", "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "none",
+                                          "pfedrec", "recguru", "sasrec", "session-transformer", "tisasrec", "unisrec",
+                                          "vqrec"]
     assert registry.names("metric") == ["distance", "hit", "mrr", "ndcg", "novelty", "popularity", "precision",
                                         "recall"]
     assert registry.names("attack") == ["clusterattack", "fedrecattack"]
