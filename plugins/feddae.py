@@ -28,11 +28,10 @@ class FedDAESettings(BackboneSettings):
     hidden: tuple[int, ...] = setting((), "sizes of the encoders' hidden layers (tanh), in reverse the decoder's "
                                       "(released code: 768,512)", low=1)
     dropout: float = setting(0.5, "dropout of the encoders' input and of the gate's hidden layer", low=0.0, below=1.0)
-    beta: float = setting(1.0, "weight of the KL divergence", low=0.0)
-    beta_schedule: str = setting("product", "beta is multiplied with tanh(r/10) after every round r from 0, and so "
-                                 "is 0 after the very first (released code); with tanh(r/10) of a block's round; or "
-                                 "stays",
-                                 choices=tuple(SCHEDULES), only_if="beta")
+    kl_weight: float = setting(1.0, "beta: weight of the KL divergence", low=0.0)
+    kl_schedule: str = setting("product", "beta is multiplied with tanh(r/10) after every round r from 0, and so is 0 "
+                               "after the very first (released code); with tanh(r/10) of a block's round; or stays",
+                               choices=tuple(SCHEDULES), only_if="kl_weight")
     restore: str = setting("paper", "a client keeps its own encoder and gate from round to round (paper), or gets the "
                            "mean of all clients' encoders and the gate that all began with (released code, whose "
                            "assignments to state_dict() change nothing)", choices=("paper", "released"))
@@ -52,7 +51,7 @@ class FedDAE(HistoryBackbone):
                  "2025, arXiv 2408.08931")
     Settings = FedDAESettings
     ambiguities = {"restore": {"paper": "paper", "released": "released code"},
-                   "beta_schedule": {"product": "released code", "tanh": "its formula of a round"},
+                   "kl_schedule": {"product": "released code", "tanh": "its formula of a round"},
                    "server_optimiser": {"adam": "released code", "none": "paper's appendix: gradient descent"}}
     defaults = {"optimiser": "adam", "server_optimiser": "adam", "server_optimiser_lr": 0.003, "server_beta2": 0.999,
                 "server_epsilon": 1e-8, "init_from": "best"}
@@ -97,11 +96,15 @@ class FedDAE(HistoryBackbone):
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings
-        public = {name: s.lr_public for name in (OUTPUT, *self._decoder(0))}
-        for part in (SHARED, OWN, GATE):
-            rate = s.lr if part not in self._parts else 0.0 if part == GATE else s.lr_public
-            public |= dict.fromkeys((f"{part}.items", *self._layers(0, part)), rate)
-        return public
+        rates = {OUTPUT: s.lr_public}
+        for part in ("decoder", SHARED, OWN, GATE):
+            public = part in ("decoder", *self._parts)
+            layers = [f"{part}.{k}.{kind}" for k in range(1 if part == GATE else len(s.hidden))
+                      for kind in ("weight", "bias")]
+            first = [] if part == "decoder" else [f"{part}.items", f"{part}.bias"]
+            rates |= dict.fromkeys([*first, *layers], 0.0 if public and part == GATE else
+                                   s.lr_public if public else s.lr)
+        return rates
 
     def represent(self, clients, pool, history):
         s = self.settings
@@ -111,7 +114,7 @@ class FedDAE(HistoryBackbone):
         h = self._through(clients, "decoder", z, len(s.hidden), last=True)
         vectors = torch.cat([h, torch.ones_like(h[:, :1])], 1)
         draw = history.draw
-        beta = 0.0 if draw is None else s.beta * SCHEDULES[s.beta_schedule](draw.step, draw.round)
+        beta = 0.0 if draw is None else s.kl_weight * SCHEDULES[s.kl_schedule](draw.step, draw.round)
         if beta == 0.0:
             return vectors, None
         mean = weights[0] * means[0] + weights[1] * means[1]

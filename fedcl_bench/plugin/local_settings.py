@@ -53,8 +53,8 @@ class OwnSamples:
         of: numbers of positives, int64, to numbers of samples per epoch.
         per_batch: samples in a local batch.
         elements: numbers held in memory per sample, and per sample and item known.
-        as_set: the loss counts an item once, however often it is among the positives: clients with different numbers of
-            them are trained together, short lists padded with their first item.
+        as_set: a client's only sample is the set of its positives, an item counted once: clients with different numbers
+            of them are trained together, short lists padded with their first item.
     """
 
     of: Callable[[Tensor], Tensor]

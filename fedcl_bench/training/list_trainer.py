@@ -200,7 +200,8 @@ class ListTrainer(ChunkTrainer):
     def valid(self) -> Tensor:
         """Which samples, or pairs, are a client's own and no padding: bool of shape (C, samples)."""
         if self.own_samples is not None:
-            return torch.ones(len(self.users), int(self.samples[0]), dtype=torch.bool, device=self.users.device)
+            each = 1 if self.own_samples.as_set else int(self.samples[0])
+            return torch.ones(len(self.users), each, dtype=torch.bool, device=self.users.device)
         positive = torch.arange(self.chunk.positives.shape[1], device=self.users.device)
         of_positive = positive.repeat_interleave(self.settings.negatives)
         if not self.backbone.pairwise:

@@ -128,10 +128,10 @@ def trained(s, model, user, items, optimiser, epochs, round_):
     for epoch in range(epochs):
         client.draw = round_, epoch, user
         scores, mean, variance = client(x)
-        growth = {"product": float(round_ == 0), "tanh": math.tanh(round_ / 10), "constant": 1.0}[s.beta_schedule]
+        growth = {"product": float(round_ == 0), "tanh": math.tanh(round_ / 10), "constant": 1.0}[s.kl_schedule]
         kl = 0.5 * (mean ** 2 + variance - 1 - torch.log(variance)).sum()
         client.zero_grad()
-        (-(torch.log_softmax(scores, 0) * x).sum() + s.beta * growth * kl).backward()
+        (-(torch.log_softmax(scores, 0) * x).sum() + s.kl_weight * growth * kl).backward()
         for each in by:
             each.step()
     return client.tables()
@@ -139,15 +139,16 @@ def trained(s, model, user, items, optimiser, epochs, round_):
 
 @pytest.mark.parametrize("case, method, strategy", [
     (dict(optimiser="adam", epochs=1), Method, Strategy.HISTORIES),
-    (dict(optimiser="sgd", epochs=3, hidden=(6, 5), beta_schedule="tanh"), Method, Strategy.HISTORIES),
+    (dict(optimiser="sgd", epochs=3, hidden=(6, 5), kl_schedule="tanh"), Method, Strategy.HISTORIES),
     (dict(optimiser="adam", epochs=2, restore="released", hidden=(6,)), Method, Strategy.HISTORIES),
     (dict(optimiser="adam", epochs=2, round_=0), Watching, Strategy.WHOLE),
-    (dict(optimiser="sgd", epochs=2, restore="released", beta_schedule="constant"), Watching, Strategy.WHOLE)])
+    (dict(optimiser="sgd", epochs=2, restore="released", kl_schedule="constant"), Watching, Strategy.WHOLE)])
 def test_a_round_equals_a_loop_over_clients(registry, case, method, strategy):
     settings = {"optimiser": "adam", "epochs": 1, "round_": 4, "hidden": (), "restore": "paper",
-                "beta_schedule": "product", **case}
+                "kl_schedule": "product", **case}
     optimiser, epochs, round_ = (settings.pop(name) for name in ("optimiser", "epochs", "round_"))
-    backbone = build(registry, "backbone", "feddae", lr=0.05, lr_public=0.3, dim=4, dropout=0.4, beta=0.7, **settings)
+    backbone = build(registry, "backbone", "feddae", lr=0.05, lr_public=0.3, dim=4, dropout=0.4, kl_weight=0.7,
+                     **settings)
     step, method = one_step(ragged(*LISTS), ITEMS), method(NoSettings())
     generator = torch.Generator().manual_seed(1)
     start = grow(Snapshot({}, {}), backbone, SEED, step, torch.float64, torch.device("cpu"))
