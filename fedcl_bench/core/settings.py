@@ -69,7 +69,9 @@ class _Comparison(typing.NamedTuple):
         """Whether a value of the setting fulfils it."""
         if not self.sign:
             return bool(value)
-        return any(fnmatchcase(as_text(value), accepted) for accepted in self.values) == (self.sign == "=")
+        text = as_text(value)
+        return (text in self.values or any(fnmatchcase(text, accepted) for accepted in self.values)) \
+            == (self.sign == "=")
 
 
 @functools.cache

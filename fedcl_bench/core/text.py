@@ -63,6 +63,8 @@ def quoted(value: object, longest: int = 60) -> str:
 
 def for_terminal(text: str) -> str:
     """Text without control characters but line ends and tabs: none can move the cursor or change what stands there."""
+    if text.isprintable():  # as nearly all are
+        return text
     return "".join(c if c in "\n\t" or not _is_control(c) else c.encode("unicode_escape").decode() for c in text)
 
 

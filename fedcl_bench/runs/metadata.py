@@ -7,11 +7,13 @@ could not be imported has no entry, so that its error is always that of today.
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import importlib.metadata
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Iterable, Mapping
 
@@ -60,6 +62,17 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def entry_points() -> importlib.metadata.EntryPoints:
+    """The plugins that installed packages name."""
+    return _entry_points(tuple((path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.exists(path)))
+
+
+@functools.lru_cache(1)
+def _entry_points(places: tuple[tuple[str, int], ...]) -> importlib.metadata.EntryPoints:
+    """Of these folders as they are now: a file of every installed package is read."""
+    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+
+
 def _cache() -> Path:
     """The cache's file: in ``$FEDCL_BENCH_CACHE``, or else in the user's folder for caches.
 
@@ -85,7 +98,7 @@ def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
     Args:
         folders: besides the shipped ones.
     """
-    if importlib.metadata.entry_points(group=ENTRY_POINTS):  # plugins of installed packages
+    if entry_points():  # plugins of installed packages
         return None
     files, found = _files(), list[Metadata]()
     several = dict.fromkeys(Path(folder).resolve() for folder in (shipped("plugins"), *folders))

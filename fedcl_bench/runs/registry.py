@@ -27,7 +27,7 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .metadata import (ENTRY_POINTS, NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, keep, missing, plugin_files,
+from .metadata import (NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, entry_points, keep, missing, plugin_files,
                        unknown_plugin)
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric, "attack": Attack}
@@ -59,6 +59,13 @@ class Plugin:
 def _own_metrics() -> dict[tuple[str, str], Plugin]:
     """The suite's own metrics."""
     return {("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, None) for cls in metrics.SHIPPED}
+
+
+@functools.lru_cache(1000)
+def _names_in(content: bytes) -> frozenset[str]:
+    """The names that a file's plugins may have, in lower case, without importing it."""
+    found = re.findall(rb"^[ \t]+name\b[^=\n]*=\s*[\"']([^\"'\n]*)[\"']", content, re.MULTILINE)
+    return frozenset(name.decode(errors="replace").lower() for name in found)
 
 
 def numbers_of(cls: type, path: Path, content: bytes) -> int | str:
@@ -116,9 +123,7 @@ class Registry:
         """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to."""
         if name and self.waiting and name not in self._asked:
             self._asked.add(name)
-            assignment = re.compile(rb"^\s+name\b[^=\n]*=\s*[\"']" + re.escape(name.encode()) + rb"[\"']",
-                                    re.IGNORECASE | re.MULTILINE)
-            self._load([path for path, content in self.waiting.items() if assignment.search(content)])
+            self._load([path for path, content in self.waiting.items() if name.lower() in _names_in(content)])
             if not any(name.lower() == known.lower() for _, known in self.loaded) \
                     and not name.lower().startswith(RECBOLE):
                 self._load(self.waiting)
@@ -371,7 +376,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
             except OSError as error:
                 registry.failed[path.stem] = f"{path}: cannot be read ({error.strerror})"
     packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for entry in entry_points():
         try:
             target = entry.load()
         except (Exception, SystemExit) as error:

@@ -3,6 +3,7 @@ beside it."""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from importlib.metadata import version
@@ -49,8 +50,7 @@ def method_uploads(config: RunConfig) -> list[str]:
 
 def environment(device: str) -> dict[str, Any]:
     """Versions and hardware of this process."""
-    packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
-    return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
+    return {"fedcl_bench": __version__, "python": platform.python_version(), **_packages(),
             "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
             "instructions": torch.backends.cpu.get_cpu_capability(),  # that PyTorch uses: they round differently
             "compiled_kernels": ops.why_not() is None,
@@ -58,6 +58,12 @@ def environment(device: str) -> dict[str, Any]:
             "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
 
 
+@functools.cache
+def _packages() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
+
+
+@functools.cache
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
