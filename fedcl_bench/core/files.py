@@ -4,6 +4,7 @@ lie, a bar for long reading."""
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import io
 import json
@@ -25,6 +26,7 @@ from .text import for_terminal
 _PART = ".part"  # how the name of a file ends that is being written
 
 
+@functools.cache
 def shipped(name: str) -> Path:
     """The folder ``plugins`` or ``dataset_configs``: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor, nn
 
 from ..core.errors import UserError, unknown
-from ..toolbox.recbole_model import without_sklearn
+from ..toolbox.recbole_model import importing_recbole
 from . import client_facts, domain_facts
 
 PREFIX = "recbole:"
@@ -79,7 +79,7 @@ def quiet_generators(seed: int) -> Iterator[None]:
 def model_class(name: str) -> type:
     """RecBole's class of this name."""
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    with without_sklearn():
+    with importing_recbole():
         module = importlib.import_module(f"recbole.model.{names()[name]}_recommender")
     torch.autograd.set_detect_anomaly(*anomaly)  # a model's module switches it on for the whole process
     return getattr(module, name)

@@ -27,7 +27,7 @@ from ..data.stream import Ragged, TrainingStep
 from ..plugin.method import Method, NoSettings
 from ..plugin.state import in_pieces
 from ..rng import Tables
-from ..toolbox.recbole_model import without_sklearn
+from ..toolbox.recbole_model import importing_recbole
 from .calls import padded_sequences
 from .models import ITEM, LENGTH, PREFIX, SEQUENCE, USER, Config, Refused, built, configuration, model_class
 from .models import quiet_generators
@@ -92,7 +92,7 @@ def _quiet(seed: int) -> Iterator[None]:
 @functools.cache
 def _recbole() -> SimpleNamespace:
     """What of RecBole is used besides its models, by name."""
-    with without_sklearn():
+    with importing_recbole():
         return SimpleNamespace(**{name: getattr(importlib.import_module(f"recbole.{module}"), name)
                                   for module, names in _PARTS.items() for name in names.split()})
 

@@ -218,19 +218,31 @@ class Registry:
                 for plugin in self.plugins.values() if path in (None, plugin.path)]
 
     def _add(self, module: ModuleType, content: bytes, path: Path) -> None:
-        for value in list(vars(module).values()):
-            for kind, base in BASES.items():
-                if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
-                        and "name" in vars(value)):
-                    continue
-                if reason := _unfit(kind, value):
-                    self.failed[path.stem] = f"{path}, line {_line_of(value)}: {kind} {value.__name__}: {reason}."
-                    continue
-                other = self.loaded.get((kind, value.name))
-                if other:
-                    raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
-                                    f"Rename one of them.")
-                self.loaded[kind, value.name] = Plugin(kind, value.name, value, path, numbers_of(value, path, content))
+        for found in _plugins_in(module, content, path):
+            if isinstance(found, str):
+                self.failed[path.stem] = found
+                continue
+            other = self.loaded.get((found.kind, found.name))
+            if other:
+                raise UserError(f"two {found.kind} plugins are named '{found.name}': {other.path} and {path}.\n"
+                                f"Rename one of them.")
+            self.loaded[found.kind, found.name] = found
+
+
+@functools.lru_cache(1000)  # many registries may come of the same modules
+def _plugins_in(module: ModuleType, content: bytes, path: Path) -> tuple[Plugin | str, ...]:
+    """The plugins of a module; of one that cannot be used, why."""
+    found: list[Plugin | str] = []
+    for value in list(vars(module).values()):
+        for kind, base in BASES.items():
+            if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+                    and "name" in vars(value)):
+                continue
+            if reason := _unfit(kind, value):
+                found.append(f"{path}, line {_line_of(value)}: {kind} {value.__name__}: {reason}.")
+            else:
+                found.append(Plugin(kind, value.name, value, path, numbers_of(value, path, content)))
+    return tuple(found)
 
 
 def of_aggregator(settings: Mapping[str, Any]) -> dict[str, str]:

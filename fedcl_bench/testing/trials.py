@@ -117,6 +117,10 @@ class Pair:
             ("check", {**_COMMON, **_STREAMS[self.kind], **self._asked(), **small, **self.settings, **settings})])
         return parts._replace(local=replace(parts.local, adam_eps=STEADY_EPS))
 
+    @cached_property
+    def _own_parts(self) -> AllSettings:
+        return self.parts()
+
     def _asked(self) -> dict[str, str]:
         """What the plugins ask for: a start at the server; of domains a topology that both can be trained under."""
         if self.kind == "sessions" and self.method_cls.aggregate_updates is not Method.aggregate_updates:
@@ -129,7 +133,7 @@ class Pair:
 
     def federation(self, stream: Stream | None = None, seed: int = 0, parts: AllSettings | None = None) -> Federation:
         """The pair with new objects, checked against its stream."""
-        s = parts or self.parts()
+        s = parts or self._own_parts
         stream, method = stream or self.stream, self.method_cls(s.method)
         backbone = method.trained_backbone(self.backbone_cls(s.backbone), stream.steps[-1].n_users)
         attack = attack_of(self.registry, s.server.attack)

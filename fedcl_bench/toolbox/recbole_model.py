@@ -12,7 +12,7 @@ from ..core.errors import unknown
 
 
 class _Later(ModuleType):
-    """Stands in for a module of scikit-learn while RecBole is imported; what is called is looked up then."""
+    """Stands in for a module while RecBole is imported; what is called is looked up then."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -25,15 +25,16 @@ class _Later(ModuleType):
         return call
 
 
+# RecBole imports these for a few metrics, two models and its own logs, none of which is used here; scikit-learn alone
+# takes longer than reading a dataset.
+_UNUSED = {"sklearn": ("", ".metrics", ".linear_model", ".exceptions", ".utils", ".utils.extmath"),
+           "torch.utils.tensorboard": ("",)}
+
+
 @contextmanager
-def without_sklearn() -> Iterator[None]:
-    """Where RecBole is imported: it imports scikit-learn for a few metrics and two models, none of which is used here,
-    and that alone takes longer than reading a dataset."""
-    if "sklearn" in sys.modules:
-        yield
-        return
-    names = ("sklearn", *(f"sklearn.{part}" for part in ("metrics", "linear_model", "exceptions", "utils",
-                                                         "utils.extmath")))
+def importing_recbole() -> Iterator[None]:
+    """Where RecBole is imported: without what it imports and the suite does not use."""
+    names = [root + part for root, parts in _UNUSED.items() if root not in sys.modules for part in parts]
     sys.modules.update({name: _Later(name) for name in names})
     try:
         yield
@@ -63,7 +64,7 @@ def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, ob
         UserError: if RecBole has no such general recommender.
     """
     import torch
-    with without_sklearn():
+    with importing_recbole():
         import recbole.model.general_recommender as models
 
     if not isinstance(getattr(models, name, None), type):
