@@ -40,7 +40,7 @@ from fedcl_bench.experiments.worker import STOP, run_job
 
 ROOT = Path(__file__).resolve().parents[1]
 # Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.
-SMALL = {"k_core": 70, "rounds": 2, "dim": 8}
+SMALL = {"k_core": 80, "rounds": 2, "dim": 8}
 STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01, "hidden": [8]},
           "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8], "init_std": 0.3},
           "fedncf": {"lr": 0.01}, "pfedrec": {"lr": 0.01}}

@@ -38,7 +38,7 @@ needs_gpu = pytest.mark.skipif(not REAL, reason="needs a CUDA device, which is n
 NAMES = discover()
 CUDA = torch.device("cuda")
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
-BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 70}
+BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 80}
 # RecBole's models stand for themselves and for others: with texts, stages, contrasts, or one client at a time.
 RECBOLES = [f"recbole:{name}" for name in ("BPR", "NeuMF", "SASRec", "GRU4Rec", "BERT4Rec", "FDSA", "S3Rec", "FEARec")]
 
@@ -112,9 +112,9 @@ def test_all_runs_equal_those_on_the_cpu(kind, least):
 
 
 @pytest.mark.parametrize("method, backbone, dataset, settings", [
-    ("f3crec", "fedmf", "ml-100k", {"k_core": 70, "extra_metrics": "distance,novelty", "upload_noise": 0.001,
+    ("f3crec", "fedmf", "ml-100k", {"k_core": 80, "extra_metrics": "distance,novelty", "upload_noise": 0.001,
                                     "upload_clip": 1.0}),
-    ("ft", "pfedrec", "ml-100k", {"k_core": 70, "fold_in": 3, "cold_start": "fold_in"}),
+    ("ft", "pfedrec", "ml-100k", {"k_core": 80, "fold_in": 3, "cold_start": "fold_in"}),
     ("ffmsr", "ffmsr", "books+games", {"dim": 8, "encoder": "tfidf", "federated_rounds": 1, "clusters": 3,
                                        "text_dim": 4}),
     ("ft", "miasrec", "books+games", {"dim": 8, "topology": "central"})])
@@ -123,8 +123,8 @@ def test_a_run_is_kept_and_goes_on_from_where_it_was(registry, tmp_path, monkeyp
     """With ``device=cuda``, stopped at each sign of life; its record can be read without a GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SIZES, "report_every", 0.0)
-    lay_shop("books", 1, 10, 12, texts=True)
-    lay_shop("games", 2, 8, 9, texts=True)
+    lay_shop("books", 1, 7, 9, texts=True)
+    lay_shop("games", 2, 6, 8, texts=True)
     layers = [("test", {"rounds": 2, "patience": 0, "topk": "3,5", "valid_metric": "ndcg@5", **settings})]
     with on_gpu():
         config = make_config(registry, method, backbone, dataset, 0, layers, device="cuda")

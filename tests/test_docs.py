@@ -46,7 +46,7 @@ WRITTEN = [*GUIDE, *(ROOT / f"results/{part}/README.md" for part in ("published"
 PAGES = [*WRITTEN, *sorted((ROOT / "results/pages").glob("*.md")), ROOT / "results/domains/tables.md",
          ROOT / "results/fcucr.md", ROOT / "results/tutorial.md", ROOT / "results/attacks.md"]
 SLOW = (["check", "mean-of-items"], ["check", "halfway"])
-SMALL = ("--set", "rounds=1", "--set", "k_core=70")  # a round a block, on the densest part of ML-100K
+SMALL = ("--set", "rounds=1", "--set", "k_core=80")  # a round a block, on the densest part of ML-100K
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def test_twenty_lines_are_f3crecs_server(registry, tmp_path):
     found = {}
     for of, method, settings in ((discover([tmp_path / "mine"]), "temporal-mean", {}), (registry, "ft", {}),
                                  (registry, "f3crec", {"lambda_kd": 0.0})):
-        run = config.make_config(of, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 3, "k_core": 70,
+        run = config.make_config(of, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 3, "k_core": 80,
                                                                                         **settings})])
         result = execute(run, lambda: load_stream(run.source, run.stream), tmp_path / method)
         model = read_model(Path(result["record"])).tables

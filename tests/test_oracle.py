@@ -65,7 +65,7 @@ def stream(registry):
     return load_stream(config.source, config.stream)
 
 
-def some_clients(step, count=8):
+def some_clients(step, count=6):
     """Old, new, light and heavy clients of a block."""
     lengths = step.train.lengths
     users = (lengths > 0).nonzero().flatten()
@@ -137,7 +137,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
         "f3crec": lambda: oracle.distillation(previous, s.lambda_kd, s.top_n, s.eps, local)}[name]()
 
 
-def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=8,
+def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=6,
             weighted=False, layout="rows", robust="", **changes):
     name, settings, training = BACKBONES[backbone_case]
     backbone = build(registry, "backbone", name, **{**settings, **changes})

@@ -23,6 +23,7 @@ from fedcl_bench.rng import DrawKey
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, SEED = 40, 5
+USERS = 5  # two of whom have no validation or no test session
 BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12},
              "sasrec, private": {"output_embedding": "private"},
              "gru4rec, private": {"hidden_size": 4, "output_embedding": "private"},
@@ -50,12 +51,12 @@ PAPER = {"transfer": "before", "prototype": "mean", "revisited": "added", "fusio
 
 def both(registry, name, init="server", weighting="uniform", method=None, optimiser="adam", rounds=2):
     """The engine's federation and the oracle's, ready to run."""
-    log, more = session_log(N_ITEMS), {**BACKBONES, **SESSION_BACKBONES}[name]
+    log, more = session_log(N_ITEMS)[:USERS], {**BACKBONES, **SESSION_BACKBONES}[name]
     stream, name = session_stream(log, N_ITEMS), name.split(",")[0]
     backbone = build(registry, "backbone", name, dim=6, max_length=5, dropout=0.0, lr=0.05, **more)
     plugin = build(registry, "method", "ft") if method is None else build(registry, "method", "fcucr", head_size=5,
                                                                           **method)
-    f = Federation(stream, backbone, plugin, LocalSettings(optimiser, adam_beta2=0.98, local_epochs=3, negatives=1),
+    f = Federation(stream, backbone, plugin, LocalSettings(optimiser, adam_beta2=0.98, local_epochs=2, negatives=1),
                    FederationSettings(rounds=rounds, precision="float64", init=init, weighting=weighting,
                                       tested_round="last"),
                    EvaluationSettings(topk=(3,), valid_metric="hit@3", candidates="sampled", sampled_candidates=10,
@@ -65,7 +66,7 @@ def both(registry, name, init="server", weighting="uniform", method=None, optimi
     starts = {**backbone.item_starts(N_ITEMS), **backbone.dense_starts()}
     weights = None
     oracle = Oracle(log, N_ITEMS, name, backbone.settings, seed=SEED, public=start.public, dense=start.dense,
-                    starts=starts, init=init, lr=0.05, epochs=3, weights=weights, optimiser=optimiser,
+                    starts=starts, init=init, lr=0.05, epochs=2, weights=weights, optimiser=optimiser,
                     private=start.private, **({} if method is None else {"head": 5, "method": Facts(plugin)}))
     return f, oracle
 

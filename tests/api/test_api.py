@@ -29,7 +29,7 @@ from fedcl_bench.records.record import Record
 from fedcl_bench.runs.summary import failed
 from fedcl_bench.runs.specs import RunSpec
 
-TINY = {"rounds": 1, "k_core": 70}
+TINY = {"rounds": 1, "k_core": 80}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def in_a_terminal():
 
 def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch, in_a_terminal):
     """The round ends, its checkpoint is written, and the same call ends at the same numbers."""
-    settings = {"rounds": 2, "k_core": 70}
+    settings = {"rounds": 2, "k_core": 80}
     update = seeds.Display.update
 
     def press(self, stream, progress):
@@ -131,7 +131,7 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
     single = fb.load(results.folders[1])
     assert single.seeds == [1] and single.method == "f3crec"
     assert single.compare("ft")["seeds"].tolist() == ["1"]  # the records beside it
-    assert fb.load(folder, "FT", "FedMF", "ML-100K", k_core=70, topk=20).seeds == [0, 1]
+    assert fb.load(folder, "FT", "FedMF", "ML-100K", k_core=80, topk=20).seeds == [0, 1]
     for arguments, settings, words in (
             ((), {}, "several methods.*f3crec, ft"), (("reg",), {}, "unknown method"),
             (("ft",), {"k_core": 9}, "found 9, accepted.*70"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
@@ -246,7 +246,7 @@ def test_compare_is_the_commands(results, folder, capsys):
 
 
 def test_compare_says_how_to_make_what_is_missing(results, folder):
-    call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=70, rounds=1\)"
+    call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=80, rounds=1\)"
     with pytest.raises(fb.UserError, match=f"(?s)no record.*{call}"):
         results.compare("KD")
     with pytest.raises(fb.UserError, match="unknown method 'ftt'"):
@@ -304,7 +304,7 @@ def test_the_suggested_call_makes_what_is_missing(own_data, tmp_path):
 
 def test_other_methods_get_the_streams_settings(tmp_path):
     """A static stream has defaults of its own, of which one is changed back to the plain default."""
-    settings = {"stream": "static", "rounds": 1, "k_core": 70, "candidates": "all", "patience": 30}
+    settings = {"stream": "static", "rounds": 1, "k_core": 80, "candidates": "all", "patience": 30}
     for method, lr in (("ft", 0.5), ("reg", 0.5)):
         fb.run(method, "fedmf", results=tmp_path, progress=False, lr=lr, **settings)
     assert fb.load(tmp_path, "ft").compare("reg")["against"].tolist() == ["reg"]
@@ -336,7 +336,7 @@ def test_what_a_notebook_shows_is_escaped(results, monkeypatch):
 # Recommending
 
 @pytest.mark.parametrize("method, settings", [
-    ("ft", {"k_core": 70}), ("rlp2", {"k_core": 70, "blocks": 2, "base_share": 0.8})])
+    ("ft", {"k_core": 80}), ("rlp2", {"k_core": 80, "blocks": 2, "base_share": 0.8})])
 def test_recommendations_are_the_lists_that_were_tested(tmp_path, method, settings):
     """With nothing but the last block's train and valid items masked, a user's hits are those of the record."""
     found = fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=2, topk=10, valid_metric="ndcg@10",

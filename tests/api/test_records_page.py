@@ -31,7 +31,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
         patch.chdir(folder)
-        patch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=70))
+        patch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=80))
         files, interface = PAGE.split("\n## From Python\n")  # what reads a model needs a run
         exec(compile(python_of(interface) + python_of(files), "docs/records.md", "exec"), {})
     return folder

@@ -264,16 +264,16 @@ def in_empty_folder(tmp_path, monkeypatch):
 
 
 def test_the_command_writes_table_figure_and_json(capsys):
-    assert main([*AUDIT, "--noise", "0,1", "--json"]) == 0
+    assert main([*AUDIT, *FEW, "--noise", "0,1", "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert "noise 1, seed 0" in captured.err
     assert (found["method"], found["block"], found["rounds"], found["seeds"]) == ("ft", 0, [1, 2], [0])
     assert [(row["noise"], row["round"], row["clients"]) for row in found["levels"]] == [
-        (0.0, 1, 587), (0.0, 2, 587), (1.0, 1, 587), (1.0, 2, 587)]
+        (0.0, 1, 339), (0.0, 2, 339), (1.0, 1, 339), (1.0, 2, 339)]
     clean, noisy = found["levels"][0], found["levels"][2]
     assert clean["direction_auc"]["mean"] == 1.0 and clean["epsilon"] is None
-    assert clean["size_auc"]["mean"] == pytest.approx(0.852, abs=0.002)  # ML-100K's block 0, round 1
+    assert clean["size_auc"]["mean"] == pytest.approx(0.626, abs=0.002)  # block 0 of the 50-core, round 1
     assert noisy["size_auc"]["mean"] == pytest.approx(0.5, abs=0.01)
     folder = Path(found["folder"])
     assert folder == Path("results/audits/ft-fedmf-ml-100k")
@@ -282,11 +282,11 @@ def test_the_command_writes_table_figure_and_json(capsys):
     rows = pd.read_csv(folder / "audit.csv")
     assert len(rows) == 4 * len(METRICS)
     assert json.loads((folder / "audit.json").read_text()) == {name: found[name] for name in found if name != "folder"}
-    assert main([*AUDIT, "--noise", "0,1"]) == 0
+    assert main([*AUDIT, *FEW, "--noise", "0,1"]) == 0
     captured = capsys.readouterr()
     assert captured.err.count("from an earlier audit") == 2
     text = " ".join(captured.out.split())
-    for words in ("ft on fedmf, ml-100k, block 0, seed 0", "Mean over 587 clients", "By chance: AUC .5",
+    for words in ("ft on fedmf, ml-100k, block 0, seed 0", "Mean over 339 clients", "By chance: AUC .5",
                   "no level of noise bears a formal guarantee", "F3CRec's noise", "FCUCR's epsilon", "audit.svg"):
         assert words in text
 

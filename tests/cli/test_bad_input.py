@@ -123,7 +123,7 @@ def sessions(method, backbone, assignment=""):
     (f"{FT} --set eps=1", ["'eps'", "ft on fedmf"]),
     (f"{FT} --set blocks=100001", ["at most 10000"]),
     (f"{FT} --set lr=1 --set lr=2", ["found 'lr' twice, '1' and '2'"]),
-    (f"{RUN} --set k_core=70 --set blocks=3000", ["block", "--set blocks=N"]),
+    (f"{RUN} --set k_core=80 --set blocks=3000", ["block", "--set blocks=N"]),
     (f"{FT} --set candidate_draw=redraw --set candidates=sampled", ["'candidate_draw'", "with stream=blocks"]),
     (f"{FT} --set session_gap=10", ["'session_gap'", "no effect with stream=blocks"]),
     *((f"{RUN} --set {assignment}", words) for assignment, words in (
@@ -251,7 +251,7 @@ def test_run_takes_tuned_settings(run_json, refused, place):
     """Those of the results folder; --set lies over them."""
     (place / "results/my-tuned").mkdir(parents=True)
     (place / "results/my-tuned/shop-fedmf-ft.json").write_text('{"settings": {"lr": 0.25, "rounds": 7}}')
-    quick = "--backbone fedmf --dataset Shop --tuned --set rounds=1 --set k_core=70".split()
+    quick = "--backbone fedmf --dataset Shop --tuned --set rounds=1 --set k_core=80".split()
     result, err = run_json("--method", "ft", *quick)
     assert "tuned settings: of results/my-tuned" in err and result["dataset"] == "shop"
     assert (result["settings"]["lr"], result["settings"]["rounds"]) == (0.25, 1)

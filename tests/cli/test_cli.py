@@ -20,7 +20,7 @@ from fedcl_bench.data.source import load_config
 
 RUN = ["--method", "f3crec", "--backbone", "fedmf"]
 QUICK = ["--set", "rounds=2"]
-SMALL = [*QUICK, "--set", "k_core=70"]
+SMALL = [*QUICK, "--set", "k_core=80"]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_divergence_stops_the_run_and_marks_the_record(refused):
 
 
 def test_a_failed_record_counts_what_its_clients_did(capsys, run_json):
-    job = ["--set", "rounds=3", "--set", "patience=0", "--set", "k_core=70"]
+    job = ["--set", "rounds=3", "--set", "patience=0", "--set", "k_core=80"]
     assert main(["--method", "reg", "--backbone", "fedmf", *job, "--set", "lambda_reg=1e3"]) == 1
     capsys.readouterr()
     done, _ = run_json("--method", "ft", "--backbone", "fedmf", *job)

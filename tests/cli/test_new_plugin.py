@@ -24,7 +24,7 @@ HOOKS_OF = {"server": ("def aggregate", "def end_step"), "penalty": ("def row_pe
             "proximal": ("sees_rows", "def local_loss", "batch.moved"),
             "upload": ("def uploads", "def end_local", "def end_round", "batch.loss"),
             "replay": ("def replayed_items", "batch.replay_scores", "self.client_state")}
-ROUNDS = ["--set", "rounds=1", "--set", "k_core=70"]
+ROUNDS = ["--set", "rounds=1", "--set", "k_core=80"]
 MINE = ["--plugins", "my_plugins"]
 
 

@@ -120,7 +120,7 @@ def test_groups(world):
 
 def test_by_group_on_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=70", "--quiet"]
+    command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--quiet"]
     assert main([*command, "--by", "new-users,rare-items"]) == 0
     out = capsys.readouterr().out
     assert "ndcg@20 new-users" in out and "recall@20 rare-items" in out and "most-active" not in out

@@ -15,7 +15,7 @@ from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Watch, execute
 
-SMALL = {"k_core": 70, "rounds": 1, "dim": 8}
+SMALL = {"k_core": 80, "rounds": 1, "dim": 8}
 
 
 class Spoiling(Method):

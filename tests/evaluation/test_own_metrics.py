@@ -27,7 +27,7 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.testing import assert_passed, check_metric
 
-QUICK = {"k_core": 70, "rounds": 1}
+QUICK = {"k_core": 80, "rounds": 1}
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4, "rounds": 1}
 PAGE = re.search(r"^```python\n(# my_plugins/metrics\.py\n.*?)^```$", (ROOT / "docs/plugins.md").read_text(
     encoding="utf-8"), re.DOTALL | re.MULTILINE)[1]
@@ -104,7 +104,7 @@ def test_they_are_recorded_beside_the_same_numbers(mine, folder, tmp_path, capsy
     assert kept[3, 1, "map@20"] > 0.0
     assert json.loads((record / "run.json").read_text())["settings"]["extra_metrics"] == ["map", "tail"]
 
-    words = ["--plugins", str(folder), "--set", "rounds=1", "--set", "k_core=70"]
+    words = ["--plugins", str(folder), "--set", "rounds=1", "--set", "k_core=80"]
     assert main(["tables", "--rows", "method", "--columns", "dataset", "--metrics", "map@20,tail@20", *words]) == 0
     expected = np.mean([run.meta["metrics"]["map@20"]["avg_incremental"] for run in results["ft"].runs])
     assert f"{expected:.4f}" in capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_they_are_recorded_beside_the_same_numbers(mine, folder, tmp_path, capsy
 
 def test_on_the_command_line_and_in_validation(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["--method", "ft", "--backbone", "fedmf", "--set", "k_core=70", "--set", "rounds=3", "--quiet",
+    words = ["--method", "ft", "--backbone", "fedmf", "--set", "k_core=80", "--set", "rounds=3", "--quiet",
              "--plugins", str(folder)]
     assert main([*words, "--set", "extra_metrics=map", "--set", "topk=5,20"]) == 0
     shown = capsys.readouterr().out
@@ -202,7 +202,7 @@ def test_a_record_that_lacks_a_metric_says_so(mine, folder, tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     fb.run("ft", "fedmf", progress=False, **QUICK)
     fb.run("f3crec", "fedmf", progress=False, **QUICK)
-    small = ["--set", "rounds=1", "--set", "k_core=70"]
+    small = ["--set", "rounds=1", "--set", "k_core=80"]
     assert main(["tables", "--metrics", "map@20", "--plugins", str(folder), *small]) == 2
     assert "Known: " in capsys.readouterr().err
     assert main(["compare", "ft", "f3crec", "--backbone", "fedmf", "--metric", "novelty@20", *small]) == 2

@@ -24,7 +24,7 @@ from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
 
-CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=70"]
+CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=80"]
 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
 DISTURBED = """
@@ -71,7 +71,7 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture
 def tasks(registry):
     def make(*methods, seeds=1, **settings):
-        settings = tuple({"rounds": 2, "k_core": 70, **settings}.items())
+        settings = tuple({"rounds": 2, "k_core": 80, **settings}.items())
         specs = [RunSpec(method, "fedmf", "ml-100k", settings) for method in methods]
         return grid.make_tasks(registry, specs, range(seeds))
     return make
@@ -198,7 +198,7 @@ def test_block_0_is_computed_once(undisturbed):
 
 
 def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
-    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2", "--set", "k_core=70",
+    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2", "--set", "k_core=80",
                  "--results", str(tmp_path), "--json", "--quiet"]) == 0
     alone = json.loads(capsys.readouterr().out)
     same_numbers(records(undisturbed)[Path(alone["record"]).name], alone)
@@ -277,7 +277,7 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
         if not killed and any(running.at for running in board.running):
             killed.append(board.running[0].task.label)
             multiprocessing.active_children()[0].kill()
-    two = tasks("ft", seeds=2, rounds=20)
+    two = tasks("ft", seeds=2, rounds=12)
     with Pool(tmp_path, None, (), jobs=1, show=show) as workers:
         first, second = workers.run(two)
         assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
@@ -361,7 +361,7 @@ def test_lists_of_all_runs_are_written(monkeypatch, tmp_path, capsys):
     """To the files of `run --save-lists`, under the hashes of runs without; finished runs without lists are refused."""
     monkeypatch.setattr(pool, "Processes", SameProcess)
     words = ["--methods", "ft,kd", "--backbones", "fedmf",
-             *(word for value in ("rounds=1", "k_core=70", "blocks=2") for word in ("--set", value))]
+             *(word for value in ("rounds=1", "k_core=80", "blocks=2") for word in ("--set", value))]
     done, _ = grid_json(capsys, *words, "--save-lists", "--results", str(tmp_path / "with"))
     plain, _ = grid_json(capsys, *words, "--results", str(tmp_path / "without"))
     assert [run["hash"] for run in done["runs"]] == [run["hash"] for run in plain["runs"]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import SMALL, STABLE, Threads, assert_same, numbers_of, same_numbers
+from helpers import SMALL as WHOLE, STABLE, Threads, assert_same, numbers_of, same_numbers
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
@@ -19,6 +19,7 @@ from fedcl_bench.runs.runner import execute
 from fedcl_bench.experiments.partition import divide, progress_part, stream_part, with_rows_of
 from fedcl_bench.experiments.shards import TRIES, Conductor
 
+SMALL = {**WHOLE, "blocks": 3}
 SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
 TINY = {**SESSIONS, "dim": 8, "max_length": 10, "local_epochs": 1}
 

@@ -17,7 +17,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.remote import Node, Undeclared
 from fedcl_bench.runs.config import make_config
 
-SMALL = {"precision": "float64", "rounds": 3, "dim": 4, "max_length": 4, "batch_size": 7, "topk": [3],
+SMALL = {"precision": "float64", "rounds": 3, "dim": 4, "max_length": 4, "batch_size": 16, "topk": [3],
          "valid_metric": "recall@3"}
 TEXTS = {"encoder": "given:vectors", "heads": 2, "inner_size": 8}
 

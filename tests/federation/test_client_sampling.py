@@ -110,7 +110,7 @@ def test_what_failing_clients_trained_is_lost(registry):
 
 def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=70", "--json", "--quiet"]
+    command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--json", "--quiet"]
     assert main(command) == 0
     plain = json.loads(capsys.readouterr().out)
     assert (plain["settings"]["client_dropout"], plain["settings"]["availability"]) == (0.0, "always")

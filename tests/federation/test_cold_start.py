@@ -294,7 +294,7 @@ def test_backbones_of_recbole(registry, stream):
 def test_what_a_model_recommends_is_what_was_tested(tmp_path, monkeypatch):
     """Popular items to a new user, not what its untrained vector scores."""
     monkeypatch.chdir(tmp_path)
-    results = running.run("ft", "fedmf", "ml-100k", k_core=70, rounds=1, dim=4, fold_in=K, cold_start="popularity")
+    results = running.run("ft", "fedmf", "ml-100k", k_core=80, rounds=1, dim=4, fold_in=K, cold_start="popularity")
     model = results.model()
     step = model.stream.steps[-1]
     known = [truncated_for_new_users(past, K).train.values for past in model.stream.steps]

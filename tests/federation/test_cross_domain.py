@@ -15,7 +15,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
 
-SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
+SMALL = {"max_length": 4, "dim": 6, "batch_size": 16, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64"}
 DCSR = {"heads": 2, "layers": 1, "anchor_rows": 4}
 

@@ -20,7 +20,7 @@ from fedcl_bench.plugin.silo import DomainMethod
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 
-SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 2, "topk": [3], "valid_metric": "recall@3",
+SMALL = {"max_length": 4, "dim": 6, "batch_size": 16, "rounds": 2, "topk": [3], "valid_metric": "recall@3",
          "base_share": 0.4, "domain_blocks": 3}
 FFMSR = {"encoder": "given:vectors", "clusters": 3, "heads": 2, "inner_size": 8, "batch_size": 32}
 BLOCKS, DOMAINS = 3, ("books", "games")
@@ -30,7 +30,7 @@ BLOCKS, DOMAINS = 3, ("books", "games")
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("vectors").mkdir()
-    for name, seed, users, items in (("books", 1, 30, 15), ("games", 2, 25, 11)):
+    for name, seed, users, items in (("books", 1, 16, 15), ("games", 2, 14, 11)):
         generator = np.random.default_rng(seed)
         rows = [f"u{user}\ti{(user + place * (1 + user % 2)) % items}\t{time}\n" for user in range(users)
                 for place, time in enumerate(sorted(generator.random(12)))]

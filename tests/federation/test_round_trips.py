@@ -43,7 +43,7 @@ ON_HOST = ("uniform_values", "normal_rows", "new_personal", "distinct", "_known_
 OURS = (ROOT / "fedcl_bench", ROOT / "plugins", ROOT / "tests")  # not all of it: an environment may be in there
 NAMES = discover()
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
-BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 70}
+BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 80}
 
 
 def is_sequential(backbone):

@@ -135,6 +135,8 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
     """Adam divides gradients by their size, so it makes rounding of the smallest large. Groups of similar lengths are
     as small as batches are here."""
     monkeypatch.setattr(SIZES, "central_encoded", 3)
+    lay_shop("books", 1, 11, 15)  # half the users
+    lay_shop("games", 2, 7, 11)
     f = federation_of(configured(registry, topology, name, **more))
     plain, domains, rounds, best = PlainDomains(f, name), CrossSilo(f).domains, 0, {}
     for progress in run(f):
@@ -163,7 +165,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shops, tmp_path, monkeypatch, topology):
     """Stopped after every batch and every round, the run gives the numbers of an uninterrupted one."""
-    config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2)
+    config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2, batch_size=16)
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
     monkeypatch.setattr(SIZES, "report_every", 0.0)

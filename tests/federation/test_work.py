@@ -16,7 +16,7 @@ from fedcl_bench.federation.work import numbers_at_once
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing.trials import Pair
 
-SMALL = {"k_core": 70, "rounds": 1, "blocks": 2}
+SMALL = {"k_core": 80, "rounds": 1, "blocks": 2}
 JOB = ["--method", "ft", "--backbone", "fedmf", "--quiet", *(word for name, value in SMALL.items()
                                                             for word in ("--set", f"{name}={value}"))]
 

@@ -45,7 +45,7 @@ class Halved(Method):
     def aggregate(self, public):
         return {name: mean / 2 for name, mean in public.items()}
 '''
-SMALL = {"k_core": 70, "rounds": 1, "dim": 8}
+SMALL = {"k_core": 80, "rounds": 1, "dim": 8}
 SETS = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
 
 
@@ -144,7 +144,7 @@ def test_a_row_is_what_its_runs_say(kept):
     assert row.p == pytest.approx(stats.ttest_rel(mine, theirs).pvalue, rel=1e-4) and row.users == len(mine)
     effect = row.detectable / np.std(mine - theirs, ddof=1)
     assert power_of_paired_t(effect, len(mine)) == pytest.approx(0.8, abs=1e-3)
-    assert row.settings == {"dim": 8, "k_core": 70, "rounds": 1} and row.seeds == [0, 1, 2] and row.bounded
+    assert row.settings == {"dim": 8, "k_core": 80, "rounds": 1} and row.seeds == [0, 1, 2] and row.bounded
     assert row.leaks == "none known" and row.privacy == "Sends item_embedding.weight. No formal guarantee."
     sent = runs["halved"][0].meta["bytes"]
     assert row.megabytes == pytest.approx((sent["total_up"] + sent["total_down"]) / 1e6, rel=0.1)

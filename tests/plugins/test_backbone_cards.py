@@ -212,7 +212,7 @@ def test_lambda_zero_is_ft(registry, stream, name):
     def whole(method, **settings):
         backbone = build(registry, "backbone", name, **BACKBONES[name])
         local = LocalSettings(optimiser="adam" if backbone.pairwise else "sgd", batch_size=32)
-        return finish(federation(registry, stream, build(registry, "method", method, **settings), backbone, rounds=3,
+        return finish(federation(registry, stream, build(registry, "method", method, **settings), backbone, rounds=2,
                                  local=local, init_from="best"))
     ft = whole("ft")
     same_run(whole("rlp2", lambda_error=0.0), ft)

@@ -10,7 +10,7 @@ from helpers import ROOT
 from fedcl_bench.testing import assert_passed, check_plugin, discover
 
 FOLDER = ROOT / "tests/user_plugins"
-SMALL = {"k_core": 70, "rounds": 2, "blocks": 2}
+SMALL = {"k_core": 80, "rounds": 2, "blocks": 2}
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def test_a_run_resumes_to_the_bit_and_moves_no_generator(registry, tmp_path, nam
     assert {(t, s) for t, s, _ in points[-1].tests} == {(t, s) for t in range(3) for s in range(t + 1)}
     rounds = 2 if name in TRAINED else 1
     assert len(points[-1].curve) == 3 * rounds
-    for point in points[:-1]:
+    for point in points[:-1:2]:
         save_progress(tmp_path / "checkpoint.pt", point, 1.0)
         f = federation()
         *_, again = run(f, load_progress(tmp_path / "checkpoint.pt", "cpu", f)[0])
@@ -192,7 +192,7 @@ def test_what_is_tested_is_the_best_round(registry):
 def test_ml_100k(registry, tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(tmp_path)
     config = make_config(registry, f"recbole:{name.lower()}", "", "ml-100k", overrides=[
-        ("test", {"k_core": 70, "blocks": 2, "rounds": 1, **SMALL[name],
+        ("test", {"k_core": 80, "blocks": 2, "rounds": 1, **SMALL[name],
                   **({"train_batch_size": 2048} if name in TRAINED else {})})])
     result = executed(config)
     assert (result["method"], result["backbone"]) == (f"recbole:{name}", "none")
@@ -202,7 +202,7 @@ def test_ml_100k(registry, tmp_path, monkeypatch, capfd, name):
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["--method", "recbole:ease", "--set", "k_core=70", "--quiet"]) == 0
+    assert main(["--method", "recbole:ease", "--set", "k_core=80", "--quiet"]) == 0
     assert "recbole:EASE on none, ml-100k" in capsys.readouterr().out
     assert main(["list", "recbole:ease"]) == 0
     assert "reg_weight = 250.0" in capsys.readouterr().out

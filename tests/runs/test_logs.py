@@ -17,7 +17,7 @@ from fedcl_bench.runs import logs
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
-SETTINGS = {"rounds": 2, "k_core": 70, "evaluate_every": 2}
+SETTINGS = {"rounds": 2, "k_core": 80, "evaluate_every": 2}
 RUN = ["--method", "f3crec", "--backbone", "fedmf", "--quiet",
        *(word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}"))]
 
@@ -107,7 +107,7 @@ def test_wandb_is_given_the_same_offline(finished, wandb):
 
 
 def test_a_resumed_run_is_logged_from_its_beginning(registry, tmp_path):
-    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 70})])
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 80})])
     stream = load_stream(config.source, config.stream)
     target = [logs.Target("csv", tmp_path / "logs")]
 

@@ -22,7 +22,7 @@ from fedcl_bench.runs.runner import execute
 @pytest.fixture(scope="module")
 def finished(registry, tmp_path_factory):
     """A record of RLP2, whose state says how it ranks, and its stream."""
-    config = make_config(registry, "rlp2", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 70})])
+    config = make_config(registry, "rlp2", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
     stream = load_stream(config.source, config.stream)
     return Path(execute(config, lambda: stream, tmp_path_factory.mktemp("results"))["record"]), stream
 
@@ -45,7 +45,7 @@ def test_pytorch_opens_it_and_it_carries_the_ids(finished):
 
 def test_state_that_no_ranking_needs_is_left_out(registry, tmp_path):
     """Reg keeps the tables of the step before, which may be gigabytes."""
-    config = make_config(registry, "reg", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 70})])
+    config = make_config(registry, "reg", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
     done = execute(config, lambda: load_stream(config.source, config.stream), tmp_path)
     saved = read_model(Path(done["record"]))
     assert saved.client_state == saved.server_state == {} and saved.user_ids

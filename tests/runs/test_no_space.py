@@ -54,7 +54,7 @@ def test_a_file_that_does_not_fit(write, tmp_path):
 def test_a_run_whose_checkpoint_does_not_fit(tmp_path, capsys):
     """And goes on when there is space again."""
     run = ["--method", "ft", "--backbone", "fedmf", "--results", str(tmp_path), "--quiet"]
-    run += [word for text in ("k_core=70", "rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
+    run += [word for text in ("k_core=80", "rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
     with files_of(2048):
         assert main(run) == 2
     said = capsys.readouterr().err.splitlines()
@@ -93,7 +93,7 @@ ON_FULL_DISKS = """
 import contextlib, io, subprocess, sys
 from fedcl_bench.cli.main import main
 disk, sizes = sys.argv[1], sys.argv[2:]
-run = ["--method", "kd", "--backbone", "fedmf", "--results", disk + "/results", "--quiet", "--set", "k_core=70"]
+run = ["--method", "kd", "--backbone", "fedmf", "--results", disk + "/results", "--quiet", "--set", "k_core=80"]
 run += [word for text in ("rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
 for size in sizes:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)

@@ -17,8 +17,8 @@ from fedcl_bench.runs.ranked_lists import in_order_of_metrics
 
 FT = "--method ft --set rounds=2 --quiet --save-lists "
 RUNS = {  # a command, and the metric that its lists have
-    "blocks": (FT + "--backbone fedmf --set k_core=70", "ndcg@20"),
-    "static": (FT + "--backbone fedmf --set stream=static --set k_core=70 --set topk=5,10", "ndcg@10"),
+    "blocks": (FT + "--backbone fedmf --set k_core=80", "ndcg@20"),
+    "static": (FT + "--backbone fedmf --set stream=static --set k_core=80 --set topk=5,10", "ndcg@10"),
     "sessions": (FT + "--backbone sasrec --set stream=sessions --set min_session_length=5 --set min_sessions=4 "
                       "--set dim=8 --set patience=0 --set topk=100", "all:ndcg@100"),
     "domains": (FT + "--backbone sasrec --dataset tea+pots --set dim=8 --set topk=3 "

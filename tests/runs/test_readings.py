@@ -10,7 +10,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config, setting_notes
 
-SMALL = ["--set", "rounds=1", "--set", "k_core=70", "--set", "blocks=2", "--quiet"]
+SMALL = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--quiet"]
 
 
 def config(registry, method="f3crec", backbone="fedmf", dataset="ml-100k", **settings):
@@ -69,7 +69,7 @@ def test_command_line(tmp_path, capsys):
     assert main(["--method", "ft", "--backbone", "fedmf", *SMALL, "--set", "inc_split=random", "--set",
                  "item_lr=plain", "--results", str(tmp_path)]) == 0
     capsys.readouterr()
-    shared = ["--set", "rounds=1", "--set", "k_core=70", "--set", "blocks=2", "--records", str(tmp_path)]
+    shared = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--records", str(tmp_path)]
     assert main(["compare", "f3crec:reading=paper", "ft:inc_split=random,item_lr=plain", "--backbone", "fedmf",
                  *shared]) == 0
     assert "reading=paper" in capsys.readouterr().out

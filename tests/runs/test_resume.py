@@ -21,7 +21,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 3
-SMALL = {"rounds": ROUNDS, "k_core": 70}
+SMALL = {"rounds": ROUNDS, "k_core": 80}
 
 
 @pytest.fixture
@@ -54,9 +54,11 @@ from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
+from fedcl_bench.toolbox.recbole_model import build_model
 
 torch.set_num_threads(1)
-config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 70})])
+build_model("BPR", 1, 1, {"embedding_size": 1})  # imports what each process would else import
+config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 80})])
 stream = load_stream(config.source, config.stream)
 write = record.write_atomically
 
@@ -137,6 +139,9 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.data import datasets
 from fedcl_bench.runs import runner
+from fedcl_bench.toolbox.recbole_model import build_model
+
+build_model("BPR", 1, 1, {"embedding_size": 1})
 
 def asked(signal, step):
     update = Display.update
@@ -159,7 +164,7 @@ for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
 
 def test_asked_to_stop_on_the_command_line(tmp_path, capsys):
     """Ctrl-C and a scheduler's SIGTERM end the process with status 130 and one line; the same command goes on."""
-    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--set", "k_core=70",
+    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--set", "k_core=80",
                  "--results", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", ASKED, *arguments, "--threads", "1"], cwd=ROOT, capture_output=True,
                           text=True)
@@ -234,5 +239,5 @@ def test_a_stream_of_one_step_leaves_no_shared_block(tmp_path, monkeypatch, caps
     """There is no later block in which methods would differ, so nothing of it is kept for others."""
     monkeypatch.chdir(tmp_path)
     assert main(["--method", "ft", "--backbone", "fedmf", "--set", "stream=static", "--set", "rounds=1", "--set",
-                 "k_core=70", "--json"]) == 0
+                 "k_core=80", "--json"]) == 0
     assert not (tmp_path / "results" / "shared").exists() and len(list((tmp_path / "results" / "runs").iterdir())) == 1

@@ -268,7 +268,7 @@ def test_a_run_names_plugin_hook_and_expected_shape(tmp_path, monkeypatch, capsy
     (tmp_path / "mine" / "cheaters.py").write_text(open(source).read())
     command = {"--method": "ft", "--backbone": "fedmf", option: name}
     arguments = [part for pair in command.items() for part in pair]
-    assert main([*arguments, "--plugins", "mine", "--set", "k_core=70", "--set", "rounds=1", "--quiet"]) == 2
+    assert main([*arguments, "--plugins", "mine", "--set", "k_core=80", "--set", "rounds=1", "--quiet"]) == 2
     assert evidence in capsys.readouterr().err
 
 
