@@ -160,6 +160,8 @@ def _execute(args: argparse.Namespace) -> int:
     except (UserError, RunFailed):
         raise
     except (Exception, SystemExit):
+        if "fedcl_bench.runs.registry" not in sys.modules:  # no plugin was imported, which takes a second
+            raise
         from ..runs.plugin_errors import named
 
         with named():

@@ -54,7 +54,9 @@ def test_a_terminal_of_ascii_is_enough(words, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_an_output_that_is_full_is_said():
+def test_an_output_that_is_full_is_said(registry):
+    assert registry.plugins  # all are imported, so that the cache holds them
+
     def run(words, **options):
         return subprocess.run([sys.executable, str(ROOT / "run_bench.py"), *words], timeout=120, text=True, **options)
     with open("/dev/full", "w") as full:

@@ -150,7 +150,7 @@ def test_a_method_hears_of_steps_at_each_domain(registry):
     assert points[0].model.public[name].min() > 99
 
 
-def test_the_command_line_runs_and_tables_it(capsys):
+def test_the_command_line_runs_and_tables_it(capsys, same_process):
     settings = [word for name, value in {**SMALL, "topk": "3"}.items() for word in ("--set", f"{name}={value}")]
     cell = ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings]
     assert main(cell) == 0
