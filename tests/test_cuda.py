@@ -115,8 +115,8 @@ def test_all_runs_equal_those_on_the_cpu(kind, least):
     ("f3crec", "fedmf", "ml-100k", {"k_core": 80, "extra_metrics": "distance,novelty", "upload_noise": 0.001,
                                     "upload_clip": 1.0}),
     ("ft", "pfedrec", "ml-100k", {"k_core": 80, "fold_in": 3, "cold_start": "fold_in"}),
-    ("ffmsr", "ffmsr", "books+games", {"dim": 8, "encoder": "tfidf", "federated_rounds": 1, "clusters": 3,
-                                       "text_dim": 4}),
+    pytest.param("ffmsr", "ffmsr", "books+games", {"dim": 8, "encoder": "tfidf", "federated_rounds": 1, "clusters": 3,
+                                                   "text_dim": 4}, marks=pytest.mark.long),
     ("ft", "miasrec", "books+games", {"dim": 8, "topology": "central"})])
 def test_a_run_is_kept_and_goes_on_from_where_it_was(registry, tmp_path, monkeypatch, method, backbone, dataset,
                                                      settings):

@@ -121,7 +121,8 @@ class Plain:
 # Adam with weight decay moves a bias without gradient, as that of attention's keys is, by what rounding leaves of it.
 _ADAM = {"lr_step": 2, "lr_decay": 0.5}
 CASES = [*((name, {"optimiser": "sgd", "weight_decay": 0.01, "lr": 0.05}, 1e-9) for name in sorted(BACKBONES)),
-         *((name, _ADAM, 1e-6) for name in sorted(BACKBONES)[::2]), ("gru4rec", {**_ADAM, "weight_decay": 0.01}, 1e-6)]
+         *(pytest.param(name, _ADAM, 1e-6, marks=[pytest.mark.long] * (i % 2))
+           for i, name in enumerate(sorted(BACKBONES)[::2])), ("gru4rec", {**_ADAM, "weight_decay": 0.01}, 1e-6)]
 
 
 @dataclass(frozen=True)

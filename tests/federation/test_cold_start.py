@@ -206,9 +206,9 @@ def test_resumed_anywhere(registry, stream, tmp_path, backbone, settings):
         assert [row["valid"] for row in again.curve] == [row["valid"] for row in whole[-1].curve]
 
 
-# Every second pair goes to the long tests.
+# Two thirds of the pairs go to the long tests.
 @pytest.mark.parametrize("method, backbone", [
-    pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 2))
+    pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 3 > 0))
     for i, method in enumerate(("ft", "reg", "kd", "f3crec", "rlp2", "spp")) for j, backbone in enumerate(BACKBONES)])
 def test_chunks_and_threads(registry, stream, monkeypatch, method, backbone):
     expected = points(made(registry, stream, method, backbone))[-1]
