@@ -63,6 +63,6 @@ def test_a_file_that_is_no_mapping_of_texts(tmp_path):
 def test_a_divergence_names_all_settings_that_may_have_caused_it(method, settings, said, unsaid, tmp_path):
     """The method's own at any value, where it acts; a weight on rows whose learning rate is that of FedMF's."""
     with pytest.raises(RunFailed, match="training diverged") as caught:
-        fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=30, k_core=80, **settings)
+        fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=30, k_core=70, **settings)
     message = str(caught.value)
     assert [words for words in said if words not in message] + [words for words in unsaid if words in message] == []

@@ -134,7 +134,7 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
     assert fb.load(folder, "FT", "FedMF", "ML-100K", k_core=80, topk=20).seeds == [0, 1]
     for arguments, settings, words in (
             ((), {}, "several methods.*f3crec, ft"), (("reg",), {}, "unknown method"),
-            (("ft",), {"k_core": 9}, "found 9, accepted.*70"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
+            (("ft",), {"k_core": 9}, "found 9, accepted.*80"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
         with pytest.raises(fb.UserError, match="(?s)" + words):
             fb.load(folder, *arguments, **settings)
     with pytest.raises(fb.UserError, match="no folder"):

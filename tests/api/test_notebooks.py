@@ -47,10 +47,10 @@ def in_this_process(words, **options):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=80, progress=False))
+    monkeypatch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=70, progress=False))
     monkeypatch.setattr(subprocess, "run", in_this_process)
     names: dict = {}
-    values = [shown(code.replace("rounds=10", "rounds=1").replace("k_core=5)", "k_core=80)"), names)
+    values = [shown(code.replace("rounds=10", "rounds=1").replace("k_core=5)", "k_core=70)"), names)
               for code in cells(path)]
     kinds = {type(value) for value in values}
     assert {fb.Results, pd.DataFrame, Figure} <= kinds and all(v._repr_png_() for v in values if isinstance(v, Figure))
