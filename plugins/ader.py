@@ -93,9 +93,10 @@ class ADER(TopNDistillation):
             items = torch.cat([new, lists[users]], 1)
             there = _once(items, torch.cat([here, filled[users]], 1), model.n_items)
             place, kept = herded(pair_keys(backbone, model, users, items).detach(), there, n)
+            column = torch.arange(place.shape[1], device=new.device)
             lists[users], filled[users] = 0, False
-            lists[users[:, None], torch.arange(place.shape[1])] = items.gather(1, place).where(kept, 0)
-            filled[users[:, None], torch.arange(place.shape[1])] = kept
+            lists[users[:, None], column] = items.gather(1, place).where(kept, 0)
+            filled[users[:, None], column] = kept
         teacher = [torch.sigmoid(score_users(backbone, model, users).gather(1, lists[users]))
                    for users in in_pieces(everybody, model.n_items)]
         self.client_state |= {"lists": lists, "filled": filled, "teacher": torch.cat(teacher).detach()}
