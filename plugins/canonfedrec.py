@@ -104,34 +104,26 @@ class CanonFedRec(Method):
 
     def _turned(self, tables, anchors, fitted):
         """(1): tables (C, items, d) after the rotation that brings their ``fitted`` rows nearest to the anchors."""
-        ridge = self.settings.rotation_ridge * torch.eye(anchors.shape[1]).to(anchors)
+        ridge = self.settings.rotation_ridge * torch.eye(anchors.shape[1], dtype=anchors.dtype, device=anchors.device)
         left, _, right = torch.linalg.svd((tables * fitted[:, :, None]).transpose(1, 2) @ anchors + ridge)
-        mirrors = torch.linalg.det(left @ right) < 0.0
-        left[mirrors, :, -1] *= -1.0
+        left[:, :, -1] *= torch.where(torch.linalg.det(left @ right) < 0.0, -1.0, 1.0)[:, None]
         return tables @ (left @ right)
 
     def begin_round(self, step, round_, backbone):
-        self._user = backbone.factor_names[0]
+        self._user, self._n_items = backbone.factor_names[0], step.n_items
 
     def local_loss(self, batch):
         if not self.sees_rows:
             return None
-        s, items, weights, labels, rows = self.settings, *self._samples(batch)
+        s, items, weights, (rows,) = self.settings, batch.items, batch.weights, batch.rows.values()
+        rows = normalize(rows, dim=2)
         user = normalize(batch.private[self._user].flatten(1), dim=1)
-        positive = weights * (labels > 0.0)
+        positive = weights * (batch.labels > 0.0)
         distances = 2.0 - 2.0 * (rows @ user[:, :, None]).squeeze(2)
         loss = (positive * self._certainty(items) * distances).sum(1) / positive.sum(1).clamp(min=1e-12)
         if s.uniformity_weight > 0.0:
-            loss = loss + s.uniformity_weight * uniformity(rows, weights, items)
+            loss = loss + s.uniformity_weight * uniformity(rows, weights, items, self._n_items)
         return loss - batch.loss
-
-    def _samples(self, batch):
-        """Items, weights, labels and unit rows of the batch's samples, in as many columns as its clients need."""
-        columns = batch.mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        columns = columns[:, :max(1, int(batch.mask.sum(1).max()))]
-        rows, = batch.rows.values()
-        rows = rows.gather(1, columns[:, :, None].expand(-1, -1, rows.shape[2]))
-        return *(each.gather(1, columns) for each in (batch.items, batch.weights, batch.labels)), normalize(rows, dim=2)
 
     def _certainty(self, items):
         """The weights of items in (5); one that is new since the last round counts like one that nobody changed."""
@@ -143,7 +135,7 @@ class CanonFedRec(Method):
         return 1.0 / (s.spread_scale * known + s.spread_floor)
 
 
-def uniformity(rows, weights, items):
+def uniformity(rows, weights, items, n_items):
     """log mean exp(-2 |q_i - q_j|^2) over pairs of samples of different items, (C,), 0 of a client without such pairs.
 
     Its gradient is made on the way, for some clients after the other, as there are as many pairs as squares of samples.
@@ -155,7 +147,7 @@ def uniformity(rows, weights, items):
             near = torch.baddbmm(some.new_full((), -4.0), some, some.transpose(1, 2), alpha=4.0).exp_() @ with_weight
             sums.append((near[:, :, -1] * with_weight[:, :, -1]).sum(1))
             gradients.append(8.0 * with_weight[:, :, -1:] * near[:, :, :-1])
-        same = torch.zeros(len(rows), int(items.max()) + 1).to(rows).scatter_add_(1, items, weights).square().sum(1)
+        same = rows.new_zeros(len(rows), n_items).scatter_add_(1, items, weights).square().sum(1)
         pairs = weights.sum(1).square() - same
         near = (torch.cat(sums) - same).where(pairs > 1e-6, 1.0).clamp(min=1e-12)
         slopes = torch.cat(gradients) * ((pairs > 1e-6) / near)[:, None, None]

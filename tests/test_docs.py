@@ -268,7 +268,7 @@ def test_all_that_a_local_batch_shows_is_on_the_page():
     named = set(re.findall(r"`(\w+)(?:\([\w, ]+\))?`", first))
     attributes = {name for cls in fedcl_bench.LocalBatch.__mro__[:2] for name in (*vars(cls), *cls.__annotations__)
                   if not name.startswith("_")}
-    assert named == attributes - {"add", "changes", "upload"}  # of `end_local`
+    assert named == attributes - {"add", "changes", "step_sizes", "upload"}  # of `end_local`
 
 
 def test_twenty_lines_are_f3crecs_server(registry, tmp_path):
