@@ -287,7 +287,8 @@ def test_noise_is_refused(federation):
 def test_processes_over_flower(tmp_path, capsys):
     """One command starts its clients; the record is the simulation's, and nothing is left."""
     words = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet", *[
-        word for name, value in {**SMALL, "blocks": 2, "precision": "float64"}.items() for word in ("--set", f"{name}={value}")]]
+        word for name, value in {**SMALL, "blocks": 2, "precision": "float64"}.items()
+        for word in ("--set", f"{name}={value}")]]
     found = subprocess.run(  # Flower's server sets up logging for its whole process
         [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", "4", "--results",
          "flower"], cwd=tmp_path, check=True, stdout=subprocess.PIPE).stdout
