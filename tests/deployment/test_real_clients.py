@@ -306,8 +306,8 @@ def test_a_federation_by_hand(tmp_path):
     settings = [word for name, value in {**SMALL, "precision": "float64", "rounds": 5}.items()
                 for word in ("--set", f"{name}={value}")]
     run = ["--method", "f3crec", "--backbone", "fedmf", "--json", "--quiet"]
-    subprocess.run([*suite, "data", "deal", "ml-100k", "--clients", "3", "--out", "d", "--set", "k_core=70"],
-                   cwd=tmp_path, check=True)
+    subprocess.run([*suite, "data", "deal", "ml-100k", "--clients", "3", "--out", "d", "--set",
+                    f"k_core={SMALL['k_core']}"], cwd=tmp_path, check=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     processes = []
