@@ -33,7 +33,7 @@ docs: $(VENV)/.installed-docs
 	cp -r docs build/pages
 	cp -r results/pages results/audits results/bases results/central results/domains results/leaderboard results/sensitivity build/pages/results
 	$(BIN)/python -c 'from pathlib import Path; from fedcl_bench.leaderboard.board import write_pages; write_pages(Path("build/pages/results/leaderboard"))'
-	cp results/ambiguities.md results/attacks.md results/fcucr.md results/tutorial.md build/pages/results
+	cp results/ambiguities.md results/attacks.md results/fcucr.md results/newer-methods.md results/tutorial.md build/pages/results
 	cp results/published/README.md build/pages/results/published
 	cp -r results/published/ffmsr-pilot build/pages/results/published
 	cp -r benchmarks/README.md benchmarks/results build/pages/benchmarks
