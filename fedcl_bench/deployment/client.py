@@ -36,7 +36,7 @@ from .client_files import ClientData, Published, read_client, read_table
 from .domain_files import domain_sizes, read_domains
 from .flower import Letter, answer_messages
 
-KEPT = 3  # states of the last rounds: a server that is killed may have kept neither the last round nor its block's end
+KEPT = 4  # states of the last rounds and block ends: a server that is killed may lack the last three
 KEPT_RUN = "run.json"
 
 

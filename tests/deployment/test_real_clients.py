@@ -243,12 +243,13 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     assert of_block["participants"].iloc[-1] == of_block["participants"].iloc[0] > of_block["participants"].min()
 
 
-def test_a_server_that_is_killed_goes_on_at_the_round(federation):
+@pytest.mark.parametrize("after", [25, 57])  # within a block; when clients have ended a block and it has not
+def test_a_server_that_is_killed_goes_on_at_the_round(federation, after):
     made = federation()
 
     def kill(node):
         raise Gone
-    once(made.link, 25, kill)
+    once(made.link, after, kill)
     with pytest.raises(Gone):
         made.run()
     for number in range(3):
