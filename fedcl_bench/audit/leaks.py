@@ -138,8 +138,9 @@ class Unit:
         if step.sessions:
             task = SessionTask(step, "test", [k], self.candidates["test"], DrawKey(0, step.index, 0), (metric,))
             return rank_sessions(_Scorer(scores), Method(NoSettings()), model, task).scores.mean(name)
+        drawn = self.candidates["test"]
         return rank_all(_Scorer(scores), model, step.test, [step.train, step.valid], [k],
-                        candidates=self.candidates["test"], metrics=[metric]).mean(name)
+                        candidates=None if drawn is None else drawn[step.test.lengths > 0], metrics=[metric]).mean(name)
 
     def counts(self, *splits: str) -> Tensor:
         """Interactions of every item in some splits of all steps so far."""

@@ -86,7 +86,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     if config.stream.pilot_users and config.stream.of_domains:
         print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
               f"comparable with all users")
-    for note in leak_notes([("", config.settings)]):
+    for note in [*leak_notes([("", config.settings)]), *samples(result)]:
         print(note)
     metrics = result_table(result)
     counts = [("rounds", result["rounds"]), *((f"rounds of {name}", n) for name, n in result.get("stages", {}).items())]
@@ -127,6 +127,28 @@ def few_users(result: Mapping[str, Any]) -> list[str]:
             if users < FEW_USERS
             for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()
                            if is_share(name)}]]
+
+
+def samples(result: Mapping[str, Any]) -> list[str]:
+    """What was measured on samples of users, a sentence each; of one run with the intervals of its means."""
+    first = result.get("runs", [result])[0]
+    if (sampled := first.get("sampled")) is None:
+        return []
+    notes, settings = [], sampled["settings"]
+    if "evaluate_users" in settings:
+        names = block_names([], len(first["rounds"]))
+        seen = "; ".join(f"{name} {users:,} of {every:,}" for name, users, every in
+                         zip(names, first["tested"]["users"], sampled["to_find"]))
+        notes.append(f"evaluated on a sample of users (evaluate_users={settings['evaluate_users']}): {seen} with "
+                     f"something to find")
+        notes += [f"{name}: 95 % intervals of the means over all users: " + ", ".join(
+            f"{metric} {of_blocks[block][0]:.4f} to {of_blocks[block][1]:.4f}" for metric, of_blocks in
+            sampled["intervals"].items() if of_blocks[block]) for block, name in enumerate(names)
+            if first is result]
+    if "drift_users" in settings:
+        notes.append(f"changes of ranks are of a sample of about {settings['drift_users']:,} of {sampled['clients']:,} "
+                     f"users (drift_users)")
+    return notes
 
 
 def rising(result: Mapping[str, Any]) -> list[str]:

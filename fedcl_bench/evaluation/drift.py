@@ -1,4 +1,7 @@
-"""What changed for whom: preference shift of users and rank change of items between blocks (F3CRec, Tables 4, 5, 7)."""
+"""What changed for whom: preference shift of users and rank change of items between blocks (F3CRec, Tables 4, 5, 7).
+
+The two take work in proportion to users x items, so of many users a sample is looked at (setting ``drift_users``).
+"""
 
 from __future__ import annotations
 
@@ -87,13 +90,15 @@ def _ranks(scores: Tensor) -> Tensor:
 
 
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
-            best: Snapshot | None, add: Add | None = None) -> list[tuple[int, str, Tensor, Tensor]]:
+            best: Snapshot | None, sample: Tensor | None, add: Add | None = None
+            ) -> list[tuple[int, str, Tensor, Tensor]]:
     """What a round adds to the analysis of a step, as (step, kind, ids, values).
 
     Args:
         earlier, previous: the step before and its best model; None: there is none to compare with.
         first: the model after the step's first round, if this is it; gives the users' preference shift.
         best: the step's best model, if its rounds are over; gives the items' movement.
+        sample: whether each user's ranks are looked at, bool; None: nobody's are.
         add: adds up over clients that are elsewhere; None: there are none.
     """
     if earlier is None:
@@ -101,12 +106,14 @@ def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snap
     before = (earlier.train.lengths > 0).to(step.train.values.device)  # who has training data in which step
     now = step.train.lengths[:len(before)] > 0
     result = []
-    if first is not None:
+    before = before if sample is None else before & sample[:len(before)]
+    if first is not None and sample is not None:
         users = (before & now).nonzero().flatten()
         result.append((step.index, "user_shift", users, preference_shift(backbone, previous, first, users)))
     if best is not None:
         items = torch.arange(step.old_items, device=now.device)
         result.append((step.index, "item_phi", items, item_movement(previous, best)))
-        result.append((step.index, "item_rank_change", items, item_rank_change(
-            backbone, previous, best, (before & ~now).nonzero().flatten(), add)))
+        if sample is not None:
+            result.append((step.index, "item_rank_change", items, item_rank_change(
+                backbone, previous, best, (before & ~now).nonzero().flatten(), add)))
     return result

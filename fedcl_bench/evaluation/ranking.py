@@ -42,12 +42,16 @@ class UserScores:
         return float(self.values[metric].mean())
 
 
-def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict[str, Tensor]:
-    """The sampled items of every user for validation and for test (protocol of PFedRec, GPFedRec and FedRAP).
+def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: Tensor | None = None
+                    ) -> dict[str, Tensor]:
+    """The sampled items of users for validation and for test (protocol of PFedRec, GPFedRec and FedRAP).
 
     Uniform without replacement over the items that the user has in no split of the step; the same in every round and
     for every method. A user with fewer such items gets all of them, separate lists half of them each; the rest of the
     row is -1.
+
+    Args:
+        users: ids of those they are drawn for, which changes nobody's; None: all.
 
     Returns:
         ``{"valid": ..., "test": ...}``, each int64 of shape (users, sampled_candidates); empty if all items are ranked.
@@ -57,11 +61,12 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict
     n, several = settings.sampled_candidates, settings.candidate_lists == "separate"
     drawn = min(2 * n if several else n, step.n_items)
     parts = []
-    for users in in_pieces(torch.arange(step.n_users, device=step.train.values.device), step.n_items):
-        keys = rng.client_keys(rng.key(seed, "candidates", step.index), users)
-        order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(step.n_items, device=users.device)))
+    every = torch.arange(step.n_users, device=step.train.values.device) if users is None else users
+    for piece in in_pieces(every, step.n_items):
+        keys = rng.client_keys(rng.key(seed, "candidates", step.index), piece)
+        order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(step.n_items, device=piece.device)))
         for split in ("train", "valid", "test"):
-            order[step.split(split).select(users)] = torch.iinfo(torch.int64).max
+            order[step.split(split).select(piece)] = torch.iinfo(torch.int64).max
         key, item = order.topk(drawn, dim=1, largest=False)
         parts.append(item.masked_fill(key == torch.iinfo(torch.int64).max, -1))
     items = torch.nn.functional.pad(torch.cat(parts), (0, (2 * n if several else n) - drawn), value=-1)
@@ -84,7 +89,8 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         masks: items of each user that are not recommended.
         topk: list lengths.
         method: may rescore.
-        candidates: sampled items to rank besides those to find, shape (users, m), -1 for none; None: all items.
+        candidates: sampled items to rank besides those to find, (n, m), a row for each user with items to find in
+            their order, -1 for none; None: all items.
         metrics: what is said of the lists.
         catalogue: for metrics of items, which are left out without it; with it the result has the lists too.
     """
@@ -92,14 +98,14 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     users = (target.lengths > 0).nonzero().flatten()
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
-    lists = _Lists(backbone, model, target, list(masks), method, candidates, topk[-1])
+    lists = _Lists(backbone, model, target, list(masks), method, topk[-1])
     wanted = pairs_of(target, users, n_items)
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
     kept = torch.full((len(users), topk[-1]), -1, device=users.device) if catalogue is not None else None
 
     def mark_hits(positions: Tensor) -> None:
         with torch.no_grad():  # holds per thread
-            items, ranked = lists.of(users[positions])
+            items, ranked = lists.of(users[positions], None if candidates is None else candidates[positions])
             hit = ranked & contains(wanted, positions[:, None] * n_items + items)
             hits[positions, :hit.shape[1]] = hit  # in place: small results would lie between large freed blocks
             if kept is not None:
@@ -123,38 +129,37 @@ class _Lists:
     target: Ragged
     masks: list[Ragged]
     method: Method | None
-    candidates: Tensor | None
     length: int
 
-    def of(self, users: Tensor) -> tuple[Tensor, Tensor]:
-        """These users' items in order, and whether they are ranked at all, both (n, K)."""
-        if self.candidates is not None and scores_alone(self.backbone, self.method, self.model.n_items,
-                                                        self.candidates.shape[1]):
-            items, scores = self._candidate_scores(users)
+    def of(self, users: Tensor, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
+        """These users' items in order, and whether they are ranked at all, both (n, K); ``candidates`` are theirs."""
+        if candidates is not None and scores_alone(self.backbone, self.method, self.model.n_items,
+                                                   candidates.shape[1]):
+            items, scores = self._candidate_scores(users, candidates)
             first = highest(scores, self.length)
             return items.gather(1, first), scores.gather(1, first) > -torch.inf
-        scores = self._scores(users)
+        scores = self._scores(users, candidates)
         first = highest(scores, self.length)
         return first, scores.gather(1, first) > -torch.inf
 
-    def _scores(self, users: Tensor) -> Tensor:
+    def _scores(self, users: Tensor, candidates: Tensor | None) -> Tensor:
         """Scores of all items, (n, items): -inf for those that are not ranked."""
         n_items = self.model.n_items
         scores = finite_scores(self.backbone, self.method, self.model, users)
         for mask in self.masks:
             scores[mask.select(users)] = -torch.inf
-        if self.candidates is None:
+        if candidates is None:
             return scores
         ranked = torch.zeros(len(users), n_items + 1, dtype=torch.bool, device=scores.device)
-        ranked.scatter_(1, self.candidates[users] % (n_items + 1), True)  # -1 becomes the column beyond the last item
+        ranked.scatter_(1, candidates % (n_items + 1), True)  # -1 becomes the column beyond the last item
         ranked[self.target.select(users)] = True
         return scores.masked_fill(~ranked[:, :n_items], -torch.inf)
 
-    def _candidate_scores(self, users: Tensor) -> tuple[Tensor, Tensor]:
+    def _candidate_scores(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those
         that are masked, that stand there a second time, or are none."""
         n_items = self.model.n_items
-        items = torch.cat([self.candidates[users], padded(self.target, users)], 1).sort(1).values
+        items = torch.cat([candidates, padded(self.target, users)], 1).sort(1).values
         scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
         checks.require_finite_scores(self.backbone, "score", scores, users)
         out = items < 0

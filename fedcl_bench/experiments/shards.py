@@ -144,7 +144,8 @@ class Shard:
     def _run(self, task: ShardTask) -> None:
         torch.set_num_threads(self._threads)  # of this thread
         try:
-            federation, self._latest = replace(task.federation(), population=Node(self._ask, task.names)), task.progress
+            node = Node(self._ask, task.names, task.clients)
+            federation, self._latest = replace(task.federation(), population=node), task.progress
             require(federation)
             silos = federation.cross_silo
             with nullcontext() if silos else rng.global_client_ids(task.names):

@@ -268,7 +268,8 @@ class CrossDevice:
         if progress.round and not ended:
             return []
         first, final = None if progress.round else model, best.model if ended else None
-        return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.all_reduce)
+        return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.drift_sample(self.step),
+                       f.population.all_reduce)
 
     def state(self, update: Update) -> dict[str, Any]:
         """What the run carries besides the model: the method's state, what of it are the server's answers, and what the

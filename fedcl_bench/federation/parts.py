@@ -17,6 +17,7 @@ from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..evaluation.ranking import UserScores
+from ..evaluation.user_sample import in_sample
 from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..plugin.state import Snapshot
@@ -199,6 +200,19 @@ class Federation:
         """List lengths of tests, ascending: those asked for, and that of the validation."""
         return sorted({*self.evaluation.topk, parse_metric(self.evaluation.valid_metric)[1]} - {0})
 
+    def evaluated(self, step: Step) -> Tensor | None:
+        """Whether each of a step's users is validated and tested, bool; None: all are."""
+        about = self.evaluation.evaluate_users
+        return self._in_sample("evaluated users", step, about) if about and not step.sessions else None
+
+    def drift_sample(self, step: Step) -> Tensor | None:
+        """Whether each of a step's users is one by whom changes of ranks are measured, bool; None: nobody is."""
+        about = self.evaluation.drift_users
+        return self._in_sample("users of drift", step, about) if about else None
+
+    def _in_sample(self, purpose: str, step: Step, about: int) -> Tensor:
+        return in_sample(self.seed, purpose, step.n_users, about, self.population.clients(self.stream), self.device)
+
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
         return self.method if step.index >= self.method.first_step else Method(NoSettings())
@@ -235,6 +249,7 @@ class Federation:
                 if len(step.split(split).values) == 0:
                     raise UserError(f"{where} has no {split} interaction: every user has fewer than 3 rows in it; use "
                                     f"fewer blocks (--set blocks=N).")
+                self._check_sample(step, split, where)
             if not self.cross_silo and not self.explicit:
                 self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
@@ -253,6 +268,17 @@ class Federation:
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
         self.method.check(self.stream.steps[0].training)
+
+    def _check_sample(self, step: Step, split: str, where: str) -> None:
+        """Somebody who is evaluated must have something to find."""
+        if self.cross_silo or (sample := self.evaluated(step)) is None:
+            return
+        having = step.split(split).lengths.to(sample.device) > 0
+        if not bool((sample & having).any()):
+            about = self.evaluation.evaluate_users
+            raise UserError(f"setting 'evaluate_users': found {about}, accepted: 0, or more: of "
+                            f"the {int(having.sum()):,} users with a {split} item in {where} the sample of seed "
+                            f"{self.seed} has none.")
 
     def _check_ratings(self) -> None:
         """Ratings must be there if they are predicted, and their errors are of nothing else."""

@@ -45,7 +45,7 @@ class Lists:
     def __init__(self, f: Federation, step: Step, known: Step, training: Training, method: Method):
         self.f, self.step, self.training, self.method = f, step, training, method
         self.known = known if f.server.cold_items == "none" or step.index == 0 else _without_new_items(known)
-        self.candidates = draw_candidates(step, f.evaluation, f.seed)
+        self.evaluated = f.evaluated(step)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
@@ -58,11 +58,29 @@ class Lists:
     def validate(self, model: Snapshot, round_: int) -> UserScores:
         f, by = self.f, self.f.evaluation.valid_metric
         if by in RATING_ERRORS:
-            errors = rating_errors(f.backbone, model, self.step.valid)
+            errors = rating_errors(f.backbone, model, self._valid)
             return UserScores(errors.users, {by: -errors.values[by]})  # the highest is best
         metric, k = f.validation
-        return rank_all(f.backbone, model, self.step.valid, self._masks_of_validation, [k], self.method,
-                        self.candidates.get("valid"), [metric])
+        return rank_all(f.backbone, model, self._valid, self._masks_of_validation, [k], self.method,
+                        self._candidates_of_validation, [metric])
+
+    @cached_property
+    def _valid(self) -> Ragged:
+        return self._to_find(self.step, "valid")
+
+    @cached_property
+    def _candidates_of_validation(self) -> Tensor | None:
+        return self._candidates(self.step, "valid", self._valid)
+
+    def _to_find(self, step: Step, split: str) -> Ragged:
+        """The items to find of the users who are evaluated."""
+        lists = step.split(split)
+        return lists if self.evaluated is None else lists.where(self.evaluated[lists.owners])
+
+    def _candidates(self, step: Step, split: str, to_find: Ragged) -> Tensor | None:
+        """Sampled items of the users with something to find; None if all items are ranked."""
+        users = (to_find.lengths > 0).nonzero().flatten()
+        return draw_candidates(step, self.f.evaluation, self.f.seed, users).get(split)
 
     @cached_property
     def _masks_of_validation(self) -> list[Ragged]:
@@ -79,16 +97,16 @@ class Lists:
         steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
         catalogue = catalogue_of(steps, model.item_vectors, f.population.all_reduce)
         of_items = any(metric.of_items for metric in f.metrics)
-        tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid, *self._had_before(earlier, "test")],
-                          f.topk, self.method,
-                          draw_candidates(earlier, f.evaluation, f.seed).get("test"), f.metrics,
+        to_find = [self._to_find(earlier, "test") for earlier in steps]
+        tests = [rank_all(f.backbone, model, wanted, [step.train, step.valid, *self._had_before(earlier, "test")],
+                          f.topk, self.method, self._candidates(earlier, "test", wanted), f.metrics,
                           catalogue if of_items or f.on_test or earlier is steps[-1] else None)
-                 for earlier in steps]
+                 for earlier, wanted in zip(steps, to_find)]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
         if f.attack is not None and f.attack.targets:
-            analysis += exposure(f.backbone, model, steps, f.targets, self.method)
-        errors = [rating_errors(f.backbone, model, earlier.test).values if f.explicit else {} for earlier in steps]
+            analysis += exposure(f.backbone, model, steps, f.targets, self.method, self.evaluated)
+        errors = [rating_errors(f.backbone, model, wanted).values if f.explicit else {} for wanted in to_find]
         return [(step.index, earlier.index, replace(scores, values={**scores.values, **more}))
                 for earlier, scores, more in zip(steps, tests, errors)], analysis
 

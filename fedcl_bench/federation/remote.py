@@ -118,10 +118,14 @@ class Node(server.Population):
     Args:
         ask: sends (kind, tables) to the server and returns its answer.
         names: ids of its users, or the numbers of its domains, ascending.
+        clients: how many the run has; None: these alone.
     """
 
-    def __init__(self, ask: Callable[[str, Tables], Tables], names: Tensor):
-        self._ask, self.names = ask, names
+    def __init__(self, ask: Callable[[str, Tables], Tables], names: Tensor, clients: int | None = None):
+        self._ask, self.names, self._clients = ask, names, len(names) if clients is None else clients
+
+    def clients(self, stream: Stream) -> int:
+        return self._clients
 
     def ask(self, kind: str, tables: Tables) -> Tables:
         check_declared(kind, tables, sent=True)
@@ -484,7 +488,7 @@ class ServerClients(CrossDevice):
         return found, self._analysis(replies)
 
     def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
-        if self.earlier is None or progress.round and not ended:
+        if self.earlier is None or not ended and (progress.round or not self.federation.evaluation.drift_users):
             return []
         population: Server = self.federation.population
         replies = population.collect("analysis")

@@ -37,6 +37,10 @@ class Population:
 
     all_reduce: Callable[[Tables], Tables] | None = None
 
+    def clients(self, stream: Stream) -> int:
+        """All of the run, given the stream of those here."""
+        return stream.steps[-1].n_users
+
     def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
         """The clients of a round."""
         return attendance.of(step, seed, round_)

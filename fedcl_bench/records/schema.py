@@ -95,6 +95,22 @@ class Tested(Struct, forbid_unknown_fields=True):
     interactions: list[Count] | None
 
 
+class Sampled(Struct, forbid_unknown_fields=True):
+    """What was measured on samples of users.
+
+    Attributes:
+        settings: those that ask for a sample, with its expected size; clients: all of the run.
+        to_find: of each block, users with something to find in its test, in the sample or not.
+        intervals: of each metric's mean over all users, 95 %, per block; None for a sample of one. Empty unless
+            evaluation is of a sample.
+    """
+
+    settings: dict[str, Count]
+    clients: Count
+    to_find: list[Count]
+    intervals: dict[str, list[list[float] | None]] = {}
+
+
 class Seconds(Struct, forbid_unknown_fields=True):
     total: float
     train: float
@@ -141,6 +157,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
         ratings: where ratings are predicted, errors over all of a block's test.
         groups: by group of users or items, ``users`` and metrics per block.
         stages: of a method with several, the rounds of each per block.
+        sampled: None if all users were looked at.
         best_round: per block, the number from 1 of the round that was tested.
         files: checksums of the Parquet files; compact records have none.
     """
@@ -168,6 +185,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     groups: dict[str, dict[str, list[float | None]]] = {}
     nearly_best: NearlyBest | None = None
     features: Features | None = None
+    sampled: Sampled | None = None
     files: dict[str, Hash] = {}
 
     def __post_init__(self) -> None:
@@ -208,6 +226,9 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
                   for name, values in of_group.items()),
                 *((f"nearly_best.{name}", getattr(near, name)) for name in
                   ("rounds", "seconds", "bytes_up", "bytes_down") if near),
+                *([("sampled.to_find", self.sampled.to_find)] if self.sampled else []),
+                *((f"sampled.intervals.{name}", values) for name, values in
+                  (self.sampled.intervals if self.sampled else {}).items()),
                 *((f"features.{name}", getattr(self.features, name)) for name in
                   ("items", "silent", "layers", "dim") if self.features)]
 

@@ -24,8 +24,8 @@ LeftOut = Callable[[Corrupt], None]
 
 LEAKS = "leaks test items"
 # Settings that say how numbers are taken.
-PROTOCOL = ("stream", "candidates", "sampled_candidates", "candidate_lists", "mask_history", "pilot_users",
-            "domain_blocks")
+PROTOCOL = ("stream", "candidates", "sampled_candidates", "candidate_lists", "mask_history", "evaluate_users",
+            "pilot_users", "domain_blocks")
 
 
 def domains_of(head: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,8 @@ DATA = ("k_core", "tie_order", "train_share", "pilot_users", "pilot_core", "sess
         "min_session_length")
 SPLIT = ("stream", "blocks", "base_share", "base_split", "inc_split", "split_seed", "split_file", "domain_blocks",
          "topology")
-RANKING = ("candidates", "sampled_candidates", "candidate_lists", "mask_history", "negative_pool")
+RANKING = ("candidates", "sampled_candidates", "candidate_lists", "mask_history", "evaluate_users",
+           "negative_pool")
 SELECTION = ("valid_metric", "rounds", "patience", "evaluate_every", "best_round", "tolerance")
 
 

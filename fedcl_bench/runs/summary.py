@@ -29,6 +29,7 @@ from ..plugin.state import Snapshot
 from ..records.frames import last_stage
 from ..rng import Tables
 from ..stats import accounting
+from ..stats.significance import interval_of_sample
 from .config import RunConfig
 
 
@@ -171,7 +172,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "readings": config.readings,
         "metrics": metrics,
         "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
-                   "interactions": stream and [len(unit.test.values) for unit in stream.units()]},
+                   "interactions": stream and _items_to_find(progress, stream)},
+        **_sampled(config, progress, stream),
         **_pooled_errors(progress, stream), "continual": continual, "matrix": matrix,
         **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
         "rounds": per_block.size().tolist(), **_stages(config, curve),
@@ -191,6 +193,30 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "environment": {**environment(config.device), "ways": list(progress.ways)},
         **({"features": _of_features(config, stream)} if stream and config.features else {}),
     }
+
+
+def _items_to_find(progress: Progress, stream: Stream) -> list[int]:
+    """Of each block's test, interactions of the users who are evaluated."""
+    users = {s: scores.users.cpu() for t, s, scores in progress.tests if t == s}
+    return [len(unit.test.values) if unit.sessions or stream.domains else int(unit.test.counts(users[number]).sum())
+            for number, unit in enumerate(stream.units())]
+
+
+def _sampled(config: RunConfig, progress: Progress, stream: Stream | None) -> dict[str, Any]:
+    """What was measured on samples of users, if there are more clients than a sample has."""
+    of_users = stream is not None and not stream.domains and not stream.steps[0].sessions
+    clients = stream.steps[-1].n_users if of_users else 0
+    samples = {"evaluate_users": config.evaluation.evaluate_users}
+    if of_users and len(stream.steps) > 1:
+        samples["drift_users"] = config.evaluation.drift_users
+    if not (samples := {name: about for name, about in samples.items() if 0 < about < clients}):
+        return {}
+    intervals: dict[str, list[Any]] = {}
+    for t, s, scores in progress.tests if "evaluate_users" in samples else ():
+        for metric, values in scores.values.items() if t == s else ():
+            intervals.setdefault(metric, []).append(interval_of_sample(values.cpu().numpy()))
+    return {"sampled": {"settings": samples, "clients": clients, "intervals": intervals,
+                        "to_find": [int((step.test.lengths > 0).sum()) for step in stream.steps]}}
 
 
 def _pooled_errors(progress: Progress, stream: Stream | None) -> dict[str, Any]:

@@ -64,6 +64,8 @@ RUNS = [
     ("fedcia", "fedmf", {**SMALL, "align_steps": 2, "client_ratio": 0.1}),
     pytest.param("alone", "fedncf", {**SMALL, **STABLE["fedncf"]}, marks=pytest.mark.long),
     ("ft", "fedmf", {"stream": "static", "dim": 8}),
+    ("ft", "fedmf", {**SMALL, "evaluate_users": 60, "drift_users": 60, "candidates": "sampled"}),
+    ("ft", "fedmf", {**SMALL, "evaluate_users": 60, "drift_users": 0}),
     ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
     ("ft", "fedmf", {**SESSIONS, "early_session": True, "extra_metrics": "popularity"}),
     ("ft", "sasrec", {**TINY, "init": "per_client", "client_ratio": 0.5}),

@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         from ...records.store import leak_notes
         from ...runs.ranked_lists import folder_of
         from ...runs.runner import Interrupted
-        from ..show import few_users, rising, show_groups, show_result
+        from ..show import few_users, rising, samples, show_groups, show_result
 
     for group in args.by:
         if group not in GROUPS:
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = combined(results) if args.seeds else results[0]
     if args.json:
-        print_json({**result, "notes": [*leak_notes([("", result["settings"])]), *few_users(result),
+        print_json({**result, "notes": [*leak_notes([("", result["settings"])]), *samples(result), *few_users(result),
                                          *rising(result)]})
     else:
         show_result(configs[0], result)
