@@ -677,6 +677,7 @@ class Oracle:
     """
 
     norm_bound = prox_mu = 0.0  # the latter is FedProx's
+    ader = None  # its settings
 
     def __init__(self, log, n_items, name, settings, *, seed, public, dense, starts, init="server", lr=0.1, epochs=4,
                  candidates=10, head=None, private=None, method=None, weights=None, optimiser="adam"):
@@ -700,11 +701,12 @@ class Oracle:
             self.outputs = [nn.Linear(settings.dim, n_items).double() for _ in log]
             for layer, rows in zip(self.outputs, private["output_embedding.weight"]):
                 layer.load_state_dict({"weight": rows[:, :-1], "bias": rows[:, -1]})
-        positions = 1 if name == "session-transformer" else self.length
-        self.zeros = torch.zeros(positions, settings.dim, dtype=torch.float64)
+        self.positions = 1 if name == "session-transformer" else self.length
+        self.zeros = torch.zeros(self.positions, settings.dim, dtype=torch.float64)
         self.rho = [self.zeros for _ in log]
         self.base = {}  # session: (round of its latest upload, user, features), in the order of first insertion
         self.mine = [None for _ in log]  # every client's own model after its latest round
+        self.exemplars = [[] for _ in log]  # (number of a session, position) of each
 
     def train_items(self, user):
         return {item for session in self.log[user][0] for item, _ in session}
@@ -776,6 +778,7 @@ class Oracle:
         table = module.get_parameter(module.names[ITEM][0])
         module.output = self.outputs[user] and self.outputs[user].forward  # no part of what the server averages
         begun = [parameter.detach().clone() for parameter in module.parameters()]
+        exemplars = self.exemplar_replay(user, round, module) if self.ader and round > 0 else None
         for _ in range(self.epochs):
             features = module(seq, times)
             outputs = head(features, self.rho[user]) if head else features
@@ -788,6 +791,8 @@ class Oracle:
             if self.prox_mu:
                 loss = loss + self.prox_mu / 2 * sum((after - before).square().sum()
                                                      for after, before in zip(module.parameters(), begun))
+            if exemplars:
+                loss = loss + exemplars()
             optimiser.zero_grad()
             loss.backward()
             if table.grad is not None:
@@ -796,6 +801,39 @@ class Oracle:
                 torch.nn.utils.clip_grad_norm_(parameters, self.settings.gradient_norm)
             optimiser.step()
         return module, features.detach()
+
+    def exemplar_replay(self, user, round, module):
+        """ADER's term in a round, a function of the module as it is trained, which is now as the server sent it."""
+        sessions, own = self.log[user][0], self.session(user, round)
+        latest = (round - 1) % len(sessions)
+
+        def samples(session):  # a whole session is one sample to those of one vector
+            count = min(len(session) - 1, self.length)
+            return range(self.length - count, self.length) if self.positions > 1 else range(1)
+
+        candidates = sorted({*self.exemplars[user], *((latest, place) for place in samples(sessions[latest]))})
+        replayed = {number: self.input(sessions[number]) for number, _ in candidates}
+
+        def after(number, place):
+            return module(*replayed[number])[place]
+
+        with torch.no_grad():
+            vectors = {sample: after(*sample) for sample in candidates}
+        mean, chosen = sum(vectors.values()) / len(vectors), []
+        while len(chosen) < min(self.ader.exemplars, len(candidates)):
+            chosen.append(min((sample for sample in candidates if sample not in chosen), key=lambda sample: float(
+                (mean - (sum(vectors[c] for c in chosen) + vectors[sample]) / (len(chosen) + 1)).pow(2).sum())))
+        self.exemplars[user] = chosen
+        window = lambda session: {item for item, _ in session[-self.length - 1:]}
+        items = sorted(set().union(*(window(sessions[number]) for number in replayed)))
+
+        def scores():
+            return torch.stack([module.scores(after(*sample)[None])[items] for sample in chosen])
+        with torch.no_grad():
+            teacher = scores().softmax(1)
+        factor = self.ader.lambda_kd * math.sqrt(len(items) / len({*items, *window(own)}) *
+                                                 len(chosen) / len(samples(own)))
+        return lambda: factor * nn.functional.cross_entropy(scores(), teacher, reduction=self.ader.kd_reduction)
 
     def prototype(self, module, session, features=None):
         """h of a session (L, d), of a model's features of it or of others; alike at all positions if it is a mean."""

@@ -138,6 +138,21 @@ def test_fedprox_equals_oracle(registry, name, init):
     compare(replace(f, method=build(registry, "method", "fedprox", prox_mu=3.0)), oracle, near=(1e-9, 1e-9))
 
 
+@pytest.mark.parametrize("name, init, changed", [
+    ("sasrec", "per_client", {"kd_reduction": "sum"}), ("gru4rec, private", "server", {}),
+    ("session-transformer", "server", {"exemplars": 2}),
+    pytest.param("tisasrec", "server", {}, marks=pytest.mark.long)])
+def test_ader_equals_oracle(registry, name, init, changed):
+    """Past the round in which sessions are revisited, with more samples than exemplars."""
+    f, oracle = both(registry, name, init, optimiser="sgd", rounds=4)
+    method = build(registry, "method", "ader", **{"lambda_kd": 0.5, "exemplars": 6, **changed})
+    oracle.ader = method.settings
+    compare(replace(f, method=method), oracle, near=(1e-9, 1e-9))
+    kept = torch.stack([method.client_state[name] for name in ("session", "position")], 2).tolist()
+    assert [[(number, place) for number, place in of_user if number >= 0] for of_user in kept] == [
+        *map(sorted, oracle.exemplars)]
+
+
 @pytest.mark.parametrize("name", ["sasrec", "miasrec"])  # of looked-up rows, and of whole tables
 def test_bounded_updates_equal_oracle(registry, name):
     f, oracle = both(registry, name, weighting="interactions", optimiser="sgd")

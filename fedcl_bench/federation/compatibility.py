@@ -198,7 +198,8 @@ def _has_representations(cls: type) -> bool:
 
 def _reads_representations(cls: type[Method]) -> bool:
     """Whether a method may work on what a sequential backbone makes of each position."""
-    return bool(cls.needs_sequential) or cls.represent is not Method.represent or cls.trains != "clients"
+    return (bool(cls.needs_sequential) or cls.trains != "clients" or cls.represent is not Method.represent
+            or cls.replayed_sessions is not Method.replayed_sessions)
 
 
 def _is_server_s(cls: type[Method]) -> bool:
@@ -212,8 +213,9 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
     """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
     def acts_on_sessions(cls: type) -> bool:
         whole = sequential and not backbone.inner_products and _reads_representations(cls)
+        acts = cls.first_step == 0 or sequential and cls.acts_in_sessions
         return not (does_something(cls) or cls.topology) or (
-            cls.first_step == 0 and (_is_server_s(cls) or cls.needs_sequential in (None, sequential) and not whole))
+            acts and (_is_server_s(cls) or cls.needs_sequential in (None, sequential) and not whole))
 
     if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
@@ -230,7 +232,7 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
     if sequential and method.needs_sequential is False and not aggregates:
         raise Incompatible(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
                            f"'{backbone.name}' has none of.", "method", acts_on_sessions)
-    if sessions and method.first_step > 0:
+    if sessions and method.first_step > 0 and not (sequential and method.acts_in_sessions):
         raise Incompatible(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions "
                            f"has one; use another method with '{backbone.name}', or --set stream=blocks.", "method",
                            acts_on_sessions)

@@ -329,7 +329,7 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     model = grow(start, f.backbone, f.seed, new, getattr(torch, f.server.precision), f.device, method)
     method.client_state |= {name: server.with_new_users(method.client_state[name], step.n_users)
                             for name in progress.answered if name in method.client_state}
-    if step.index == method.first_step:
+    if step.index == f.first_step:
         method.server_state = {**method.server_state, **method.new_server_state(f.seed, model.public)}
     if step.index > 0:
         method.begin_step(step.training, model, f.backbone)

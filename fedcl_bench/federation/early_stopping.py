@@ -77,7 +77,7 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
 
 def _remedies(f: Federation, n_items: int, key: DrawKey) -> str:
     """What may have made training diverge, and the options that change it."""
-    backbone, acts = f.backbone_in(key.step), f.cross_silo or key.step >= f.method.first_step
+    backbone, acts = f.backbone_in(key.step), f.cross_silo or key.step >= f.first_step
     name, lr = "lr" if backbone is f.backbone else "lr_later", backbone.settings.lr
     rates = backbone.learning_rates(n_items, key.round)
     said = ", ".join(f"{part} {rate:g}" for part, rate in rates.items())

@@ -215,7 +215,13 @@ class Federation:
 
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
-        return self.method if step.index >= self.method.first_step else Method(NoSettings())
+        return self.method if step.index >= self.first_step else Method(NoSettings())
+
+    @property
+    def first_step(self) -> int:
+        """The first step on which the method acts."""
+        in_sessions = self.method.acts_in_sessions and bool(self.stream.steps[0].sessions)
+        return 0 if in_sessions else self.method.first_step
 
     @property
     def targets(self) -> Tensor:

@@ -69,6 +69,18 @@ def check_items(plugin: Any, hook: str, items: Any, clients: int, n_items: int, 
                           f"expected ids of the {n_items} items known, from 0.")
 
 
+def check_sessions(plugin: Any, numbers: Any, count: Tensor, round_: int) -> None:
+    """Raise PluginError unless ``replayed_sessions`` gives numbers of C clients' sessions, of which each has ``count``,
+    (C,). On a GPU they are looked at as ``check_items`` looks at its."""
+    columns = numbers.shape[1] if isinstance(numbers, Tensor) and numbers.dim() == 2 else 0
+    check_tensor(plugin, "replayed_sessions", numbers, (len(count), columns), "(C, K): numbers of each client's "
+                 "training sessions", whole=True)
+    looks = columns and (round_ == 0 or numbers.device.type == "cpu")
+    if looks and not bool(((numbers >= -1) & (numbers < count[:, None])).all()):
+        raise PluginError(f"{_named(plugin, 'replayed_sessions')} returned numbers from {int(numbers.min())} to "
+                          f"{int(numbers.max())},\nexpected those of each client's training sessions, from 0, or -1.")
+
+
 def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor, clients: int,
                  private: Tables) -> None:
     """Raise PluginError if a method's upload is not what ``Method.uploads`` declares, or is a private parameter."""

@@ -62,6 +62,8 @@ class Method:
 
     Attributes:
         first_step: the first step on which the method acts. Runs of methods with first_step 1 share block 0.
+        acts_in_sessions: with a sequential backbone it also acts in a stream of sessions, in its one step, whatever
+            first_step says.
         reimplementation: the method's code was never released and this follows its description; results say so.
         encodes_next_session: with a sequential backbone, clients also encode the session that comes next.
         query_dropout: whether there is dropout in the representations of a session that clients send as a query in an
@@ -102,6 +104,7 @@ class Method:
     reference: ClassVar[str] = ""
     Settings: ClassVar[type] = NoSettings
     first_step: ClassVar[int] = 1
+    acts_in_sessions: ClassVar[bool] = False
     reimplementation: ClassVar[bool] = False
     encodes_next_session: ClassVar[bool] = False
     query_dropout: ClassVar[bool | None] = None
@@ -271,6 +274,19 @@ class Method:
             int64 item ids of shape (C, n), or None.
         """
 
+    def replayed_sessions(self, users: Tensor, draw: DrawKey) -> Tensor | None:
+        """With a sequential backbone: sessions, besides the round's own, that clients encode too
+        (``LocalSessions.replay``).
+
+        Args:
+            users: ids of C clients.
+            draw: key of the round's random numbers.
+
+        Returns:
+            Numbers of each client's training sessions, int64 of shape (C, K), each once, the fewer a client has with -1
+            behind them; or None.
+        """
+
     def local_loss(self, batch: LocalBatch | LocalSessions) -> Tensor | None:
         """Added to each client's recommendation loss in every local batch: shape (C,), or None.
 
@@ -375,9 +391,9 @@ class Method:
 
 
 HOOKS = ("new_server_state", "begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent",
-         "end_local", "end_round", "answer_queries", "replayed_items", "local_loss", "row_penalty", "row_basis", "sums",
-         "aggregate_sums", "receive", "aggregate_updates", "aggregate", "aggregate_dense", "new_item_rows", "rescore",
-         "rescore_session", "end_step")
+         "end_local", "end_round", "answer_queries", "replayed_items", "replayed_sessions", "local_loss", "row_penalty",
+         "row_basis", "sums", "aggregate_sums", "receive", "aggregate_updates", "aggregate", "aggregate_dense",
+         "new_item_rows", "rescore", "rescore_session", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

@@ -6,6 +6,7 @@ A view shows C clients at once: the first dimension of every tensor is clients.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Callable, Iterator
 
 from torch import Tensor
@@ -233,18 +234,37 @@ class LocalBatch(Local):
         """
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """The sessions that C clients replay, at most K each.
+
+    Attributes:
+        sessions: their numbers among the client's training sessions, (C, K); -1: a client has fewer.
+        items: the last L + 1 of each, padded in front with its first, (C, K, L + 1).
+        real: at which of the first L positions there is one, which the next position's follows, (C, K, L).
+    """
+
+    sessions: Tensor
+    items: Tensor
+    real: Tensor
+
+
 class LocalSessions(Local):
     """What a method sees of C clients that train a sequential backbone; its draws' ``batch`` is the epoch.
 
     Attributes:
         sequence: of the session they train on; next_sequence: of the one that comes next, if the method
             ``encodes_next_session``.
+        items: the last L + 1 items of the session they train on, padded in front with its first, (C, L + 1).
+        replayed: the sessions that the method replays (``Method.replayed_sessions``); None if there are none.
         session: the number of that session among the client's training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
     """
 
     sequence: Sequence
     next_sequence: Sequence | None
+    items: Tensor
+    replayed: Replayed | None
     session: Tensor
     features: Tensor | None
 
@@ -255,3 +275,19 @@ class LocalSessions(Local):
     @abstractmethod
     def encode_next(self, dropout: bool = True) -> Tensor:
         """Representations of each client's next session under its present model: (C, L, d)."""
+
+    @abstractmethod
+    def replay(self, dropout: bool = True) -> Tensor:
+        """Representations of the replayed sessions under the clients' present models, differentiable, (C, K, M, d) with
+        M vectors of each session; 0 where a client has fewer sessions."""
+
+    @abstractmethod
+    def replay_scores(self, vectors: Tensor) -> Tensor:
+        """Logits of the items of the replayed sessions, as they stand there, under the clients' present models.
+
+        Args:
+            vectors: (C, n, d).
+
+        Returns:
+            (C, n, K (L + 1)), differentiable.
+        """

@@ -19,7 +19,7 @@ from ..plugin import checks, views
 from ..data.stream import Sessions, Step, TrainingStep
 from ..rng import DrawKey, Tables
 from ..plugin.backbone import ITEM
-from ..plugin.method import Encoding
+from ..plugin.method import Encoding, Method
 from ..plugin.state import Snapshot
 from ..core.parallel import even_pieces
 from .sampling import Others, padded
@@ -123,12 +123,48 @@ def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, seq
     return rows if more is None else torch.cat([rows, embedding(more, model.public[ITEM])], 1)
 
 
+@dataclass(frozen=True)
+class Replays:
+    """The sessions that C clients replay: those that there are, end to end.
+
+    Attributes:
+        seen: as methods see them.
+        owner, column, number: whose each is, its place among the client's, and its number, (P,).
+        sequence: of them as inputs.
+    """
+
+    seen: views.Replayed
+    owner: Tensor
+    column: Tensor
+    number: Tensor
+    sequence: Sequence
+
+    @staticmethod
+    def of(sessions: Sessions, users: Tensor, numbers: Tensor, length: int, instead: Tensor) -> "Replays | None":
+        """Of a method's ``replayed_sessions``, (C, K), in as few columns as hold them; None if there are none.
+
+        Args:
+            instead: items that each client holds, (C,), in the place of those of sessions that are not there.
+        """
+        owner, column = (numbers >= 0).nonzero().T
+        if not len(owner):
+            return None
+        numbers = numbers[:, :int(column.max()) + 1]
+        chosen = numbers[owner, column]
+        found, sequence = window(sessions, sessions.of_user[users[owner]] + chosen, length)
+        items = instead[:, None, None].expand(*numbers.shape, length + 1).index_put((owner, column), found)
+        real = torch.zeros_like(items[:, :, 1:], dtype=torch.bool).index_put((owner, column), sequence.real)
+        return Replays(views.Replayed(numbers, items, real), owner, column, chosen, sequence)
+
+
 class SessionView(TrainerView, views.LocalSessions):
     """``views.LocalSessions`` of a trainer's clients."""
 
     def __init__(self, trainer: "SessionTrainer"):
         super().__init__(trainer, trainer.draw)
         self.sequence, self.next_sequence, self.session = trainer.sequence, trainer.next_sequence, trainer.session
+        self.items = trainer.items
+        self.replayed = None if trainer.replays is None else trainer.replays.seen
         self.features: Tensor | None = None
 
     def encode(self) -> Tensor:
@@ -139,8 +175,28 @@ class SessionView(TrainerView, views.LocalSessions):
     def encode_next(self, dropout: bool = True) -> Tensor:
         trainer = self._trainer
         keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
-        return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence,
-                             Dropout(keys, trainer.dropped))
+        following = trainer.slots.replay[:, :self.next_sequence.real.shape[1]]
+        return self._encoded(trainer.inputs(following), trainer.next_sequence, Dropout(keys, trainer.dropped))
+
+    def replay(self, dropout: bool = True) -> Tensor:
+        trainer, backbone, replays = self._trainer, self._trainer.backbone, self._trainer.replays
+        keys, real = None, replays.sequence.real
+        if dropout:
+            keys = rng.bits(self.draw.clients("dropout of replayed sessions", self.users)[replays.owner],
+                            replays.number)
+        rows = trainer.inputs(trainer.replayed_slots)
+        rows = rows.view(*replays.seen.items.shape, -1)[replays.owner, replays.column, :-1]
+        clients = {name: table[replays.owner] for name, table in {**trainer.clients, **trainer.client_context}.items()
+                   if name not in trainer.personal}
+        vectors = backbone.session_vectors(clients, rows * real.unsqueeze(2), replays.sequence, Dropout(keys)).vectors
+        empty = vectors.new_zeros(*replays.seen.sessions.shape, *vectors.shape[1:])
+        return empty.index_put((replays.owner, replays.column), vectors)
+
+    def replay_scores(self, vectors: Tensor) -> Tensor:
+        trainer, backbone = self._trainer, self._trainer.backbone
+        own = {OUTPUT: trainer.private[OUTPUT]} if backbone.private_output else {ITEM: trainer.rows[ITEM]}
+        (rows,) = trainer.gather(trainer.replayed_slots, own).values()
+        return backbone.with_constant(vectors) @ rows.transpose(1, 2)
 
     @torch.no_grad()
     def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
@@ -162,10 +218,14 @@ class SessionTrainer(ChunkTrainer):
         self.session = now - sessions.of_user[users]
         self.items, self.sequence = window(sessions, now, length)
         keys = rng.client_keys(rng.key(draw.seed, "negatives", draw.step, draw.round), users)
-        replayed, self.next_sequence = None, None
+        others, self.next_sequence = [], None
         if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
-            replayed = following[:, :-1]
+            others.append(following[:, :-1])
+        self.replays = self._replays(chunk, training.method, draw)
+        if self.replays is not None:
+            others.append(self.replays.seen.items.flatten(1))
+        replayed = torch.cat(others, 1) if others else None
         layout = Slots.whole if training.backbone.whole_tables else Slots.touched
         self.sampled = with_negatives(self.items, self.sequence.real, chunk.others, keys)
         memory = {name: table[users] for name, table in model.client_context.items()}
@@ -178,6 +238,20 @@ class SessionTrainer(ChunkTrainer):
         self.tables: CompiledSoftmax | None = None
         self.looked_up: Tensor | None = None  # rows of the samples in the latest forward pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
+
+    def _replays(self, chunk: SessionChunk, method: Method, draw: DrawKey) -> Replays | None:
+        """The sessions that the method replays in this round."""
+        numbers = method.replayed_sessions(chunk.users, draw)
+        if numbers is None:
+            return None
+        checks.check_sessions(method, numbers, chunk.sessions.count[chunk.users], draw.round)
+        return Replays.of(chunk.sessions, chunk.users, numbers, self.items.shape[1] - 1, self.items[:, 0])
+
+    @property
+    def replayed_slots(self) -> Tensor:
+        """Where the items of the replayed sessions are, (C, K (L + 1))."""
+        items = self.replays.seen.items
+        return self.slots.replay[:, self.slots.replay.shape[1] - items.shape[1] * items.shape[2]:]
 
     def inputs(self, slots: Tensor) -> Tensor:
         """Item rows at slots (C, n): (C, n, d)."""

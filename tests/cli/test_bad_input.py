@@ -150,7 +150,7 @@ def sessions(method, backbone, assignment=""):
     ("--method fcucr --backbone gru4rec --set stream=static", ["backbone 'gru4rec' is sequential",
                                                                "--set stream=sessions"]),
     (sessions("kd", "sasrec"), ["method 'kd' works on scores of item lists", "'sasrec'",
-                                "Methods that fit: central, central-joint, fcucr, fedprox, ft."]),
+                                "Methods that fit: ader, central, central-joint, fcucr, fedprox, ft."]),
     (sessions("f3crec", "fedmf"), ["'f3crec' acts from a stream's second step on", "--set stream=blocks",
                                    "Methods that fit: alone, canonfedrec, central, central-joint, colr, fedcia, "]),
     (sessions("ft", "pfedrec", "init=per_client"), ["setting 'init': found per_client, accepted: server with "

@@ -83,6 +83,7 @@ RUNS = [
     pytest.param("canonfedrec", "fedmf", {**SMALL, "spread_floor": 0.1, "client_ratio": 0.2,
                                            "lr": 0.01}, marks=pytest.mark.long),
     pytest.param("fedprox", "sasrec", TINY, marks=pytest.mark.long),
+    pytest.param("ader", "gru4rec", {**TINY, "rounds": 3, "client_ratio": 0.7}, marks=pytest.mark.long),
     ("ft", "fedmf", {**SMALL, "client_ratio": 0.2, "aggregator": "median"}),
     *[pytest.param("f3crec", "fedmf", {**SMALL, "aggregator": kind}, marks=pytest.mark.long)
       for kind in ("trimmed_mean", "krum", "norm_bound")],

@@ -55,6 +55,7 @@ def combinations():
     for backbone in NAMES.names("backbone"):
         if not is_of_domains(NAMES.get("backbone", backbone).cls):
             yield "ft", backbone
+    yield "ader", "sasrec"  # goes with both kinds
     for method in NAMES.names("method"):
         if method != "ft" and not is_of_domains(NAMES.get("method", method).cls):
             yield method, "sasrec" if NAMES.get("method", method).cls.needs_sequential else "fedmf"
@@ -117,7 +118,8 @@ def opened(f):
 
 @pytest.mark.parametrize("method,backbone", list(combinations()))
 def test_a_round_waits_once(registry, monkeypatch, method, backbone):
-    """For its mean loss. Methods that distil lists of the users known before ask once per chunk who they are."""
+    """For its mean loss. Methods that distil lists of the users known before ask once per chunk who they are, and those
+    that replay sessions how many there are."""
     monkeypatch.setattr(ops, "why_not", lambda: "as on a GPU")
     own = registry.get("method", method).cls.rescore_session is not Method.rescore_session
     settings = SESSIONS if own or is_sequential(backbone) else BLOCKS
@@ -130,8 +132,11 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     step_opened = open_step(f, step, model)
     chunks = step_opened.protocol.chunks(users, 1, model)
     acting.begin_round(step, 1, f.backbone)
-    # Looks at item ids only where they need not be waited for.
-    monkeypatch.setattr(checks, "check_items", lambda *arguments: None)
+    replays = acting.overrides("replayed_sessions") and is_sequential(backbone)
+    if replays:
+        acting.client_state["latest"].zero_()  # all clients have trained on their first session
+    for check in ("check_items", "check_sessions"):  # they look at ids only where they need not be waited for
+        monkeypatch.setattr(checks, check, lambda *arguments: None)
     with watched() as found:
         work, key = [Work(step_opened.training, chunks)], step_opened.key(step.index, 1)
         sums = train_clients(work, model, key)
@@ -140,7 +145,9 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
         else:
             mean(sums, model, f.backbone, f.seed)
     expected = {("_local_scalar_dense", "loss"): 1}
-    if method in ("ader", "kd", "f3crec"):
+    if replays:
+        expected |= dict.fromkeys((("nonzero", "of"), ("_local_scalar_dense", "of")), len(chunks))
+    elif method in ("ader", "kd", "f3crec"):
         expected["nonzero", "known"] = len(chunks)
     assert {key: count for key, count in found.items() if key[1] not in ON_HOST} == expected
 
