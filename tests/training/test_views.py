@@ -1,4 +1,5 @@
-"""What a method sees of a local batch on lists: scores, labels, weights, mask and the clients' own loss."""
+"""What a method sees of a local batch on lists: scores, labels, weights, mask and the clients' own loss; and of sessions
+that are replayed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from fedcl_bench.kernels.functional import weighted_bce
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
-from fedcl_bench.testing.worlds import growing_stream
+from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 from fedcl_bench.training.sampling import Needs, make_chunks
 
 STEP = one_step(ragged([0, 1, 2, 3, 4, 4], [5], [1, 3, 6], [7, 8]), 12)
@@ -134,6 +135,34 @@ class Unannounced(Method):
 def test_who_reads_rows_says_so(registry):
     f = federation(registry, growing_stream(), Unannounced(NoSettings()), build(registry, "backbone", "fedmf", dim=4))
     with pytest.raises(PluginError, match="'unannounced': local_loss reads batch.moved.*expected sees_rows = True"):
+        next(run(f))
+
+
+class Replays(Method):
+    """Of every client the first session, or one that it does not have."""
+
+    name, first_step, needs_sequential, number = "replays", 0, True, 0
+
+    def replayed_sessions(self, users, draw):
+        return torch.full((len(users), 2), -1).index_fill_(1, torch.tensor([0]), self.number)
+
+    def local_loss(self, local):
+        vectors, replayed = local.replay(), local.replayed
+        assert replayed.sessions.shape[1] == 1 and vectors.requires_grad  # in as few columns as hold them
+        torch.testing.assert_close(local.replay(dropout=False)[:, 0], local.encode())  # the session of the first round
+        assert torch.equal(replayed.items[:, 0], local.items) and torch.equal(replayed.real[:, 0], local.sequence.real)
+        scores = local.replay_scores(vectors[:, 0])
+        assert scores.shape == (*vectors[:, 0].shape[:2], replayed.items.shape[2])
+        return scores.sum((1, 2))
+
+
+def test_replayed_sessions_are_those_of_the_client(registry):
+    stream = session_stream(session_log(40), 40)
+    method = Replays(NoSettings())
+    f = federation(registry, stream, method, build(registry, "backbone", "gru4rec", dim=4, max_length=5))
+    next(run(f))
+    method.number = 9
+    with pytest.raises(PluginError, match="'replays': replayed_sessions returned numbers from -1 to 9,"):
         next(run(f))
 
 
