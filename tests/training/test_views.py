@@ -1,5 +1,5 @@
-"""What a method sees of a local batch on lists: scores, labels, weights, mask and the clients' own loss; and of sessions
-that are replayed."""
+"""What a method sees of a local batch on lists: scores, labels, weights, mask and the clients' own loss; and of
+sessions that are replayed."""
 
 from __future__ import annotations
 
