@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,13 +31,13 @@ MINE = ["--plugins", "my_plugins"]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A folder in which all kinds were made by the command: ``my_plugins`` with ewma, my-mf and first-hit."""
+    """A folder in which all kinds were made by the command: ``my_plugins`` with ewma, my-mf, first-hit and reverse."""
     folder = tmp_path_factory.mktemp("written")
     before = Path.cwd()
     os.chdir(folder)
     try:
         assert main(["new-plugin", "method", "ewma"]) == main(["new-plugin", "backbone", "my-mf"]) == 0
-        assert main(["new-plugin", "metric", "first-hit"]) == 0
+        assert main(["new-plugin", "metric", "first-hit"]) == main(["new-plugin", "attack", "reverse"]) == 0
     finally:
         os.chdir(before)
     return folder
@@ -116,6 +117,16 @@ def test_the_metric_is_the_first_places_hit(written, output, run_json):
     assert "all properties hold" in output("check", "first-hit", *plugins)
 
 
+def test_the_attack_reverses_what_its_users_trained(written, output):
+    """Item rows and layers, so many times; and it passes its check."""
+    attack = build(discover([written / "my_plugins"]), "attack", "reverse", strength=2.0)
+    seen = SimpleNamespace(changes={"item": torch.tensor([[[1.0, -3.0]]]), "layer": torch.tensor([[0.5]])})
+    sent = attack.upload(seen)
+    assert {name: (change.tolist(), where) for name, (change, where) in sent.items()} == {
+        "item": ([[[-2.0, 6.0]]], None), "layer": ([[-1.0]], None)} and attack.among_users
+    assert "all properties hold" in output("check", "reverse", "--plugins", str(written / "my_plugins"))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ewma", "my_mf"])
 def test_the_written_test_passes(written, name):
@@ -126,11 +137,12 @@ def test_the_written_test_passes(written, name):
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name, kind", [("ewma", "method"), ("my_mf", "backbone"), ("first_hit", "metric")])
+@pytest.mark.parametrize("name, kind", [("ewma", "method"), ("my_mf", "backbone"), ("first_hit", "metric"),
+                                        ("reverse", "attack")])
 def test_the_written_test_asks_for_every_property(written, monkeypatch, name, kind):
     """Of the plugin beside it, without partners of its own choice."""
     asked = []
-    for each in ("method", "backbone", "metric"):
+    for each in ("method", "backbone", "metric", "attack"):
         monkeypatch.setattr(testing, f"check_{each}", lambda cls, each=each: asked.append((each, cls.name)))
     monkeypatch.setattr(testing, "assert_passed", asked.append)
     found = runpy.run_path(str(written / f"my_plugins/tests/test_{name}.py"))

@@ -16,7 +16,7 @@ COMMANDS = {
     "leaks": "measure what of validation and test reaches training or ranking",
     "list": "show methods, backbones, metrics and datasets, or one in full",
     "check": "test whether a plugin is correct, federated and continual",
-    "new-plugin": "write a method, backbone or metric to start from, and its test",
+    "new-plugin": "write a method, backbone, metric or attack to start from, and its test",
     "client": "be a client of a federation on real machines, with data of your own",
     "export": "write a run as an app for a Flower deployment",
     "data": "show a dataset's blocks or sessions; convert, download or make datasets",

@@ -9,7 +9,7 @@ from string import Template
 
 from ...core.errors import UserError, unknown
 
-KINDS = ("method", "backbone", "metric")
+KINDS = ("method", "backbone", "metric", "attack")
 METHODS = {"server": "the server averages item tables over blocks (end_step, aggregate); the default",
            "penalty": "item rows are pulled to those of the block before (row_penalty)",
            "proximal": "public parameters are pulled to what the server sent in the round (sees_rows, local_loss)",
@@ -23,16 +23,17 @@ examples:
   run_bench.py new-plugin method ewc --kind penalty         one that adds to the clients' loss
   run_bench.py new-plugin backbone my-mf --plugins mine     mine/my_mf.py and mine/tests/test_my_mf.py
   run_bench.py new-plugin metric first-hit                  a number for each user's ranked list
+  run_bench.py new-plugin attack reverse                    malicious clients, and what they upload
 
-The file is a small method (backbone, metric) that runs as it stands and passes `check`, with comments on what to
-change. Begin with the kind of method whose hooks yours has; docs/plugins.md shows three of them.
+The file is a small method (backbone, metric, attack) that runs as it stands and passes `check`, with comments on what
+to change. Begin with the kind of method whose hooks yours has; docs/plugins.md shows three of them.
 
 kinds of methods:
 """ + "\n".join(f"  {name:10}{meaning}" for name, meaning in METHODS.items())
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", metavar="KIND", help="method, backbone or metric")
+    parser.add_argument("kind", metavar="KIND", help="method, backbone, metric or attack")
     parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
     parser.add_argument("--kind", dest="starts_as", metavar="KIND",
                         help=f"of a method, which one to start from: {', '.join(METHODS)} (default: server)")
@@ -81,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"wrote {path}")
     option = "" if folder.resolve() == shipped("plugins").resolve() else f" --plugins {folder}"
     tried = {"method": f"--method {args.name} --backbone fedmf", "backbone": f"--method ft --backbone {args.name}",
-             "metric": f"--method ft --backbone fedmf --set extra_metrics={args.name}"}
+             "metric": f"--method ft --backbone fedmf --set extra_metrics={args.name}",
+             "attack": f"--method ft --backbone fedmf --set attack={args.name}"}
     print(f"It runs as it stands; edit it and try:\n"
           f"  run_bench.py check {args.name}{option}\n"
           f"  run_bench.py {tried[args.kind]}{option}")
@@ -98,7 +100,7 @@ def _names(kind: str, name: str) -> dict[str, str]:
         raise UserError(f"found the name '{name}', accepted: lower-case letters, digits and, between them, - and _, "
                         f"beginning with a letter, as ewma or my-mf.")
     cls = "".join(part.capitalize() for part in re.split("[-_]", name))
-    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings", "Metric", "RankedLists") \
+    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings", "Metric", "RankedLists", "Attack") \
             or name.startswith(("test_", "test-")) or name in ("conftest", "tests"):
         raise UserError(f"found the name '{name}', which means something else to Python or pytest; choose another.")
     return {"kind": kind, "name": name, "module": name.replace("-", "_"), "cls": cls}
