@@ -5,8 +5,8 @@
 The straightforward loop does what federated research scripts do: for every client it deep-copies the server's model,
 makes its optimisers and a DataLoader, draws negatives, trains on the batches, and adds the item table to a running sum.
 The leanest loop is the same with bare tensors instead of the DataLoader, the fastest we could write without batching
-clients. Both train the same 587 clients on the same number of samples as the engine. GPFedRec's server, which makes
-every client a table of its own, is part of all three.
+clients. Both train the same 587 clients on the same number of samples as the engine, with one thread or --threads,
+whichever is faster. GPFedRec's server, which makes every client a table of its own, is part of all three.
 
 The roofline counts what no way of training can avoid if it treats samples one by one: each reads its item's row and
 adds to a row of the sum of changes, 3 x 4 d bytes, at the speed at which this machine copies memory with the same
@@ -243,11 +243,15 @@ def main():
         kinds, step, samples, dim = rounds_of(backbone)
         for run in kinds.values():
             run()  # warm up
-        times = {name: [] for name in kinds}
+        # A loop's tensors are small: a second thread makes it slower as soon as anything else runs.
+        counts = {name: (args.threads,) if name == "engine" else sorted({1, args.threads}) for name in kinds}
+        times = {(name, count): [] for name in kinds for count in counts[name]}
         for _ in range(args.repeats):  # interleaved, so that a slow moment of the machine hits all of them
-            for name, run in kinds.items():
-                times[name].append(seconds(run) / (ROUNDS if name == "engine" else 1))
-        median = {name: statistics.median(values) for name, values in times.items()}
+            for (name, count), values in times.items():
+                torch.set_num_threads(count)
+                values.append(seconds(kinds[name]) / (ROUNDS if name == "engine" else 1))
+        torch.set_num_threads(args.threads)
+        median = {name: min(statistics.median(times[name, count]) for count in counts[name]) for name in kinds}
         print(f"{backbone}, ML-100K block 0: {step.n_users} clients, {samples:,} samples per round")
         print(f"{'':24}{'ms per round':>14}{'engine is':>14}")
         for name, value in median.items():
