@@ -47,7 +47,10 @@ class Interactions:
     rating: np.ndarray | None = None
 
     def of_rows(self, rows: np.ndarray) -> Interactions:
-        """Some of the rows, whose users and items are numbered anew."""
+        """Some of the rows, whose users and items are numbered anew; this itself if that changes nothing."""
+        if len(rows) == len(self.user) and bool((rows[1:] > rows[:-1]).all()) and all(
+                _by_appearance(*each) for each in ((self.user, self.user_tokens), (self.item, self.item_tokens))):
+            return self
         user, old_user = pd.factorize(self.user[rows])
         item, old_item = pd.factorize(self.item[rows])
         return Interactions(user, item, self.time[rows], self.user_tokens[old_user], self.item_tokens[old_item],
@@ -55,9 +58,15 @@ class Interactions:
                               for values in (self.session, self.split, self.rating)))
 
 
+def _by_appearance(ids: np.ndarray, tokens: np.ndarray) -> bool:
+    """Whether ids are numbered by first appearance, and all tokens appear."""
+    largest = np.maximum.accumulate(ids)
+    return bool(len(ids) and ids[0] == 0 and (np.diff(largest) <= 1).all() and largest[-1] + 1 == len(tokens))
+
+
 def core(user: np.ndarray, item: np.ndarray, count: int, rows: np.ndarray) -> np.ndarray:
     """Those of some rows that are left when each user and item keeps at least ``count`` rows."""
-    while len(rows):
+    while count > 1 and len(rows):
         enough = np.all([np.bincount(ids[rows])[ids[rows]] >= count for ids in (user, item)], axis=0)
         if enough.all():
             break
@@ -100,34 +109,87 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
             raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "
                             f"(tab-separated header, as user_id:token).{hint}")
     wanted = {name: kind for name, kind in {**required, **(optional or {})}.items() if name in names}
-    batches = list(text_batches(path, str(path), TableLayout("\t", tuple(names), True, quoted=False), list(wanted)))
-    if not any(batch.num_rows for batch in batches):
+    layout = TableLayout("\t", tuple(names), True, quoted=False)
+    read: dict[str, _Tokens | _Numbers] = {name: _Tokens() if kind == "token" else _Numbers()
+                                           for name, kind in wanted.items()}
+    rows = 0
+    for batch in text_batches(path, str(path), layout, list(wanted)):
+        rows += batch.num_rows
+        for name, column in read.items():
+            column.add(batch.column(name))
+    if not rows:
         raise UserError(f"{path}: has no rows; expected a header line and one interaction per line.")
-    table = pa.Table.from_batches(batches)
     columns = {}
-    for name, kind in wanted.items():
-        texts = table.column(name)
-        if kind == "token":
-            columns[name] = texts.dictionary_encode().combine_chunks().to_pandas()
-            bad, expected = columns[name] == "", "an id"
-        else:
-            columns[name] = _numbers(texts)
-            bad, expected = ~np.isfinite(columns[name]), "a finite number"
+    for name in wanted:
+        column = read.pop(name)
+        columns[name] = values = column.values()
+        bad, expected = (values == "", "an id") if isinstance(column, _Tokens) else (~np.isfinite(values),
+                                                                                     "a finite number")
         if bad.any():
             row = int(np.argmax(bad))
-            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {texts[row].as_py()!r}, "
-                            f"expected {expected}.")
-    return pd.DataFrame(columns)
+            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {column.text(row)!r}, expected "
+                            f"{expected}.")
+        del column  # its texts
+    pa.default_memory_pool().release_unused()
+    return pd.DataFrame(columns, copy=False)
 
 
-def _numbers(texts: pa.ChunkedArray) -> np.ndarray:
-    """float64 numbers, NaN where a text is none."""
-    import pyarrow as pa
+class _Tokens:
+    """A column of ids, numbered by first appearance while it is read: its text is not kept."""
 
-    try:
-        return texts.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # pandas takes more for a number, and says where there is none
-        return pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64)
+    _AT_ONCE = 64  # batches whose ids are numbered together
+
+    def __init__(self) -> None:
+        self._batches: list[pa.DictionaryArray] = []
+        self._codes: list[np.ndarray] = []
+
+    def add(self, texts: pa.Array) -> None:
+        self._batches.append(texts.dictionary_encode())
+        if len(self._batches) > self._AT_ONCE:
+            self._number()
+
+    def text(self, row: int) -> str:
+        """Of a row that is no id."""
+        return ""
+
+    def _number(self) -> None:
+        import pyarrow as pa
+
+        chunks = pa.chunked_array(self._batches).unify_dictionaries().chunks
+        self._codes += [chunk.indices.to_numpy() for chunk in chunks]
+        self._batches = [pa.DictionaryArray.from_arrays(chunks[0].indices[:0], chunks[0].dictionary)]
+
+    def values(self) -> pd.Series:
+        import pyarrow as pa
+
+        self._number()
+        return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(self._codes)),
+                                              self._batches[0].dictionary).to_pandas()
+
+
+class _Numbers:
+    """A column of float64 numbers, made of all its texts: one that pandas alone takes for a number has them all read by
+    pandas, which rounds otherwise."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.Array] = []
+
+    def add(self, texts: pa.Array) -> None:
+        self._batches.append(texts)
+
+    def text(self, row: int) -> str:
+        import pyarrow as pa
+
+        return str(pa.chunked_array(self._batches)[row].as_py())
+
+    def values(self) -> np.ndarray:
+        import pyarrow as pa
+
+        texts = pa.chunked_array(self._batches)
+        try:
+            return texts.cast(pa.float64()).to_numpy()
+        except pa.ArrowInvalid:  # pandas takes more for a number, and says where there is none
+            return pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64)
 
 
 # What to do about a column that only streams of sessions, or losses of ratings, read.

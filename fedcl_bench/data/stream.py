@@ -397,7 +397,11 @@ def _ragged(rows: Interactions, part: np.ndarray, n_users: int) -> Ragged:
 
 def places(user: np.ndarray) -> np.ndarray:
     """How many of the same user's rows come before each row."""
-    return pd.Series(user).groupby(user).cumcount().to_numpy(copy=True)
+    order = np.argsort(user, kind="stable")
+    count = np.bincount(user)
+    place = np.empty(len(user), dtype=np.int64)
+    place[order] = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
+    return place
 
 
 def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:

@@ -44,7 +44,8 @@ def time_order(times: np.ndarray, tie_order: str) -> np.ndarray:
     if tie_order == "random":
         keys = rng.sort_keys(rng.row_keys(rng.key(0, "ties"), torch.arange(len(times))))
         return np.lexsort((keys.numpy(), times))
-    stable = np.argsort(times, kind="stable")
+    ascending = bool((times[1:] >= times[:-1]).all())
+    stable = np.arange(len(times)) if ascending else np.argsort(times, kind="stable")
     if tie_order == "file":
         return stable
     content = lzma.decompress((_FOLDER / f"{tie_order}.xz").read_bytes())

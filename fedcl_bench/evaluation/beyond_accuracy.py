@@ -36,6 +36,7 @@ GROUPS = {"new-users": "users without data in an earlier block", "old-users": "u
           "new-items": "items to find that no earlier block has", "old-items": "items to find of earlier blocks",
           "popular-items": "items to find among the fewest that have 80 % of the training interactions",
           "rare-items": "the other items to find"}
+_PAIRS = 1 << 22  # of user and item that are sorted at once, 32 MiB
 Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 
@@ -125,9 +126,13 @@ def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, 
 
 def _owners(steps: Sequence[Step]) -> Tensor:
     """How many users have trained on each item, (items,), however often."""
-    n_items = steps[-1].n_items
-    pairs = [torch.repeat_interleave(s.train.lengths) * n_items + s.train.values for s in steps]
-    return torch.bincount(torch.cat(pairs).unique() % n_items, minlength=n_items).double()
+    last, device = steps[-1], steps[-1].train.values.device
+    rows, owners = sum(len(s.train.values) for s in steps), torch.zeros(last.n_items, device=device, dtype=torch.int64)
+    for users in torch.arange(last.n_users, device=device).split(max(1, last.n_users * _PAIRS // max(rows, 1))):
+        parts = (s.train.select(users[users < s.n_users]) for s in steps)
+        pairs = torch.cat([row * last.n_items + item for row, item in parts]).unique()
+        owners += torch.bincount(pairs % last.n_items, minlength=last.n_items)
+    return owners.double()
 
 
 def _properties(catalogue: Catalogue, lists: Tensor) -> dict[str, Tensor]:

@@ -44,6 +44,15 @@ def counts_of(steps):
     return counts
 
 
+def test_owners_are_counted_in_pieces_of_users(world, monkeypatch):
+    steps, model, *_ = world
+    whole = catalogue_of(steps, model.item_vectors).owners
+    monkeypatch.setattr(beyond_accuracy, "_PAIRS", 2)
+    assert torch.equal(catalogue_of(steps, model.item_vectors).owners, whole) and whole.max() > 1
+    pairs = {(user, item) for step in steps for user in range(step.n_users) for item in step.train.of(user).tolist()}
+    assert whole.tolist() == [sum(item == i for _, item in pairs) for i in range(steps[-1].n_items)]
+
+
 def test_against_plain_loops(world):
     steps, model, users, lists = world
     kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
