@@ -202,6 +202,12 @@ def _is_alive(process: int) -> bool:
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+def free_bytes(path: Path) -> int:
+    """What the disk has left that a path is on, which need not exist yet."""
+    there = next((folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir()), Path("/"))
+    return shutil.disk_usage(there).free
+
+
 def no_space(path: Path | str, error: OSError) -> UserError:
     """The error for a file that did not fit; what stood there before still does."""
     return UserError(f"no space left at {path} ({error.strerror}): it is not written.\nFree some, or choose another "

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
+from pathlib import Path
 from typing import Collection, Mapping
 
 import numpy as np
+import torch
 
+from ..core.errors import UserError
+from ..kernels.memory import available
 from . import domain_streams, prepared, session_streams, stream as blocks
 from .features import FeatureSource, Callbacks, load_features, text_vectors
 from .item_features import load_item_features
@@ -15,6 +19,7 @@ from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns
 from .settings import StreamSettings
+from .table_reader import first_lines
 from .stream import Stream, build_blocks, build_static, read_split_file, rows_of_blocks, rows_of_static
 
 
@@ -74,11 +79,28 @@ def split_rows(source: DatasetSource, settings: StreamSettings) -> tuple[Interac
 def _interactions(source: DatasetSource, settings: StreamSettings, columns: Mapping[str, str] = MappingProxyType({}),
                   drop_events: Collection[str] = ()) -> Interactions:
     """The rows of one dataset after its filters, with more ``columns`` than those that every stream reads."""
+    _require_memory(source.path)
     config = source.config
     names = {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD, **columns}
     if source.rating:
         names["rating"] = source.rating
     return load_interactions(source.path, settings.k_core, names, config.val_interval, drop_events)
+
+
+_PER_ROW = 50  # bytes that reading and splitting a row takes at the very least; twice as many as a rule
+
+
+def _require_memory(path: Path) -> None:
+    """Raise UserError if a file of interactions cannot be read into the memory there is, saying how many rows fit."""
+    memory, size = available(torch.device("cpu")), path.stat().st_size if path.is_file() else 0
+    if memory is None or size < memory.bytes // _PER_ROW:  # a row has a byte at least
+        return
+    lines = first_lines(path, str(path), "a header line, then one interaction per line")[1:-1]  # the last may be cut
+    rows = int(size / (sum(len(line.encode()) + 1 for line in lines) / max(len(lines), 1) or size))
+    if rows * _PER_ROW > memory.bytes:
+        raise UserError(f"{path}: not enough memory: {memory.bytes / (1 << 30):.2f} GiB are left ({memory.limit}). Its "
+                        f"about {rows:,} interactions take {rows * _PER_ROW / (1 << 30):.2f} GiB and more; about "
+                        f"{memory.bytes // (2 * _PER_ROW):,} would fit.")
 
 
 def thin_note(stream: Stream, settings: StreamSettings) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..core.files import folder_beside
+from ..core.files import folder_beside, free_bytes
 from ..core.version import NUMBERS
 from .recbole_files import SPLITS
 from .settings import CENTRAL_ONLY, DOMAINS_ONLY, StreamSettings
@@ -66,6 +66,7 @@ def save(stream: Stream, folder: Path) -> int:
     Raises:
         UserError: if it cannot be written.
     """
+    _require_room(stream, folder)
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
     if stream.domains:
@@ -87,6 +88,16 @@ def save(stream: Stream, folder: Path) -> int:
         # NumPy says how many bytes were not written instead of why.
         raise UserError(f"{folder}: cannot be written ({error.strerror or 'no space left'}).") from None
     return size
+
+
+def _require_room(stream: Stream, folder: Path) -> None:
+    """Raise UserError if the disk has not enough room for the stream, saying for how much of it."""
+    needed, free = sum(values.nbytes for _, values in _arrays(stream)), free_bytes(folder)
+    if needed > free:
+        rows = sum(step.interactions for step in stream.steps)
+        raise UserError(f"{folder}: not enough room: {free / (1 << 20):,.1f} MiB are free, and the stream takes "
+                        f"{needed / (1 << 20):,.1f} MiB.\nAbout {rows * free // needed:,} of the {rows:,} interactions "
+                        f"would fit. Runs read the dataset's file without it.")
 
 
 def _arrays(stream: Stream) -> Iterator[tuple[str, np.ndarray]]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ import torch
 
 from .. import rng
 from ..core.errors import UserError
-from ..core.files import folder_beside
+from ..core.files import folder_beside, free_bytes
 from ..core.parallel import in_order, workers
 from .settings import StreamSettings
 from .stream import Ragged, Step
@@ -248,11 +247,10 @@ def step_of(world: World) -> Step:
 def _require_room(world: World, path: Path) -> None:
     """Raise UserError if a world's file, and its parts while it is made, are larger than what the disk has left."""
     needed = int(world.users * world.per_user * (24 + 20))  # bytes of a row in the parts, and about those in the file
-    folder = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(path)
     if needed > free:
         raise UserError(f"{path}: would need about {needed / 1e9:,.0f} GB, {free / 1e9:,.0f} GB are free; make fewer "
-                        f"--users, or choose another disk with --out DIR.")
+                        f"--users, at most {world.users * free // needed:,}, or choose another disk with --out DIR.")
 
 
 def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,

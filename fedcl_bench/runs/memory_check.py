@@ -1,4 +1,5 @@
-"""Whether a run's tables fit into memory, asked before it starts, and what is said when memory ends later.
+"""Whether a run's tables fit into memory and its checkpoints onto the disk, asked before it starts, and what is said
+when memory ends later.
 
 Counted are the tables that grow with users and items. What is made of a chunk of clients or of evaluated users is
 bounded (see ``core/tuning.py``) and not counted, nor what a method keeps, so a run that passes may still run out of
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Mapping
 
 import torch
@@ -17,6 +20,7 @@ from ..data.stream import Step
 from ..plugin.silo import ModuleBackbone
 from ..rng import Tables
 from ..core.errors import OutOfMemory, UserError
+from ..core.files import free_bytes
 from ..federation.parts import Federation
 from ..kernels.memory import available
 
@@ -40,7 +44,23 @@ def require_item_tables(f: Federation) -> None:
 
 def require(f: Federation) -> None:
     """Raise UserError if a run's tables need more memory than there is; does nothing where that is not known."""
-    _require(f, bytes_of_tables(f), "tables take")
+    without_users = None if f.cross_silo else max(_of_step(f, _without_users(step)) for step in f.stream.steps)
+    _require(f, bytes_of_tables(f), "tables take", without_users)
+
+
+def require_disk(f: Federation, results: Path) -> None:
+    """Raise UserError if the disk has no room for two of a run's checkpoints, as one is written beside the last.
+
+    Clients that hold many users have few parameters, which are not counted.
+    """
+    if f.cross_silo:
+        return
+    needed, without_users = (2 * max(_of_checkpoint(f, step) for step in steps)
+                             for steps in (f.stream.steps, list(map(_without_users, f.stream.steps))))
+    if needed > (free := free_bytes(results)):
+        raise UserError(f"results folder {results}: not enough room: {_gib(free)} are free, and two checkpoints of the "
+                        f"run take {_gib(needed)} ({_sizes(f)}).\nWhat helps: another disk with --results DIR, "
+                        f"smaller tables, fewer users and items.{_that_fit(f, free, needed, without_users)}")
 
 
 def bytes_of_tables(f: Federation) -> int:
@@ -67,11 +87,44 @@ def _in_words(error: BaseException) -> str:
     return f"out of GPU memory: {'. '.join(words or [str(error) or 'no more is known']).rstrip('.')}."
 
 
-def _require(f: Federation, needed: int, what: str) -> None:
+def _require(f: Federation, needed: int, what: str, without_users: int | None = None) -> None:
     memory = available(f.device)
     if memory is not None and needed > memory.bytes:
+        fitting = "" if without_users is None else _that_fit(f, memory.bytes, needed, without_users)
         raise UserError(f"not enough memory: {_gib(memory.bytes)} are left ({memory.limit}). The run's {what} "
-                        f"{_gib(needed)} ({_sizes(f)}).\n{_what_helps(f)}")
+                        f"{_gib(needed)} ({_sizes(f)}).\n{_what_helps(f)}{fitting}")
+
+
+def _that_fit(f: Federation, room: int, needed: int, without_users: int) -> str:
+    """How many users there is room for, as one more line; empty if there is for none."""
+    users = f.stream.steps[-1].n_users
+    fitting = users * max(room - without_users, 0) // max(needed - without_users, 1)
+    return f"\nAbout {fitting:,} of the users would fit." if 0 < fitting < users else ""
+
+
+def _without_users(step: Step) -> Step:
+    """A step's items alone."""
+    nobody = replace(step.train, indptr=step.train.indptr[:1], values=step.train.values[:0], ratings=None)
+    return replace(step, n_users=0, old_users=0, train=nobody)
+
+
+def _of_checkpoint(f: Federation, step: Step) -> int:
+    """The model, the best one, and that of the step before."""
+    per_item, per_user, per_pair, dense = _numbers(f, step)
+    return _bytes_of_number(f) * sum(
+        copies * (items * per_item + users * per_user + users * items * per_pair + dense)
+        for copies, users, items in ((2, step.n_users, step.n_items), (1, step.old_users, step.old_items)))
+
+
+def _numbers(f: Federation, step: Step) -> tuple[int, int, int, int]:
+    """How many numbers a model has per item, per user, per pair of both, and besides."""
+    backbone = f.backbone
+    public, private = backbone.new_rows(f.seed, range(1), range(1))
+    of_method = f.acting_in(step).new_private(f.seed, range(1), backbone)
+    per_item, copies = _per_row(public), backbone.keeps_local_tables + backbone.serves_tables
+    per_pair = _per_row(backbone.new_personal(f.seed, range(1))) + copies * per_item
+    return (per_item, _per_row({**private, **of_method}), per_pair,
+            sum(table.numel() for table in backbone.new_dense(f.seed).values()))
 
 
 def _of_step(f: Federation, step: Step) -> int:
@@ -79,12 +132,8 @@ def _of_step(f: Federation, step: Step) -> int:
     before, whose memory the allocator does not give back for larger ones; what a server makes of uploads that are
     whole tables; uploads that it looks at one by one; and what its optimiser remembers."""
     backbone, number = f.backbone, _bytes_of_number(f)
-    public, private = backbone.new_rows(f.seed, range(1), range(1))
-    of_method = f.acting_in(step).new_private(f.seed, range(1), backbone)
-    per_item, per_user = _per_row(public), _per_row({**private, **of_method})
+    per_item, per_user, per_pair, dense = _numbers(f, step)
     copies = backbone.keeps_local_tables + backbone.serves_tables
-    per_pair = _per_row(backbone.new_personal(f.seed, range(1))) + copies * per_item
-    dense = sum(table.numel() for table in backbone.new_dense(f.seed).values())
 
     def model(users: int, items: int) -> int:
         return items * per_item + users * per_user + users * items * per_pair + dense

@@ -19,7 +19,7 @@ from ..core.files import sweep
 from ..records.record import Record
 from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
-from .memory_check import ended, require
+from .memory_check import ended, require, require_disk
 from .model_file import write_model
 from .ranked_lists import RankedLists, folder_of, require_lists
 from .summary import failed, frames, summary
@@ -250,6 +250,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
     federation = replace(federation, on_test=lists and lists.write)
     config.check(federation)  # before anything is written
     engine.check(federation)
+    if engine.keeps_all:
+        require_disk(federation, results)
     with record.locked():
         if rerun:
             record.clear()

@@ -11,7 +11,7 @@ import torch
 from helpers import build, train_round
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import prepared
+from fedcl_bench.data import datasets, prepared
 from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.settings import StreamSettings
@@ -19,6 +19,7 @@ from fedcl_bench.data.stream import Stream
 from fedcl_bench.data.synth import World, write
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.parameter_growth import grow, row_width
+from fedcl_bench.kernels.memory import Available
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.training.sampling import LaterChunk, Needs, make_chunks
@@ -90,6 +91,28 @@ def test_other_settings_and_changed_files_are_not_mistaken(folder):
         file.write("60\t3\t1609459200\n")
     places |= {place(*other) for other in others}
     assert len(places) == 2 * len(others)
+
+
+def test_a_disk_without_room_is_refused_with_what_fits(folder, monkeypatch):
+    source = locate("w", folder, SETTINGS)
+    stream, kept = build_stream(source, SETTINGS), prepared.folder_of(source, SETTINGS)
+    needed = sum(values.nbytes for _, values in prepared._arrays(stream))
+    monkeypatch.setattr(prepared, "free_bytes", lambda path: needed // 2)
+    rows = sum(step.interactions for step in stream.steps)
+    with pytest.raises(UserError, match=f"not enough room: .*\nAbout {rows * (needed // 2) // needed} of the {rows} "):
+        prepared.save(stream, kept)
+    assert not kept.exists()
+    monkeypatch.setattr(prepared, "free_bytes", lambda path: needed)
+    assert prepared.save(stream, kept) >= needed
+
+
+def test_rows_that_memory_cannot_hold_are_refused_before_they_are_read(folder, monkeypatch):
+    source, rows = locate("w", folder, SETTINGS), 700
+    monkeypatch.setattr(datasets, "available", lambda device: Available(rows * 10, "available here"))
+    with pytest.raises(UserError, match="w.inter: not enough memory: .* about [0-9]* interactions take .*; about 70 "):
+        build_stream(source, SETTINGS)
+    monkeypatch.setattr(datasets, "available", lambda device: Available(rows * 100, "available here"))
+    assert build_stream(source, SETTINGS).steps
 
 
 def test_command_and_a_run_on_it(folder, capsys, monkeypatch):

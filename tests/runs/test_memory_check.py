@@ -135,6 +135,34 @@ def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, c
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("backbone, settings", [("fedmf", {"dim": 64}), ("fedrap", {})])
+def test_users_that_fit_do(registry, ml100k, monkeypatch, backbone, settings):
+    """A refusal says how many users there is room for: tables of that share of all would take no more."""
+    f = federation(registry, ml100k, backbone, **settings)
+    without = max(memory_check._of_step(f, memory_check._without_users(step)) for step in f.stream.steps)
+    needed = bytes_of_tables(f)
+    left(monkeypatch, (needed + without) // 2)
+    with pytest.raises(UserError, match="\nWhat helps: .*\nAbout 471 of the users would fit.$"):
+        require(f)
+    left(monkeypatch, without)
+    with pytest.raises(UserError) as refused:
+        require(f)
+    assert "would fit" not in str(refused.value)
+
+
+def test_a_disk_without_room_for_checkpoints_is_refused_before_anything_is_written(monkeypatch, tmp_path, capsys):
+    """Each holds two models of the last block and one of the block before, and two lie there while one is replaced."""
+    takes = 2 * 4 * 32 * (2 * sum(LAST) + sum(BEFORE))
+    words = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--results", str(tmp_path / "results")]
+    monkeypatch.setattr(memory_check, "free_bytes", lambda path: takes - 1)
+    assert main(words) == 2
+    assert f"not enough room: 0.00 GiB are free, and two checkpoints of the run take {takes / (1 << 30):.2f} GiB" \
+        in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+    monkeypatch.setattr(memory_check, "free_bytes", lambda path: takes)
+    assert main(words) == 0
+
+
 def test_scores_for_ranks_are_made_in_pieces(monkeypatch):
     """Of at most so many clients that their scores of all items are no more than the size; the ranks are the same."""
     scores, asked = torch.randn(17, 50), []
