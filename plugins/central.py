@@ -1,13 +1,17 @@
-"""Central: the backbone without a federation, trained on everybody's data in mini-batches."""
+"""Central: the backbone without a federation, trained on everybody's data in mini-batches; and CCD, such a party that
+replays its past."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedcl_bench import (Incompatible, LocalSettings, Method, SequentialBackbone, UserError, draw_negatives,
-                         make_chunks, rng, session_losses, setting)
+                         inherited, make_chunks, rng, session_losses, setting)
+from fedcl_bench.toolbox.proxies import ProxyReplay, ProxySettings
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ class Central(Method):
         for user, item in zip(*(of.split(self.settings.central_batch) for of in self.samples(step, draw))):
             yield self._loss(backbone, model, parameters, user, item, draw.round), len(user)
 
-    def _order(self, n, step, draw):
+    def _order(self, n, step, draw, of="central"):
         """The numbers below n in the order of the epoch."""
-        key = rng.key(draw.seed, "central order", draw.step, draw.round)
+        key = rng.key(draw.seed, f"{of} order", draw.step, draw.round)
         return rng.sort_keys(rng.row_keys(key, torch.arange(n, device=step.train.values.device))).argsort()
 
     def samples(self, step, draw):
@@ -96,15 +100,19 @@ class Central(Method):
         order = self._order(len(user), step, draw)
         return user[order], item[order]
 
-    def _loss(self, backbone, model, parameters, user, item, round_):
-        """The mean loss of a mini-batch: every interaction is a client's local batch."""
+    def _scored(self, backbone, model, parameters, user, item):
+        """Each interaction's client, the rows of its items (n, m), and their scores."""
         personal = backbone.new_personal(0, range(0))
         clients = {name: parameters[name][user[:, None], item] if name in personal else parameters[name][user]
                    for name in model.private}
         clients |= {name: parameters[name].expand(len(user), *value.shape) for name, value in model.dense.items()}
         clients |= {name: table[user] for name, table in model.client_context.items()}
         rows = {name: parameters[name][item] for name in model.public}
-        scores = backbone.score(clients, rows)
+        return clients, rows, backbone.score(clients, rows)
+
+    def _loss(self, backbone, model, parameters, user, item, round_):
+        """The mean loss of a mini-batch: every interaction is a client's local batch."""
+        clients, rows, scores = self._scored(backbone, model, parameters, user, item)
         if backbone.pairwise:
             weights = torch.full_like(scores[:, 1:], 1.0 / (scores.shape[1] - 1))
             loss = backbone.pair_loss(scores[:, :1].expand_as(weights), scores[:, 1:], weights)
@@ -124,8 +132,8 @@ class Central(Method):
                                  for part in ("step", "exp_avg", "exp_avg_sq")}
 
     def _save(self, adam, parameters):
-        self.server_state = {f"{part} of {name}": moment for name, value in parameters.items()
-                             for part, moment in adam.state[value].items()}
+        self.server_state = {**self.server_state, **{f"{part} of {name}": moment for name, value in parameters.items()
+                                                     for part, moment in adam.state[value].items()}}
 
 
 class CentralJoint(Central):
@@ -136,3 +144,53 @@ class CentralJoint(Central):
     title = "bound: no federation and no forgetting, one party trains on everybody's data up to the block"
     history = restarts = True
     gives_up = {**Central.gives_up, "C1": "data of all earlier blocks are kept"}
+
+
+@dataclass(frozen=True)
+class CCDSettings(ProxySettings, CentralSettings):
+    lambda_replay: float = inherited(ProxySettings, "lambda_replay", default=0.5)
+    replay_redraw: int = setting(5, "rounds after which the items to replay are drawn anew", low=1)
+
+
+class CCD(ProxyReplay, Central):
+    """The continual update of CCD's student, by a party that holds the data of the block.
+
+    From the second block on an epoch of ``central`` is followed by one over the items that users replay, shuffled into
+    mini-batches, under the same Adam: lambda exp(-epoch / T) times the mean cross-entropy to the proxies'
+    probabilities. A proxy is a moving average of the models W that blocks started from,
+
+        S <- s_w S + (1 - s_w) W,    P <- p_w P + (1 - p_w) W
+
+    on rows known before; both begin as the first W, and only S is replayed until they differ. Of a proxy's top A items,
+    without those of this and the previous block, a user replays some, drawn with weights
+    exp(eps (rank_W - rank_proxy)), anew after epochs 5, 10, ... from 0 on; of an item drawn from both, the larger
+    probability. W's ranks are those of the block's start in all its epochs, as in the released code (Run/S_update.py).
+
+    Left out: the teachers, so that W is what the previous block ended with (in CCD it is distilled from them in
+    between, and they from it); that new users and items start from their neighbours; that negatives are none of these
+    models' top items. Losses are means (code: sums, which is the same to Adam), and there is no weight decay.
+    """
+
+    name = "ccd"
+    numbers = 1
+    title = "one party, whose model distils stability and plasticity proxies of its own past (CCD's student)"
+    reference = "Lee et al., Continual Collaborative Distillation for Recommender System, KDD 2024, arXiv 2405.19046"
+    Settings = CCDSettings
+    needs_sequential = False
+    gives_up = Central.gives_up
+
+    def _of_items(self, step, model, backbone, parameters, draw):
+        yield from super()._of_items(step, model, backbone, parameters, draw)
+        drawn = None if self.off or step.index == 0 else self.drawn(
+            torch.arange(step.n_users, device=step.train.values.device),
+            replace(draw, round=max(draw.round - 1, 0) // self.settings.replay_redraw))
+        if drawn is None:
+            return
+        items, labels, weights = drawn
+        user, column = weights.nonzero().T
+        order = self._order(len(user), step, draw, of="replay")
+        weight = self.settings.lambda_replay * math.exp(-draw.round / self.settings.anneal)
+        for chosen in order.split(self.settings.central_batch):
+            who, which = user[chosen], (user[chosen], column[chosen])
+            scores = self._scored(backbone, model, parameters, who, items[which][:, None])[2].squeeze(1)
+            yield weight * binary_cross_entropy_with_logits(scores, labels[which]), len(who)

@@ -501,8 +501,8 @@ def average(old, new, weight):
                    for key, value in getattr(new, part).items()} for part in ("public", "private", "dense")))
 
 
-def proxies(start, teachers, counts, seen, weight, candidates, eps, anneal):
-    """SPP's replay loss.
+def from_proxies(start, teachers, counts, seen, candidates, eps):
+    """What a user replays in a round of SPP and CCD, item to label in the order of the draws.
 
     Args:
         start: the model the block starts from, old rows only; teachers: proxy name to snapshot; counts: items of each.
@@ -524,8 +524,16 @@ def proxies(start, teachers, counts, seen, weight, candidates, eps, anneal):
             gumbel = [eps * (place[item] - k) + noise[k] for k, item in enumerate(top)]
             for k in sorted(range(len(top)), key=lambda k: -gumbel[k])[:counts[proxy]]:
                 label = float(torch.sigmoid(theirs[top[k]]))
-                found[top[k]] = max(label, found.get(top[k], 0.0))
+                if label > found.get(top[k], 0.0):
+                    found.pop(top[k], None)
+                    found[top[k]] = label
         return found
+    return drawn
+
+
+def proxies(start, teachers, counts, seen, weight, candidates, eps, anneal):
+    """SPP's replay loss; arguments as of ``from_proxies``."""
+    drawn = from_proxies(start, teachers, counts, seen, candidates, eps)
 
     def added(round, user, model, passes):
         if user >= start.n_users:

@@ -44,7 +44,7 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
                       "tisasrec",  # sessions
                       "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
     assert set(NAMES.names("method")) - set(METHODS) == {
-        "canonfedrec", "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "central", "central-joint", "frozen",
+        "canonfedrec", "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "ccd", "central", "central-joint", "frozen",
         "popularity", "recency", "sknn"}
 
 

@@ -152,7 +152,7 @@ def sessions(method, backbone, assignment=""):
     (sessions("kd", "sasrec"), ["method 'kd' works on scores of item lists", "'sasrec'",
                                 "Methods that fit: ader, central, central-joint, fcucr, fedprox, ft."]),
     (sessions("f3crec", "fedmf"), ["'f3crec' acts from a stream's second step on", "--set stream=blocks",
-                                   "Methods that fit: alone, canonfedrec, central, central-joint, colr, fedcia, "]),
+                                   "Methods that fit: alone, canonfedrec, ccd, central, central-joint, colr, "]),
     (sessions("ft", "pfedrec", "init=per_client"), ["setting 'init': found per_client, accepted: server with "
                                                     "'pfedrec'"]),
     (sessions("ft", "sasrec", "negatives=3"), ["setting 'negatives': found 3, accepted: 1"]),

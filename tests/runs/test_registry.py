@@ -43,8 +43,8 @@ class Shrink(Method):
 
 
 def test_shipped_plugins(registry):
-    assert registry.names("method") == ["ader", "alone", "canonfedrec", "central", "central-joint", "colr", "f3crec",
-                                        "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec",
+    assert registry.names("method") == ["ader", "alone", "canonfedrec", "ccd", "central", "central-joint", "colr",
+                                        "f3crec", "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec",
                                         "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
                                         "rlp2", "scaffold", "sknn", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddae", "feddcsr", "fedmf", "fedncf", "fedrap",
