@@ -13,7 +13,6 @@ from ..core.settings import setting
 from ..plugin.backbone import Backbone
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces, rows_of
-from ..training.sampling import padded
 
 PROXIES = ("stability", "plasticity")
 CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top items, each (users, A)
@@ -146,5 +145,7 @@ class ProxyReplay(Method):
         if self.off:
             return
         # What each client trained on, for the next block; -1, the last column there, stands for nothing.
-        everybody = torch.arange(step.n_users, device=trained.device)
-        self.client_state["trained on"] = padded(step.train, everybody, torch.full_like(everybody, -1)[:, None])
+        train, user = step.train, step.train.owners
+        trained_on = train.values.new_full((step.n_users, int(train.lengths.max())), -1)
+        trained_on[user, torch.arange(len(user), device=user.device) - train.indptr[user]] = train.values
+        self.client_state["trained on"] = trained_on

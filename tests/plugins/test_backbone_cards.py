@@ -357,13 +357,13 @@ def test_spp_in_a_run(registry, stream, name):
     """In block 1 only the stability proxy is used; nobody replays an item of its own training of this and the previous
     block, nor an item or user new in the block; from block 2 on both proxies are used."""
     method = build(registry, "method", "spp")
-    seen, draw_items = [], method._draws
+    seen, draw_items = [], method.drawn
 
     def spy(users, draw):
         drawn = draw_items(users, draw)
         seen.append((draw.step, users, *drawn))
         return drawn
-    method._draws = spy
+    method.drawn = spy
     backbone = build(registry, "backbone", name, **BACKBONES[name])
     for progress in run(federation(registry, stream, method, backbone, rounds=2)):
         if progress.round and progress.step:

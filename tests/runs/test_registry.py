@@ -44,9 +44,9 @@ class Shrink(Method):
 
 def test_shipped_plugins(registry):
     assert registry.names("method") == ["ader", "alone", "canonfedrec", "ccd", "central", "central-joint", "colr",
-                                        "f3crec", "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft", "ifedrec",
-                                        "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity", "recency", "reg",
-                                        "rlp2", "scaffold", "sknn", "spp"]
+                                        "f3crec", "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft",
+                                        "ifedrec", "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity",
+                                        "recency", "reg", "rlp2", "scaffold", "sknn", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddae", "feddcsr", "fedmf", "fedncf", "fedrap",
                                           "ffmsr", "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "none",
                                           "pfedrec", "recguru", "sasrec", "session-transformer", "tisasrec", "unisrec",
