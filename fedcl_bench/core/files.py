@@ -39,10 +39,18 @@ def read_bytes(path: Path, cure: str) -> bytes:
     Raises:
         Corrupt: if it is no file or cannot be read. FileNotFoundError: if nothing is there.
     """
+    with reading(path, cure) as file:
+        return file.read()
+
+
+@contextmanager
+def reading(path: Path, cure: str) -> Iterator[BinaryIO]:
+    """A file of which parts are read; raises as ``read_bytes``."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise Corrupt(f"{path}: is no file, but a folder or a device", cure)
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            yield file
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:

@@ -11,14 +11,14 @@ import io
 import pickle
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 
 from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Federation, Progress, PartialRound
-from ..core.files import read_bytes, replacing
+from ..core.files import reading, replacing
 from ..federation.loop import clients_of
 from ..plugin.state import Snapshot
 from .plugin_errors import words
@@ -51,15 +51,37 @@ def write_packed(path: Path, value: Any) -> None:
         file.write(digest)
 
 
-def unpack(content: bytes, path: Path, device: str) -> Any:
-    """What ``write_packed`` wrote; raises Corrupt."""
-    packed = memoryview(content)[DIGEST:]
-    if hashlib.blake2b(packed, digest_size=DIGEST).digest() != content[:DIGEST]:
-        raise Corrupt(f"{path}: its hash does not match its content", CURE)
-    return read_tensors(io.BytesIO(packed), path, device)
+def unpack(path: Path, device: str) -> Any:
+    """What ``write_packed`` wrote, without its bytes in memory besides the tensors; raises Corrupt, and
+    FileNotFoundError if nothing is there."""
+    with reading(path, CURE) as file:
+        if file.read(DIGEST) != digest_from(file, DIGEST):
+            raise Corrupt(f"{path}: its hash does not match its content", CURE)
+        packed = io.BufferedReader(_After(file, DIGEST))
+        packed.seek(0)
+        return read_tensors(packed, path, device)
 
 
-def read_tensors(file: BinaryIO, path: Path, device: str) -> Any:
+class _After(io.RawIOBase):
+    """What of a file comes after its first bytes, as a file."""
+
+    def __init__(self, file: Any, start: int):
+        self._file, self._start = file, start
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return int(self._file.readinto(buffer))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset + (self._start if whence == io.SEEK_SET else 0), whence) - self._start
+
+
+def read_tensors(file: IO[bytes], path: Path, device: str) -> Any:
     """What ``torch.save`` wrote, if that is tensors, numbers, texts and containers of them. Raises Corrupt.
 
     Anything else is pickled, and reading it would run code of whoever wrote it.
@@ -125,10 +147,9 @@ def load_progress(path: Path, device: str, federation: Federation | None = None,
         Corrupt: if the file is not what was written, or not of this run.
     """
     try:
-        content = read_bytes(path, CURE)
+        content = unpack(path, device)
     except FileNotFoundError:
         return None
-    content = unpack(content, path, device)
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise Corrupt(f"{path}: is not a checkpoint of this version: found {version}, accepted: {VERSION}", CURE)

@@ -3,8 +3,10 @@ afresh."""
 
 from __future__ import annotations
 
+import tracemalloc
 
 import pytest
+import torch
 
 from fedcl_bench.data.datasets import build_stream
 from fedcl_bench.federation.loop import run
@@ -71,7 +73,8 @@ def flipped(content):
 def packed(change):
     """A change to what a checkpoint holds, under a checksum that fits."""
     def changed(content, path):
-        value = checkpoints.unpack(content, path, "cpu")
+        path.write_bytes(content)
+        value = checkpoints.unpack(path, "cpu")
         change(value)
         checkpoints.write_packed(path, value)
         return path.read_bytes()
@@ -113,3 +116,14 @@ def test_a_shared_block_is_one_that_has_ended(half, made, tmp_path):
     done = execute(config, lambda: f.stream, tmp_path, Watch(warn=warnings.append))
     assert len(warnings) == 1 and "is no block 0 that has ended; set aside as" in warnings[0]
     assert done["matrix"] == half[1]
+
+
+def test_reading_holds_little_besides_the_tensors(tmp_path):
+    """Not the bytes of the file, which a run of many clients has no room for twice."""
+    held, table = tmp_path / "a.pt", torch.arange(6_000_000.0)
+    checkpoints.write_packed(held, {"table": table})
+    tracemalloc.start()  # of Python's own memory, in which files are read; that of tensors is PyTorch's
+    found = checkpoints.unpack(held, "cpu")["table"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert torch.equal(found, table) and peak < 0.6 * table.nbytes
