@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ..records.store import block_names, domains_of
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def table(result: Mapping[str, Any]) -> pd.DataFrame:
-    """A row of text per metric: the mean over users on the block just trained, ± standard deviation over seeds.
+    """``texts`` for pandas."""
+    import pandas as pd
+
+    columns, rows = texts(result)
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+
+
+def texts(result: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
+    """Columns, and a row of text per metric: the mean over users on the block just trained, ± standard deviation over
+    seeds.
 
     Args:
         result: what ``execute`` or ``combined`` returns.
@@ -24,5 +34,4 @@ def table(result: Mapping[str, Any]) -> pd.DataFrame:
         else:
             rows[name] = [f"{mean:.4f}" for mean in means if mean is not None]
     blocks, domains = len(result["rounds"]), domains_of(result)
-    columns = block_names(domains, blocks) + ["mean" if domains else f"avg 1-{blocks - 1}"] * (blocks > 1)
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+    return block_names(domains, blocks) + ["mean" if domains else f"avg 1-{blocks - 1}"] * (blocks > 1), rows

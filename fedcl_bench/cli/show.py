@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..api.result_table import table as result_table
+from ..api.result_table import texts
 from ..core.errors import UserError
 from ..core.settings import flat, inactive
 from ..core.text import for_terminal
@@ -73,8 +73,12 @@ def amount(n_bytes: float) -> str:
     return f"{n_bytes:.4g} TiB"
 
 
-def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
-    """Print the result table of one run or of several seeds, and where the record is."""
+def show_result(config: RunConfig, result: Mapping[str, Any], start: float | None = None) -> None:
+    """Print the result table of one run or of several seeds, and where the record is.
+
+    Args:
+        start: seconds from the beginning of the process to that of the run, which its record does not count.
+    """
     seeds = f"seed {result['seed']}" if "seeds" not in result else \
         f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std"
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
@@ -88,12 +92,13 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
               f"comparable with all users")
     for note in [*leak_notes([("", config.settings)]), *samples(result)]:
         print(note)
-    metrics = result_table(result)
+    columns, metrics = texts(result)
     counts = [("rounds", result["rounds"]), *((f"rounds of {name}", n) for name, n in result.get("stages", {}).items())]
-    rows = [*metrics.itertuples(name=None), *((name, *(f"{n:g}" for n in each)) for name, each in counts)]
+    rows = [(name, *values) for name, values in metrics.items()]
+    rows += [(name, *(f"{n:g}" for n in each)) for name, each in counts]
     rows += [(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
              for what in ("users", "interactions") if result["tested"][what]]
-    print_table(["test metric", *metrics.columns], rows)
+    print_table(["test metric", *columns], rows)
     for note in few_users(result):
         print(note)
     for note in rising(result):
@@ -109,8 +114,9 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
         print(f"{metric} over R[t,s]: {', '.join(parts)}")
     seconds = result["seconds"]
-    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s "
-          f"(training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
+    parts = "" if start is None else f"start {start:.1f}, "
+    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total'] + (start or 0.0):.1f} s "
+          f"({parts}training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
           f"peak memory {result['peak_memory_mib']:.0f} MiB")
     runs = result.get("runs", [result])
     _show_traffic(runs)
@@ -154,7 +160,7 @@ def samples(result: Mapping[str, Any]) -> list[str]:
 def rising(result: Mapping[str, Any]) -> list[str]:
     """That validation was still improving when blocks ended, if it was, of one run or over all seeds: a sentence."""
     runs = result.get("runs", [result])
-    blocks = [still_improving(Record(Path(run["record"])).frame("rounds")) for run in runs]
+    blocks = [still_improving(Record(Path(run["record"])).rounds()) for run in runs]
     if not (count := sum(map(len, blocks))):
         return []
     names = block_names(domains_of(result), len(result["rounds"]))

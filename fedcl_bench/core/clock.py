@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Callable
 
 REPORT_EVERY = 60.0  # seconds between lines of progress where there is no terminal, as in logs of a cluster
+
+
+_IMPORTED = time.perf_counter()
+
+
+def since_start() -> float:
+    """Seconds since this process began; since this module was imported where the system does not say."""
+    try:
+        began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.perf_counter() - _IMPORTED
 
 
 class EveryMinute:

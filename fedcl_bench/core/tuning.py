@@ -6,6 +6,7 @@ that measure what depends on them.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from contextlib import contextmanager
@@ -97,6 +98,23 @@ class Sizes:
 
 
 SIZES = Sizes()
+
+
+@functools.cache
+def quick_optimisers() -> None:
+    """Let PyTorch's Adam and SGD take their steps without importing ``torch._dynamo``, which only compiled ones need:
+    1.4 s at the first optimiser of a process."""
+    import torch
+    from torch.optim import SGD, Adam, Optimizer
+
+    if "torch._dynamo" in sys.modules:
+        return
+    for method in (Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict, Optimizer.load_state_dict):
+        if plain := getattr(method, "__wrapped__", None):
+            setattr(plain, "__dynamo_disable", plain)  # what it would be wrapped in at its first call
+    for kind in (Adam, SGD):
+        if plain := getattr(kind.step, "__wrapped__", None):
+            kind.step = torch.no_grad()(plain)
 
 
 @contextmanager

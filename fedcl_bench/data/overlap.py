@@ -40,7 +40,7 @@ def read_persons(inter: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     columns = [field.partition(":")[0] for field in _HEADER]
-    frame = read_table(path, dict.fromkeys(columns, "token")).astype(object)
+    frame = read_table(path, dict.fromkeys(columns, "token")).to_pandas().astype(object)
     for column in columns:
         if (again := frame[column].duplicated()).any():
             row = int(np.argmax(again))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 
 from ..core.errors import UserError
 from ..core.text import quoted
@@ -65,8 +64,9 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
         ids, vectors = (_npz if path.suffix == ".npz" else _parquet)(path)
     if wrong := _wrong(ids, vectors):
         raise UserError(f"{path}: {wrong}.\n{_CURE}")
-    names = pd.Index(ids.astype(str))
-    row = names.get_indexer(pd.Index(items))  # of each item; -1: none
+    names: list[str] = ids.astype(str).tolist()
+    place = {name: number for number, name in enumerate(names)}
+    row = np.array([place.get(item, -1) for item in items])
     if (row < 0).all():
         raise UserError(f"{path}: has none of the domain's {len(items):,} items; its ids are as {quoted(names[0])}, "
                         f"the domain's as {quoted(items[0])}.\nGive the vectors the ids of the domain's .inter file.")
@@ -89,8 +89,10 @@ def _wrong(ids: np.ndarray, vectors: np.ndarray) -> str:
                 f"or (rows, layers, d)")
     if len(ids) != len(vectors):
         return f"has {len(vectors):,} vectors for {len(ids):,} items, accepted: one for each"
-    if len(twice := ids[pd.Index(ids.astype(str)).duplicated()]):
-        return f"has several vectors of the item {quoted(str(twice[0]))}, accepted: one"
+    names, again = ids.astype(str), np.ones(len(ids), bool)
+    again[np.unique(names, return_index=True)[1]] = False
+    if again.any():
+        return f"has several vectors of the item {quoted(str(ids[again][0]))}, accepted: one"
     return ""
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Collection, Mapping
 
 import numpy as np
-import pandas as pd
 
+from ..core.arrow import from_numbers, numbers
 from ..core.errors import UserError
 from . import times
 from .table_reader import TableLayout, first_lines, line_of, text_batches
@@ -51,8 +51,8 @@ class Interactions:
         if len(rows) == len(self.user) and bool((rows[1:] > rows[:-1]).all()) and all(
                 _by_appearance(*each) for each in ((self.user, self.user_tokens), (self.item, self.item_tokens))):
             return self
-        user, old_user = pd.factorize(self.user[rows])
-        item, old_item = pd.factorize(self.item[rows])
+        user, old_user = _numbered(self.user[rows])
+        item, old_item = _numbered(self.item[rows])
         return Interactions(user, item, self.time[rows], self.user_tokens[old_user], self.item_tokens[old_item],
                             *(None if values is None else values[rows]
                               for values in (self.session, self.split, self.rating)))
@@ -62,6 +62,17 @@ def _by_appearance(ids: np.ndarray, tokens: np.ndarray) -> bool:
     """Whether ids are numbered by first appearance, and all tokens appear."""
     largest = np.maximum.accumulate(ids)
     return bool(len(ids) and ids[0] == 0 and (np.diff(largest) <= 1).all() and largest[-1] + 1 == len(tokens))
+
+
+def _numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids from 0 numbered anew by first appearance, and the former ones by their new numbers."""
+    first = np.full(ids.max(initial=-1) + 1, len(ids))
+    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of equal ones the last written stays
+    former = np.flatnonzero(first < len(ids))
+    former = former[np.argsort(first[former])]
+    number = np.empty(len(first), np.int64)
+    number[former] = np.arange(len(former))
+    return number[ids], former
 
 
 def core(user: np.ndarray, item: np.ndarray, count: int, rows: np.ndarray) -> np.ndarray:
@@ -82,14 +93,14 @@ def bundled(name: str) -> Path | None:
     return folder if (folder / f"{name}.inter").is_file() else None
 
 
-def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, str] | None = None) -> pd.DataFrame:
+def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, str] | None = None) -> pa.Table:
     """Read columns of a tab-separated file with a header, plain (``user``) or typed as in RecBole (``user:token``).
 
     Args:
         required, optional: column name to kind, ``token`` (a category, of text) or ``float`` (finite numbers).
 
     Returns:
-        A frame with the required columns and those optional ones that the file has.
+        The required columns and those optional ones that the file has, tokens as a dictionary.
 
     Raises:
         UserError: for a missing or empty file, a missing column, a row of the wrong width, an empty id, a value that
@@ -123,20 +134,25 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     for name in wanted:
         column = read.pop(name)
         columns[name] = values = column.values()
-        bad, expected = (values == "", "an id") if isinstance(column, _Tokens) else (~np.isfinite(values),
-                                                                                     "a finite number")
-        if bad.any():
+        if (bad := column.bad(values)).any():
             row = int(np.argmax(bad))
             raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {column.text(row)!r}, expected "
-                            f"{expected}.")
+                            f"{column.expected}.")
         del column  # its texts
     pa.default_memory_pool().release_unused()
-    return pd.DataFrame(columns, copy=False)
+    return pa.table(columns)
+
+
+def _categories(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each row's token, and the tokens."""
+    array = column.combine_chunks()
+    return numbers(array.indices), np.array(array.dictionary.to_pylist(), object)
 
 
 class _Tokens:
     """A column of ids, numbered by first appearance while it is read: its text is not kept."""
 
+    expected = "an id"
     _AT_ONCE = 64  # batches whose ids are numbered together
 
     def __init__(self) -> None:
@@ -156,20 +172,25 @@ class _Tokens:
         import pyarrow as pa
 
         chunks = pa.chunked_array(self._batches).unify_dictionaries().chunks
-        self._codes += [chunk.indices.to_numpy() for chunk in chunks]
+        self._codes += [numbers(chunk.indices) for chunk in chunks]
         self._batches = [pa.DictionaryArray.from_arrays(chunks[0].indices[:0], chunks[0].dictionary)]
 
-    def values(self) -> pd.Series:
+    def values(self) -> pa.DictionaryArray:
         import pyarrow as pa
 
         self._number()
-        return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(self._codes)),
-                                              self._batches[0].dictionary).to_pandas()
+        return pa.DictionaryArray.from_arrays(from_numbers(np.concatenate(self._codes)), self._batches[0].dictionary)
+
+    def bad(self, values: pa.DictionaryArray) -> np.ndarray:
+        """Which rows are no id."""
+        return np.array([not token for token in values.dictionary.to_pylist()], bool)[numbers(values.indices)]
 
 
 class _Numbers:
     """A column of float64 numbers, made of all its texts: one that pandas alone takes for a number has them all read by
     pandas, which rounds otherwise."""
+
+    expected = "a finite number"
 
     def __init__(self) -> None:
         self._batches: list[pa.Array] = []
@@ -182,14 +203,20 @@ class _Numbers:
 
         return str(pa.chunked_array(self._batches)[row].as_py())
 
-    def values(self) -> np.ndarray:
+    def values(self) -> pa.Array | pa.ChunkedArray:
         import pyarrow as pa
 
         texts = pa.chunked_array(self._batches)
         try:
-            return texts.cast(pa.float64()).to_numpy()
+            return texts.cast(pa.float64())
         except pa.ArrowInvalid:  # pandas takes more for a number, and says where there is none
-            return pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64)
+            import pandas as pd
+
+            return from_numbers(pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64))
+
+    def bad(self, values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+        """Which rows are no finite number."""
+        return ~np.isfinite(numbers(values))
 
 
 # What to do about a column that only streams of sessions, or losses of ratings, read.
@@ -200,13 +227,15 @@ _WITHOUT = {"session": "cut sessions at inactivity with --set session_from=gap",
                       "reads them"}
 
 
-def check_splits(path: Path, split: pd.Series) -> None:
-    """Raise UserError if a row of a file is in no split, naming its line."""
-    bad = ~split.isin(SPLITS)
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{split.name}' is {split[row]!r}, expected "
+def splits_of(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """The number of each row's split, int8; raises UserError if a row of a file is in none, naming its line."""
+    codes, tokens = _categories(column)
+    split = np.array([SPLITS.index(token) if token in SPLITS else -1 for token in tokens], np.int8)[codes]
+    if (split < 0).any():
+        row = int(np.argmax(split < 0))
+        raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {tokens[codes[row]]!r}, expected "
                         f"train, valid or test.")
+    return split
 
 
 def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str],
@@ -226,36 +255,38 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         UserError: for a bad file, or when the filters leave no interaction.
     """
     extra = {part: fields[part] for part in _WITHOUT if part in fields}
-    frame = read_table(path, {fields["user"]: "token", fields["item"]: "token", fields["time"]: "float",
+    table = read_table(path, {fields["user"]: "token", fields["item"]: "token", fields["time"]: "float",
                               **dict.fromkeys(keep, "float")},
                        {column: "float" if part == "rating" else "token" for part, column in extra.items()})
-    if absent := [part for part, column in extra.items() if column not in frame]:
+    if absent := [part for part, column in extra.items() if column not in table.column_names]:
         raise UserError(f"{path}: {' and '.join(f'{extra[part]!r} ({part})' for part in absent)} is missing among its "
                         f"columns; {', '.join(_WITHOUT[part] for part in absent)}.")
-    times.check(frame[fields["time"]].to_numpy(), f"{path}, field '{fields['time']}'")
-    session, split = (frame[extra[part]] if part in extra else None for part in ("session", "split"))
-    if split is not None:
-        check_splits(path, split)
-    left = np.ones(len(frame), bool)
+    values = {name: numbers(table.column(name)) for name in (fields["time"], *keep)}
+    times.check(values[fields["time"]], f"{path}, field '{fields['time']}'")
+
+    split = splits_of(path, extra["split"], table.column(extra["split"])) if "split" in extra else None
+    left = np.ones(len(table), bool)
     if "event" in extra:
-        left = ~frame[extra["event"]].isin(list(drop_events)).to_numpy()
+        event, events = _categories(table.column(extra["event"]))
+        left = ~np.isin(events.astype(str), list(drop_events))[event]
         if not left.any():
             raise UserError(f"{path}: every row has a value of column '{extra['event']}' that drop_events of the "
                             f"dataset's config drops ({', '.join(drop_events)}).")
     count = int(left.sum())
     for column, intervals in keep.items():
-        left &= _within(frame[column].to_numpy(), intervals)
-    user, item = (frame[fields[part]].cat for part in ("user", "item"))
-    rows = core(user.codes.to_numpy(), item.codes.to_numpy(), k_core, np.flatnonzero(left))
+        left &= _within(values[column], intervals)
+    (user, users), (item, items) = (_categories(table.column(fields[part])) for part in ("user", "item"))
+    rows = core(user, item, k_core, np.flatnonzero(left))
     if not len(rows):
         raise UserError(f"{path}: no interaction is left of {count} after the {k_core}-core filter"
                         f"{' and ' + str(dict(keep)) if keep else ''}; lower it with --set k_core=N.")
+    session = None
+    if "session" in extra:
+        each, sessions = _categories(table.column(extra["session"]))
+        session = sessions[each]
     return Interactions(
-        user.codes.to_numpy(np.int64), item.codes.to_numpy(np.int64), frame[fields["time"]].to_numpy(),
-        user.categories.to_numpy(str), item.categories.to_numpy(str),
-        None if session is None else session.to_numpy(object),
-        None if split is None else split.map(SPLITS.index).to_numpy(np.int8),
-        frame[extra["rating"]].to_numpy() if "rating" in extra else None).of_rows(rows)
+        user.astype(np.int64), item.astype(np.int64), values[fields["time"]], users.astype(str), items.astype(str), session, split,
+        numbers(table.column(extra["rating"])) if "rating" in extra else None).of_rows(rows)
 
 
 def _within(values: np.ndarray, intervals: str) -> np.ndarray:

@@ -11,14 +11,17 @@ the file.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from ..core.errors import UserError
 from .recbole_files import SPLITS, Interactions
 from .settings import StreamSettings
 from .stream import Sessions, Step, Stream
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHORTEST = 2  # interactions of a session: one to predict from and one to predict
 _TRAIN, _VALID, _TEST = range(3)
@@ -104,6 +107,8 @@ def _held_out(log: pd.DataFrame, settings: StreamSettings) -> pd.DataFrame:
 
 def _cut(data: Interactions, settings: StreamSettings, name: str) -> pd.DataFrame:
     """All rows as a log."""
+    import pandas as pd
+
     row = np.lexsort((data.time, data.user))  # stable
     log = pd.DataFrame({"row": row, "user": data.user[row], "item": data.item[row], "time": data.time[row]})
     if data.split is not None:
@@ -151,6 +156,8 @@ def _number(log: pd.DataFrame, data: Interactions, unfiltered: dict[str, float],
             catalogue: np.ndarray) -> Stream:
     """The stream of a log; its users and items are numbered by the splits ``known``, then come other ``catalogue``
     items."""
+    import pandas as pd
+
     old = [_first_seen(log, known, column) for column in ("user", "item")]
     old[1] = pd.unique(np.concatenate([old[1], catalogue]))
     users, items = (pd.Index(numbers) for numbers in old)

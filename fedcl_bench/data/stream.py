@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Mapping
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from .. import rng
 from ..core.errors import UserError
 from .archives import digest
-from .recbole_files import SPLITS, Interactions, check_splits, read_table
+from .recbole_files import SPLITS, Interactions, read_table, splits_of
 from .settings import StreamSettings
 from .tie_order import time_order
 
@@ -500,13 +499,15 @@ def read_split_file(path: Path) -> Stream:
     Raises:
         UserError: for a bad file, a block that is not 0, 1, 2, ... or an unknown split.
     """
-    frame = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})
+    import pandas as pd
+
+    table = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})
+    frame, split = table.to_pandas(), splits_of(path, "split", table.column("split"))
     block = frame["block"].to_numpy()
     blocks = np.unique(block)
     if not np.array_equal(blocks, np.arange(len(blocks))):
         raise UserError(f"{path}: column 'block' has {', '.join(f'{b:g}' for b in blocks[:8])}, "
                         f"expected 0, 1, 2, ... without gaps.")
-    check_splits(path, frame["split"])
     ids, tokens = [], []
     for column in ("user", "item"):
         text = frame[column].to_numpy(str)
@@ -516,7 +517,6 @@ def read_split_file(path: Path) -> Stream:
         number[order], token = pd.factorize(text[order].astype(object))
         ids.append(number)
         tokens.append(token.astype(str))
-    split = frame["split"].map(SPLITS.index).to_numpy(np.int8)
     return _assemble(Interactions(*ids, block, *tokens, split=split), block, len(blocks), str(path))
 
 

@@ -8,11 +8,11 @@ is our choice.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
-import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.stream import Step
@@ -162,6 +162,18 @@ def _recall(step: Step, users: Tensor, lists: Tensor, items: Tensor) -> tuple[Te
     return users[having], hits[having] / wanted[having]
 
 
+class _Of(NamedTuple):
+    """What was measured of users or items: their ids, each once, and a number of each."""
+
+    ids: NDArray[Any]
+    values: NDArray[Any]
+
+    def at(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """The numbers of some of them."""
+        order = np.argsort(self.ids)
+        return self.values[order[np.searchsorted(self.ids, ids, sorter=order)]]
+
+
 def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, k: int) -> dict[str, Any]:
     """Means and groups for a record, from a run's tests and its analysis.
 
@@ -172,17 +184,17 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
         ``{"lists": {"coverage@K": [per block], ...}, "groups": {group: {"users": [per block], metric: [per block]}}}``;
         None where a block has nobody of a group. Empty if the run has no such analysis.
     """
-    kept: dict[int, dict[str, pd.Series]] = {}
+    kept: dict[int, dict[str, _Of]] = {}
     for t, kind, ids, values in analysis:
-        kept.setdefault(t, {})[kind] = pd.Series(values.cpu().numpy(), index=ids.cpu().numpy())
+        kept.setdefault(t, {})[kind] = _Of(ids.cpu().numpy(), values.cpu().numpy())
     diagonal = [(kept[t], scores) for t, s, scores in tests if t == s and RECOMMENDED in kept.get(t, ())]
     if not diagonal:
         return {}
     # In a stream of sessions with sampled candidates the lists are those under full ranking.
     prefix = FULL if any(name.startswith(FULL) for name in diagonal[0][1].values) else ""
-    lists = {f"{prefix}coverage@{k}": [float((kinds[RECOMMENDED] > 0).mean()) for kinds, _ in diagonal]}
-    lists |= {f"{prefix}{name}@{k}": [float(kinds[name].mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
-    lists |= {name: [float(kinds[name].mean()) if len(kinds[name]) else None for kinds, _ in diagonal]
+    lists = {f"{prefix}coverage@{k}": [float((kinds[RECOMMENDED].values > 0).mean()) for kinds, _ in diagonal]}
+    lists |= {f"{prefix}{name}@{k}": [float(kinds[name].values.mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
+    lists |= {name: [float(kinds[name].values.mean()) if len(kinds[name].values) else None for kinds, _ in diagonal]
               for name in diagonal[0][0] if name.startswith(EXPOSURE)}
     groups: dict[str, dict[str, list]] = {}
     for kinds, scores in diagonal:
@@ -194,22 +206,22 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
     return {"lists": lists, "groups": groups}
 
 
-def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:
+def _groups(kinds: dict[str, _Of], scores: UserScores, k: int) -> dict[str, dict[str, NDArray[Any]]]:
     """Group to metric to the values of its users, in one block."""
     users = scores.users.cpu().numpy()
     # Nobody is new or old in a stream of sessions.
-    known = kinds["known"].loc[users].to_numpy() if "known" in kinds else np.full(len(users), np.nan)
-    order = np.argsort(kinds["interactions"].loc[users].to_numpy(), kind="stable")
+    known = kinds["known"].at(users) if "known" in kinds else np.full(len(users), np.nan)
+    order = np.argsort(kinds["interactions"].at(users), kind="stable")
     quarter, tenth = -(-len(users) // 4), -(-len(users) // 10)
-    result: dict[str, dict[str, pd.Series]] = {group: {} for group in GROUPS}
+    result: dict[str, dict[str, NDArray[Any]]] = {group: {} for group in GROUPS}
     for metric, tensor in scores.values.items():
-        values = pd.Series(tensor.cpu().numpy(), index=users)
+        values = tensor.cpu().numpy()
         result["new-users"][metric], result["old-users"][metric] = values[known == 0.0], values[known > 0.0]
-        result["least-active"][metric] = values.iloc[order[:quarter]]
-        result["most-active"][metric] = values.iloc[order[len(users) - quarter:]]
-        result["worst-decile"][metric] = values.sort_values().iloc[:tenth]
+        result["least-active"][metric] = values[order[:quarter]]
+        result["most-active"][metric] = values[order[len(users) - quarter:]]
+        result["worst-decile"][metric] = np.sort(values)[:tenth]
     for kind, of_users in kinds.items():
         prefix, recall, group = kind.partition("recall ")
         if recall:
-            result[group][f"{prefix}recall@{k}"] = of_users
+            result[group][f"{prefix}recall@{k}"] = of_users.values
     return result

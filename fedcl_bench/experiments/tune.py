@@ -17,8 +17,7 @@ from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 from ..core.errors import Corrupt, UserError
 from ..federation.parts import STAGE
 from ..core.files import read_bytes, sweep, write_atomically
-from ..records.frames import parsed
-from ..runs.summary import last_stage
+from ..records.frames import of_last_stage, parsed
 from ..runs.registry import Registry
 from ..records.schema import CURE, read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
@@ -62,7 +61,8 @@ def finished_run(task: Task, folder: Path) -> TrialRun:
     The first step, which most methods share, counts only where there is no other.
     """
     path = folder / "rounds.parquet"  # of a record that was verified before
-    curve = last_stage(parsed(read_bytes(path, CURE), path, CURE, ["step", "valid", "participants"], [STAGE]))
+    curve = parsed(read_bytes(path, CURE), path, CURE, ["step", "valid", "participants"], [STAGE])
+    curve["valid"] = of_last_stage(curve)
     per_step = task.config.per_step
     curve = curve[curve["step"] >= (per_step if curve["step"].max() >= per_step else 0)]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any, Iterator, Mapping
 
+from ..core.tuning import quick_optimisers
 from ..kernels.memory import keep_freed_blocks
 from .cross_device import CrossDevice, Observer
 from .cross_silo import CrossSilo
@@ -34,6 +35,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
+    quick_optimisers()
     kind, progress = kind or clients_of(federation), progress or Progress()
     with kind.threads():
         for step in federation.stream.steps[progress.step:]:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterable
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
-import pandas as pd
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from ..core.arrow import numbers
 from ..core.errors import Corrupt
 from ..core.files import read_required
 from .schema import CURE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Columns = Mapping[str, Any]  # a frame, or arrays by name
 
 
 def digest(content: bytes) -> str:
@@ -29,26 +37,56 @@ def read_content(path: Path, expected: str | None) -> bytes:
     return content
 
 
-def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None, optional: Iterable[str] = ()
-           ) -> pd.DataFrame:
-    """The frame of a Parquet file's content, or some of its columns, ``optional`` ones where it has such; raises
-    Corrupt."""
+@contextmanager
+def _parsing(path: Path, cure: str) -> Iterator[None]:
+    """While a Parquet file's content is read; raises Corrupt if it is none."""
     try:
-        if columns is not None and optional:
-            columns = [*columns, *({*optional} & {*pq.read_schema(io.BytesIO(content)).names})]
-        return pd.read_parquet(io.BytesIO(content), columns=columns)
+        yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", cure) from None
 
 
-def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
-    """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
+def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None, optional: Iterable[str] = ()
+           ) -> pd.DataFrame:
+    """The frame of a Parquet file's content, or some of its columns, ``optional`` ones where it has such; raises
+    Corrupt."""
+    import pandas as pd  # takes longer than to write a record, which does without
+
+    with _parsing(path, cure):
+        if columns is not None and optional:
+            columns = [*columns, *({*optional} & {*pq.read_schema(io.BytesIO(content)).names})]
+        return pd.read_parquet(io.BytesIO(content), columns=columns)
+
+
+def numbers_in(content: bytes, path: Path, cure: str) -> dict[str, NDArray[Any]]:
+    """The columns of a Parquet file of numbers; raises Corrupt."""
+    with _parsing(path, cure):
+        table = pq.ParquetFile(io.BytesIO(content)).read()
+        return {name: numbers(table.column(name)) for name in table.column_names}
+
+
+def column(values: Iterable[Any]) -> NDArray[Any]:
+    """A column of numbers; what is None becomes nan."""
+    array = np.asarray(values)
+    return array.astype(float) if array.dtype == object else array
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Rows by column, of numbers; what a row lacks is nan."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: column([row.get(name) for row in rows]) for name in names}
+
+
+def of_last_stage(curve: Columns) -> NDArray[Any]:
+    """The validation of each round; nan before a method's last stage, as only the best of that is tested."""
+    valid = column(curve["valid"])
     if "stage" not in curve:
-        return curve
-    return curve.assign(valid=curve["valid"].where(curve["stage"] == curve["stage"].max()))
+        return valid
+    stage = column(curve["stage"])
+    return np.where(stage == stage.max(), valid, np.nan)
 
 
-def still_improving(curve: pd.DataFrame) -> list[int]:
+def still_improving(curve: Columns) -> list[int]:
     """The blocks whose training ended too early for what validation says: the value of the last validated round is
     above all earlier ones of the block. Early stopping has ended none of these, as it waits for rounds without
     improvement. A block that was validated once is not among them.
@@ -56,5 +94,9 @@ def still_improving(curve: pd.DataFrame) -> list[int]:
     Args:
         curve: one row per round, as ``rounds.parquet`` has them.
     """
-    valid = {block: each.dropna() for block, each in last_stage(curve).groupby("step")["valid"]}
-    return [int(block) for block, each in valid.items() if len(each) > 1 and each.iloc[-1] > each.iloc[:-1].max()]
+    step, valid, found = column(curve["step"]), of_last_stage(curve), []
+    for block in np.unique(step):
+        each = valid[(step == block) & ~np.isnan(valid)]
+        if len(each) > 1 and each[-1] > each[:-1].max():
+            found.append(int(block))
+    return found

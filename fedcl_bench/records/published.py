@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Literal, Mapping
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
@@ -29,6 +28,8 @@ from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, quot
 from .schema import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .run import Run
 
 INDEX = "index.json"
@@ -171,6 +172,8 @@ class _File:
 
 def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
     """One frame of a run, in the form it has in a full record."""
+    import pandas as pd
+
     kept = {column.split(".", 1)[1]: values for column in file.columns
             if column.startswith(f"{name}.") and (values := file.values(row, column)) is not None}
     frame = _users(kept) if name == "users" else pd.DataFrame({
@@ -183,6 +186,8 @@ def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
 
 def _users(kept: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
     """Per-user scores, given a list for each metric."""
+    import pandas as pd
+
     extra = sorted(kept.keys() - {*METRICS, *_KEYS})
     metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
     if not metrics:

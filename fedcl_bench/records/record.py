@@ -22,15 +22,20 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
-import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ..core.errors import Busy, UserError
 from ..core.files import sweep, write_atomically
 from ..core.text import refuse_link
-from .frames import digest, parsed, read_content
+from .frames import digest, numbers_in, parsed, read_content
 from .schema import CURE, FILES, NAME as RUN, SCHEMA, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
 
@@ -59,7 +64,7 @@ class Record:
             read_content(self.folder / name, files.get(name))
         return content
 
-    def finish(self, content: dict[str, Any], frames: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    def finish(self, content: dict[str, Any], frames: Mapping[str, pa.Table]) -> dict[str, Any]:
         """Write all files of a finished run but its model, ``run.json`` last, and drop the checkpoint.
 
         Args:
@@ -69,7 +74,7 @@ class Record:
         blobs = {}
         for name in FILES:
             buffer = io.BytesIO()
-            frames[name].to_parquet(buffer, index=False)
+            pq.write_table(frames[name], buffer)
             blobs[name] = buffer.getvalue()
         for name, blob in blobs.items():
             write_atomically(self.folder / name, blob)
@@ -121,9 +126,17 @@ class Record:
 
     def frame(self, name: str) -> pd.DataFrame:
         """A frame of a finished run, of the file ``NAME.parquet``; raises Corrupt if that is missing or has changed."""
+        return parsed(*self._content(name), CURE)
+
+    def rounds(self) -> dict[str, NDArray[Any]]:
+        """The columns of ``rounds.parquet``, as ``frame`` has them."""
+        return numbers_in(*self._content("rounds"), CURE)
+
+    def _content(self, name: str) -> tuple[bytes, Path]:
+        """The content of a frame's file, and the file."""
         path = self.folder / f"{name}.parquet"
         files = (read_run(self.folder) or {}).get("files", {})
-        return parsed(read_content(path, files.get(path.name)), path, CURE)
+        return read_content(path, files.get(path.name)), path
 
     @classmethod
     def of(cls, name: str, results: Path) -> "Record":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Mapping
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ..core.errors import Corrupt
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def refuse(error: Corrupt) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..core.errors import Corrupt, UserError
 from ..core.text import JOIN
@@ -18,6 +16,9 @@ from . import published
 from .record import Record
 from .run import Run, refuse
 from .schema import head_of, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GIVEN = "given:"  # before a folder of items' vectors, in the setting ``encoder``
 LeftOut = Callable[[Corrupt], None]
@@ -218,6 +219,8 @@ def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None =
     Returns:
         Values by user id, sorted.
     """
+    import pandas as pd
+
     parts = []
     for run in runs:
         users = run.users

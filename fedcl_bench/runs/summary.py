@@ -8,12 +8,14 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
+from ..core.arrow import from_numbers, from_texts
 from ..core.version import __version__
 from ..data.features import silent
 from ..data.stream import Stream
@@ -26,7 +28,7 @@ from ..kernels import ops
 from ..kernels.memory import peak_mib
 from ..plugin.silo import ModuleBackbone
 from ..plugin.state import Snapshot
-from ..records.frames import last_stage
+from ..records.frames import Columns, columns_of, of_last_stage
 from ..rng import Tables
 from ..stats import accounting
 from ..stats.significance import interval_of_sample
@@ -81,21 +83,41 @@ def test_means(progress: Progress) -> list[dict[str, Any]]:
              "users": len(values)} for t, s, scores in progress.tests for metric, values in scores.values.items()]
 
 
-def frames(progress: Progress) -> dict[str, pd.DataFrame]:
+def frames(progress: Progress) -> dict[str, pa.Table]:
     """The Parquet files of a record, by name."""
-    every = pd.concat([pd.DataFrame({"trained_block": np.int16(t), "tested_block": np.int16(s),
-                                     "user": scores.users.cpu().numpy(), "metric": metric,
-                                     "value": values.cpu().numpy()})
-                       for t, s, scores in progress.tests for metric, values in scores.values.items()],
-                      ignore_index=True)
-    every["metric"] = every["metric"].astype("category")
-    analysis = [pd.DataFrame({"block": np.int16(t), "kind": kind, "id": ids.cpu().numpy().astype(np.int32),
-                              "value": values.cpu().numpy()}) for t, kind, ids, values in progress.analysis]
-    shifts = pd.concat(analysis or [pd.DataFrame({"block": np.zeros(0, np.int16), "kind": [], "id": np.zeros(
-        0, np.int32), "value": np.zeros(0)})], ignore_index=True)
-    shifts["kind"] = shifts["kind"].astype("category")
-    return {"analysis.parquet": shifts, "metrics.parquet": pd.DataFrame(test_means(progress)),
-            "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
+    tests = [((t, s, metric), scores.users, values) for t, s, scores in progress.tests
+             for metric, values in scores.values.items()]
+    means = test_means(progress)
+    analysis = [((t, kind), ids, values) for t, kind, ids, values in progress.analysis]
+    rounds = {name: from_numbers(values) for name, values in columns_of(progress.curve).items()}
+    return {"analysis.parquet": _long(("block", "kind"), "id", np.int32, analysis),
+            "metrics.parquet": pa.table({name: (from_texts if name == "metric" else from_numbers)(
+                [row[name] for row in means]) for name in means[0]}),
+            "rounds.parquet": pa.table(rounds),
+            "users.parquet": _long(("trained_block", "tested_block", "metric"), "user", np.int64, tests)}
+
+
+_Part = tuple[tuple[Any, ...], torch.Tensor, torch.Tensor]
+
+
+def _long(names: Sequence[str], of: str, id_type: type, parts: Sequence[_Part]) -> pa.Table:
+    """A long table of numbers of users or items.
+
+    Args:
+        names: of the columns that say what the numbers are: those of blocks, and a last one of text.
+        of: the column of ids, of ``id_type``.
+        parts: what these columns say, the ids, and a number of each.
+    """
+    parts = [part for part in parts if len(part[1])]
+    sizes, kinds = [len(ids) for _, ids, _ in parts], sorted({key[-1] for key, _, _ in parts})
+    ids, values = (np.concatenate([np.zeros(0, dtype), *(part[place].cpu().numpy() for part in parts)])
+                   for place, dtype in ((1, id_type), (2, np.float64)))
+    blocks = {name: np.repeat(np.array([key[place] for key, _, _ in parts], np.int16), sizes)
+              for place, name in enumerate(names[:-1])}
+    codes = np.repeat(np.array([kinds.index(key[-1]) for key, _, _ in parts], np.int32), sizes)
+    texts = pa.DictionaryArray.from_arrays(from_numbers(codes), from_texts(kinds))
+    of_numbers = {**blocks, of: ids.astype(id_type), "value": values}
+    return pa.table({**{name: from_numbers(column) for name, column in of_numbers.items()}, names[-1]: texts})
 
 
 def matrices(progress: Progress) -> dict[str, np.ndarray]:
@@ -111,7 +133,14 @@ def matrices(progress: Progress) -> dict[str, np.ndarray]:
 NEARLY = 0.95
 
 
-def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
+def _blocks(curve: Columns) -> Iterator[NDArray[Any]]:
+    """The rows of each block in turn, as numbers of rows."""
+    step = np.asarray(curve["step"])
+    for block in np.unique(step):
+        yield np.flatnonzero(step == block)
+
+
+def nearly_best(curve: Columns) -> dict[str, Any]:
     """What it takes to come to ``NEARLY`` of each block's best validation metric.
 
     Args:
@@ -122,30 +151,32 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
         clients, up to that round.
     """
     result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
-    spent = _bytes_of_all(curve).assign(seconds=curve["train_seconds"] + curve["evaluate_seconds"])
-    for _, valid in last_stage(curve).groupby("step")["valid"]:
-        best = valid.max()  # of an error it is negative
-        first = int(np.argmax(valid.to_numpy() >= (NEARLY * best if best >= 0 else best / NEARLY))) + 1  # nan is not
+    valid = of_last_stage(curve)
+    seconds = np.asarray(curve["train_seconds"]) + np.asarray(curve["evaluate_seconds"])
+    spent = {**_bytes_of_all(curve), "seconds": seconds}
+    for rows in _blocks(curve):
+        best = np.fmax.reduce(valid[rows])  # of an error it is negative
+        first = int(np.argmax(valid[rows] >= (NEARLY * best if best >= 0 else best / NEARLY))) + 1  # nan is not
         result["rounds"].append(first)
-        for name, of_round in spent.loc[valid.index[:first]].items():
-            result[name].append(of_round.sum().item())
+        for name, of_round in spent.items():
+            result[name].append(of_round[rows[:first]].sum().item())
     return result
 
 
-def _stages(config: RunConfig, curve: pd.DataFrame) -> dict[str, Any]:
+def _stages(config: RunConfig, curve: Columns) -> dict[str, Any]:
     """The rounds of each stage per block or domain, of a method with several."""
     if STAGE not in curve:
         return {}
-    counts = pd.crosstab(curve[STAGE], curve["step"])
-    return {"stages": {config.stages[number].name: each.tolist() for number, each in counts.iterrows()}}
+    return {"stages": {config.stages[number].name: [int((curve[STAGE][rows] == number).sum()) for rows in
+                                                    _blocks(curve)] for number in map(int, np.unique(curve[STAGE]))}}
 
 
-def _bytes_of_all(curve: pd.DataFrame) -> pd.DataFrame:
+def _bytes_of_all(curve: Columns) -> dict[str, NDArray[Any]]:
     """What all clients together sent and received in each round; who fails has received the model."""
-    lost = curve["dropped"].fillna(0) if "dropped" in curve else 0
-    asked = curve["participants"] + lost
-    return pd.DataFrame({"bytes_up": curve["bytes_up"] * curve["participants"],
-                         "bytes_down": curve["bytes_down"] * asked})
+    participants = np.asarray(curve["participants"])
+    lost = np.nan_to_num(np.asarray(curve["dropped"])) if "dropped" in curve else 0
+    return {"bytes_up": np.asarray(curve["bytes_up"]) * participants,
+            "bytes_down": np.asarray(curve["bytes_down"]) * (participants + lost)}
 
 
 def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool, stream: Stream | None = None
@@ -157,8 +188,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         shared_base: whether block 0 was taken from an earlier run.
         stream: the run's data; None if they are not at hand: what only they tell is left out.
     """
-    curve = pd.DataFrame(list(progress.curve))
-    per_block, sent = curve.groupby("step"), _bytes_of_all(curve)
+    curve = columns_of(progress.curve)
+    blocks, sent = list(_blocks(curve)), _bytes_of_all(curve)
     metrics, matrix, continual = {}, {}, {}
     for name, r in matrices(progress).items():
         diagonal = [float(x) for x in np.diag(r)]
@@ -176,15 +207,15 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         **_sampled(config, progress, stream),
         **_pooled_errors(progress, stream), "continual": continual, "matrix": matrix,
         **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
-        "rounds": per_block.size().tolist(), **_stages(config, curve),
-        "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
+        "rounds": [len(rows) for rows in blocks], **_stages(config, curve),
+        "best_round": [progress.best_round(int(curve["step"][rows[0]]), config.server.best_round) for rows in blocks],
         "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
                     "evaluate": float(curve["evaluate_seconds"].sum())},
         "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
-        "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
-                  "down_per_client_round": per_block["bytes_down"].min().tolist(),
+        "bytes": {"up_per_client_round": [curve["bytes_up"][rows].max().item() for rows in blocks],
+                  "down_per_client_round": [curve["bytes_down"][rows].min().item() for rows in blocks],
                   "total_up": int(sent["bytes_up"].sum()),
-                  "total_down": int((sent["bytes_down"] + curve.get("bytes_down_new", 0)).sum())},
+                  "total_down": int(np.nansum(sent["bytes_down"] + curve.get("bytes_down_new", 0)))},
         "nearly_best": nearly_best(curve),
         "privacy": {**_who_has(config, progress.best.model, progress.client_state),
                     "upload_noise": config.server.upload_noise,

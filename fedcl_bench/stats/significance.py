@@ -12,7 +12,6 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats takes half a second to import
 
 from ..core.errors import UserError
 
@@ -35,6 +34,8 @@ def interval_of_mean(mean: float, n: int) -> tuple[float, float]:
     of 0 and 1, as HR, and wide for others, which vary less at the same mean. It needs no spread, so a single user has
     one.
     """
+    from scipy import special  # scipy.stats takes half a second to import, and this a tenth
+
     count = min(max(mean, 0.0), 1.0) * n
     low = float(special.betaincinv(count, n - count + 1.0, 0.025)) if count > 0.0 else 0.0
     high = float(special.betaincinv(count + 1.0, n - count, 0.975)) if count < n else 1.0
@@ -87,6 +88,8 @@ def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, se
         TooFew: for fewer than 2 units.
         ValueError: if the two differ in length or hold a score that is not finite.
     """
+    from scipy import special
+
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(f"expected two lists of the same length; found shapes {x.shape} and {y.shape}")
@@ -203,6 +206,7 @@ def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
         raise TooFew(f"Friedman's test needs at least 2 rows (datasets x backbones) and 3 methods; found {n} and {k}.")
     if not np.isfinite(table).all():
         raise ValueError("a score is not finite")
+    from scipy import special
     from scipy.stats import rankdata
 
     ranked = rankdata(-table, axis=1)

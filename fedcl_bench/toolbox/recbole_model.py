@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Iterator, Mapping
 
@@ -25,23 +26,59 @@ class _Later(ModuleType):
         return call
 
 
+class _AtUse(ModuleType):
+    """Stands in for a module that is imported when something of it is looked up."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 # RecBole imports these for a few metrics, two models and its own logs, none of which is used here; scikit-learn alone
 # takes longer than reading a dataset.
 _UNUSED = {"sklearn": ("", ".metrics", ".linear_model", ".exceptions", ".utils", ".utils.extmath"),
            "torch.utils.tensorboard": ("",)}
+_GENERAL = "recbole.model.general_recommender"
 
 
 @contextmanager
 def importing_recbole() -> Iterator[None]:
     """Where RecBole is imported: without what it imports and the suite does not use."""
     names = [root + part for root, parts in _UNUSED.items() if root not in sys.modules for part in parts]
-    sys.modules.update({name: _Later(name) for name in names})
+    stands_in: dict[str, ModuleType] = {name: _Later(name) for name in names}
+    if "pandas" not in sys.modules:
+        stands_in["pandas"] = _AtUse("pandas")
+    sys.modules.update(stands_in)
     try:
         yield
     finally:
-        for name in names:
-            if isinstance(sys.modules.get(name), _Later):
+        for name, module in stands_in.items():
+            if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+def _general(name: str) -> type | None:
+    """RecBole's general recommender of this name; None if there is none.
+
+    RecBole imports all of them together, but each has a file by its name.
+    """
+    import recbole.model
+
+    folder = Path(recbole.model.__file__).parent / _GENERAL.rpartition(".")[2]
+    if _GENERAL not in sys.modules and (folder / f"{name.lower()}.py").is_file():
+        package = sys.modules[_GENERAL] = ModuleType(_GENERAL)
+        package.__path__ = [str(folder)]
+        try:
+            module = importlib.import_module(f"{_GENERAL}.{name.lower()}")
+        finally:
+            del sys.modules[_GENERAL]
+    else:
+        module = importlib.import_module(_GENERAL)
+    found = getattr(module, name, None)
+    return found if isinstance(found, type) else None
 
 
 class _Sizes:
@@ -65,10 +102,10 @@ def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, ob
     """
     import torch
     with importing_recbole():
-        import recbole.model.general_recommender as models
-
-    if not isinstance(getattr(models, name, None), type):
-        raise unknown("RecBole model", name, (n for n, v in vars(models).items() if isinstance(v, type)))
+        model = _general(name)
+        if model is None:
+            known = vars(importlib.import_module(_GENERAL))
+            raise unknown("RecBole model", name, (n for n, v in known.items() if isinstance(v, type)))
     config = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "NEG_PREFIX": "neg_", "device": "cpu", **settings}
     with torch.random.fork_rng(devices=[]):  # its own initialisation leaves the caller's random state alone
-        return getattr(models, name)(config, _Sizes(n_users, n_items))
+        return model(config, _Sizes(n_users, n_items))

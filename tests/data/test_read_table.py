@@ -29,7 +29,7 @@ def written(tmp_path, rows):
 
 
 def test_ids_are_numbered_by_first_appearance_over_all_pieces(tmp_path, rows):
-    frame = read_table(written(tmp_path, rows), KINDS)
+    frame = read_table(written(tmp_path, rows), KINDS).to_pandas()
     codes, tokens = pd.factorize(np.array([user for user, _ in rows], dtype=object))
     assert frame["user_id"].cat.codes.tolist() == codes.tolist()
     assert list(frame["user_id"].cat.categories) == list(tokens)

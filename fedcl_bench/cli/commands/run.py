@@ -130,6 +130,7 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...core.clock import since_start
     from ...core.tuning import importing
     from ...runs.metadata import refuse_typos
 
@@ -151,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.honest:
             return _honest(args, configs[0], overrides)
+        start = since_start()
         results = _results(args, configs, overrides)
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
@@ -160,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({**result, "notes": [*leak_notes([("", result["settings"])]), *samples(result), *few_users(result),
                                          *rising(result)]})
     else:
-        show_result(configs[0], result)
+        show_result(configs[0], result, None if args.seeds or result["reused"] else start)
         if args.by:
             show_groups(result, args.by)
         for config in configs if args.save_lists else ():
