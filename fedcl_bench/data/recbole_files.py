@@ -280,13 +280,13 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     if not len(rows):
         raise UserError(f"{path}: no interaction is left of {count} after the {k_core}-core filter"
                         f"{' and ' + str(dict(keep)) if keep else ''}; lower it with --set k_core=N.")
-    session = None
+    session, rating = None, numbers(table.column(extra["rating"])) if "rating" in extra else None
     if "session" in extra:
         each, sessions = _categories(table.column(extra["session"]))
         session = sessions[each]
     return Interactions(
-        user.astype(np.int64), item.astype(np.int64), values[fields["time"]], users.astype(str), items.astype(str), session, split,
-        numbers(table.column(extra["rating"])) if "rating" in extra else None).of_rows(rows)
+        user.astype(np.int64), item.astype(np.int64), values[fields["time"]], users.astype(str), items.astype(str),
+        session, split, rating).of_rows(rows)
 
 
 def _within(values: np.ndarray, intervals: str) -> np.ndarray:

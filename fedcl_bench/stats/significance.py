@@ -45,6 +45,8 @@ def interval_of_mean(mean: float, n: int) -> tuple[float, float]:
 def interval_of_sample(values: _Floats) -> tuple[float, float] | None:
     """The 95 % interval of the mean over all users, given the values of a sample of them: normal approximation, as if
     the sample were of infinitely many, so somewhat wide. None for fewer than two."""
+    from scipy import special
+
     if len(values) < 2:
         return None
     mean, half = float(np.mean(values)), float(special.ndtri(0.975) * np.std(values, ddof=1) / np.sqrt(len(values)))
