@@ -94,7 +94,8 @@ def frames(progress: Progress) -> dict[str, pa.Table]:
             "metrics.parquet": pa.table({name: (from_texts if name == "metric" else from_numbers)(
                 [row[name] for row in means]) for name in means[0]}),
             "rounds.parquet": pa.table(rounds),
-            "users.parquet": _long(("trained_block", "tested_block", "metric"), "user", np.int64, tests)}
+            "users.parquet": _long(("trained_block", "tested_block", "metric"), "user", np.int64, tests).select(
+                ["trained_block", "tested_block", "user", "metric", "value"])}
 
 
 _Part = tuple[tuple[Any, ...], torch.Tensor, torch.Tensor]
@@ -117,7 +118,8 @@ def _long(names: Sequence[str], of: str, id_type: type, parts: Sequence[_Part]) 
     codes = np.repeat(np.array([kinds.index(key[-1]) for key, _, _ in parts], np.int32), sizes)
     texts = pa.DictionaryArray.from_arrays(from_numbers(codes), from_texts(kinds))
     of_numbers = {**blocks, of: ids.astype(id_type), "value": values}
-    return pa.table({**{name: from_numbers(column) for name, column in of_numbers.items()}, names[-1]: texts})
+    columns = {name: from_numbers(column) for name, column in of_numbers.items()} | {names[-1]: texts}
+    return pa.table({name: columns[name] for name in (*names, of, "value")})
 
 
 def matrices(progress: Progress) -> dict[str, np.ndarray]:
