@@ -68,6 +68,14 @@ def test_readers_of_records_import_what_they_need():
     assert imported(commands, needless, OMP_NUM_THREADS="1") == [[0], [0]]
 
 
+def test_runs_import_what_they_need(tmp_path):
+    """The second one's server has an optimiser of PyTorch's."""
+    short = ["--set", "rounds=1", "--set", "k_core=80", "--results", str(tmp_path)]
+    commands = [["--method", "f3crec", "--backbone", "fedmf", *short],
+                ["--method", "central", "--backbone", "biasmf", *short]]
+    assert imported(commands, ("pandas", "scipy", "torch._dynamo"), OMP_NUM_THREADS="1") == [[0], [0]]
+
+
 def test_statistics_of_a_paper_are_those_of_the_data(output):
     """Table 1 needs no records: ML-100K's counts are the printed ones."""
     table = output("tables", "--table", "1", "--datasets", "ml-100k")
