@@ -20,6 +20,7 @@ from fedcl_bench.plugin.sequential import SequentialBackbone
 
 NAMES = discover()
 BLOCKS = {**SMALL, "blocks": 3}
+FEWER = {"fedcia": {"align_steps": 3}}  # each step multiplies items x items numbers of every client
 BACKBONES = [name for name in NAMES.names("backbone") if name != "none"
              and not issubclass(NAMES.get("backbone", name).cls, (SequentialBackbone, ModuleBackbone))]
 METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential
@@ -56,7 +57,8 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
 def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method, backbone):
     def federation():
         return make_config(registry, method, backbone, "ml-100k",
-                           overrides=[("test", {**BLOCKS, **STABLE.get(backbone, {})})]).federation(stream)
+                           overrides=[("test", {**BLOCKS, **STABLE.get(backbone, {}), **FEWER.get(method, {})})]
+                           ).federation(stream)
     f = federation()
     f.check()
     points = list(run(f))

@@ -148,7 +148,6 @@ def test_readable_in_print(draw, monkeypatch):
     assert figure.get_size_inches()[0] in (COLUMN, PAGE)
     drawn, draw_text = [], Text.draw
     canvas = FigureCanvasAgg(figure)
-    figure.draw_without_rendering()  # the layout
     # What is really drawn: an axis also has labels of ticks that are out of sight.
     monkeypatch.setattr(Text, "draw", lambda text, renderer: (drawn.append(text), draw_text(text, renderer)))
     canvas.draw()
