@@ -25,6 +25,7 @@ BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4re
              "tisasrec": "TiSASRec"}
 BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR", "recbole:LightGCN",
           "recbole:SASRec", "sknn", "recency", "popularity", "frozen", "alone", "f3crec", "fcucr")
+NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec")
 STATIC = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
@@ -549,15 +550,17 @@ def attacks(attack: str) -> str:
     cells: dict[tuple[str, str], list] = {}
     for run in load_runs(ROOT / "results/published/attacks"):
         s = run.meta["settings"]
-        if s["malicious"] == 0.0 or s["attack"] == attack:
-            server = s.get("aggregator", "mean") if s["malicious"] else ""
+        attacked = s.get("malicious", 0.0) > 0.0
+        if not attacked or s["attack"] == attack:
+            server = SERVERS[s.get("aggregator", "mean")]
+            server = server if attacked else f"no attack, {server}"
             method = run.meta["method"] + (" without sc" if s.get("without") == "sc" else "")
             if s.get("without") != "cc":
                 cells.setdefault((server, method), []).append(run.meta)
 
     def cell(values: Sequence[float]) -> str:
         return over_seeds(values) if len(values) > 1 else short(values[0], 3)
-    titles = {"": "no attack, mean", **SERVERS}
+    titles = [*(f"no attack, {title}" for title in SERVERS.values()), *SERVERS.values()]
     promotes = attack == "fedrecattack"
     rows = []
     methods = "ft", "reg", "kd", "f3crec", "f3crec without sc"
@@ -566,36 +569,47 @@ def attacks(attack: str) -> str:
             continue
         exposure = [cell([run["lists"]["er@10"][block] for run in runs]) for block in range(4)] if promotes else []
         values = [[run["metrics"][f"{name}@10"]["per_block"] for run in runs] for name in ("recall", "ndcg")]
-        rows.append([titles[server], method, str(len(runs)), *exposure, *(
+        rows.append([server, method, str(len(runs)), *exposure, *(
             cell([sum(of[blocks]) / len(of[blocks]) for of in every])
             for every in values for blocks in (slice(0, 1), slice(1, 4)))])
     exposed = ["ER@10, block 0", "1", "2", "3"] if promotes else []
     return markdown(["server", "method", "seeds", *exposed, "R@10, block 0", "1-3", "N@10, block 0", "1-3"], rows)
 
 
-def newer_methods() -> str:
-    """Newer methods beside FT on FedMF over ML-100K with default settings: means over blocks 1 to 3, their tests, and
-    what a client sends and receives in a round beside FT's."""
+def newer_methods(dataset: str) -> str:
+    """Newer methods beside FT over a dataset's blocks 1 to 3, all tuned with one budget: the mean of N@20 and tests
+    against FT's, the share of what `joint-warm` gains, and what a client sends and receives in a round beside FT's."""
     import fedcl_bench as fb
+    from fedcl_bench.records.store import load_runs
+    from fedcl_bench.reports.headroom import headroom_rows
 
     folder = ROOT / "results/published/newer-methods"
-    ft, *others = (fb.load(folder, method, "fedmf", "ml-100k") for method in (
-        "ft", "ader", "fedprox", "scaffold", "colr", "ifedrec"))
-    tests = {line["against"]: line for line in ft.compare(others).to_dict("records")}
-
-    def sent(of: fb.Results) -> list[float]:
-        return [sum(of.runs[0].meta["bytes"][f"{way}_per_client_round"]) for way in ("up", "down")]
+    present = {(run.head["backbone"], run.head["method"]) for run in load_runs(folder) if run.head["dataset"] == dataset}
     rows = []
-    for of in (ft, *others):
-        metrics = [[sum(run.meta["metrics"][name]["per_block"][1:]) / 3 for run in of.runs]
-                   for name in ("ndcg@20", "recall@20")]
-        test = tests.get(of.method)
-        rows.append([of.method, *map(over_seeds, metrics),
-                     *([signed(-test["difference"]), *(p_value(test[name]) for name in ("p_holm", "seed_p"))] if test
-                       else [""] * 3),
-                     ", ".join(short(now / base, 2) for now, base in zip(sent(of), sent(ft)))])
-    return markdown(["method", "N@20, blocks 1-3", "R@20, blocks 1-3", "N@20 less FT's", "p over users, Holm",
-                     "p over seeds", "bytes up, down"], rows)
+    for backbone in BACKBONES:
+        if not (names := [name for name in NEWER if (backbone, name) in present]):
+            continue
+        of = {name: fb.load(folder, name, backbone, dataset) for name in ("ft", "joint-warm", *names)}
+        tests = {line["against"]: line for line in of["ft"].compare([of[name] for name in names]).to_dict("records")}
+        shares = {row.method: row.against.share for row in headroom_rows(
+            {name: results.runs for name, results in of.items()}, "ft", "joint-warm", "ndcg@20") if row.against}
+        for name in ("ft", *names):
+            runs, test, share = of[name].runs, tests.get(name), shares.get(name)
+            means = [sum(run.meta["metrics"]["ndcg@20"]["per_block"][1:]) / 3 for run in runs]
+            sent = [now / base for now, base in zip(bytes_of(runs), bytes_of(of["ft"].runs))]
+            rows.append([f"{BACKBONES[backbone]}, {name}", over_seeds(means, 4),
+                         *([signed(-test["difference"]), *(p_value(test[p]) for p in ("p_holm", "seed_p"))]
+                           if test else [""] * 3),
+                         "" if not test else "none" if share is None else
+                         "{} ({} to {})".format(*(short(each, 2) for each in share)),
+                         ", ".join(short(each, 2) for each in sent)])
+    return markdown(["method", "N@20, blocks 1-3", "less FT's", "p over users, Holm", "p over seeds",
+                     "share of headroom", "bytes up, down"], rows)
+
+
+def bytes_of(runs: Sequence) -> list[float]:
+    """What a client sends and receives in a round of every block."""
+    return [sum(runs[0].meta["bytes"][f"{way}_per_client_round"]) for way in ("up", "down")]
 
 
 def counts() -> str:
