@@ -584,7 +584,8 @@ def newer_methods(dataset: str) -> str:
     from fedcl_bench.reports.headroom import headroom_rows
 
     folder = ROOT / "results/published/newer-methods"
-    present = {(run.head["backbone"], run.head["method"]) for run in load_runs(folder) if run.head["dataset"] == dataset}
+    heads = [run.head for run in load_runs(folder)]
+    present = {(head["backbone"], head["method"]) for head in heads if head["dataset"] == dataset}
     rows = []
     for backbone in BACKBONES:
         if not (names := [name for name in NEWER if (backbone, name) in present]):

@@ -115,7 +115,7 @@ for size in sizes:
                     reason="needs to mount a file system of its own")
 @pytest.mark.parametrize("sizes", [[8, 64], pytest.param(list(range(4, 260, 8)), marks=pytest.mark.long)])
 def test_a_run_on_a_disk_that_is_full(sizes, tmp_path):
-    """Before the run or at whichever file it fills: lines that name the path, and the run goes on when there is room."""
+    """Before the run or at whichever file it fills: lines that name the path; it goes on when there is room."""
     done = subprocess.run(["unshare", "-rm", sys.executable, "-c", ON_FULL_DISKS, str(tmp_path), *map(str, sizes)],
                           cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
