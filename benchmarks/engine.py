@@ -22,24 +22,17 @@ import time
 
 import numpy as np
 import torch
-from engine_round import engine_round
+from engine_round import block0, engine_round
 from machine import copy_bandwidth, heading
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcl_bench.plugin.backbone import Backbone
-from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
-from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.parts import Federation
-from fedcl_bench.federation.cross_device import open_step
 from fedcl_bench.plugin.backbone import ITEM, USER
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import keep_freed_blocks
 from fedcl_bench.core.parallel import workers
-from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.registry import discover
 
 ROUNDS = 20  # of the engine one after the other, as in a run
 
@@ -192,14 +185,9 @@ def loop_round(server: Client, private: list[dict[str, Tensor]], served: Tensor 
 def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     """The engine's round and the two loops' by name, the step they train on, samples over all local epochs, and the
     dimension of item rows."""
-    config = make_config(discover(), "ft", name, "ml-100k")
-    stream = load_stream(config.source, config.stream)
-    step, f = stream.steps[0], config.federation(stream)
-    model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
-    users = Attendance().of(step, 0, 0).users
-    opened = open_step(f, step, model)
-    chunks = opened.protocol.chunks(users, 0, model)
-    server = MODELS[name](step.n_items, config.backbone_settings.dim)
+    start = block0(name)
+    step, f, model, opened = start.step, start.f, start.model, start.opened
+    server = MODELS[name](step.n_items, start.config.backbone_settings.dim)
     server.load_state_dict({server.shared: model.public[server.shared]}, strict=False)
     shapes = {key: value.shape for key, value in server.named_parameters() if key != server.shared}
     private = [{key: model.private[key][user].reshape(shape) for key, shape in shapes.items()}
@@ -210,14 +198,14 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     def engine():
         with workers():
             for _ in range(ROUNDS):
-                engine_round(chunks, model, users, opened.training, opened.key(step.index, 1))
+                engine_round(start.chunks, model, start.users, opened.training, opened.key(step.index, 1))
 
     def loop(with_loader: bool):
         loop_round(server, list(private), served if served is None else served.clone(), lists, f, with_loader)
 
     kinds = {"engine": engine, "straightforward loop": lambda: loop(True), "leanest loop": lambda: loop(False)}
     samples = (1 + f.local.negatives) * len(step.train.values) * f.local.local_epochs
-    return kinds, step, samples, config.backbone_settings.dim
+    return kinds, step, samples, start.config.backbone_settings.dim
 
 
 def seconds(function) -> float:

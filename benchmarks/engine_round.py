@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import torch
+
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation import server
+from fedcl_bench.federation.client_sampling import Attendance
+from fedcl_bench.federation.cross_device import open_step
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.round import Work, train_clients
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+
+
+def block0(backbone):
+    """FT on ML-100K's block 0 before its first round: ``config``, ``step``, ``f``, the federation, ``model``, ids of
+    ``users``, their ``chunks``, and ``opened``, the step's training."""
+    config = make_config(discover(), "ft", backbone, "ml-100k")
+    stream = load_stream(config.source, config.stream)
+    step, f = stream.steps[0], config.federation(stream)
+    model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
+    users = Attendance().of(step, 0, 0).users
+    opened = open_step(f, step, model)
+    return SimpleNamespace(config=config, step=step, f=f, model=model, users=users, opened=opened,
+                           chunks=opened.protocol.chunks(users, 0, model))
 
 
 def engine_round(chunks, model, users, training, key):

@@ -5,7 +5,8 @@
 Every peer is a script of ``peer_rounds/``, and has an environment of its own with pinned versions, made when it is not
 there; one that cannot be installed is left out with the reason. A script is run twice, with one round and with some
 more: a round's processor time is what these add, over all processes that they start, and so leaves start-up out.
-Lines of user code are those of the script between its two marks.
+Lines of user code are those of the script between its two marks, with its
+model's; of the engine the plugin's.
 """
 
 from __future__ import annotations
@@ -20,12 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from engine_round import block0
 from machine import heading
-
-from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.registry import discover
 
 HERE = Path(__file__).parent / "peer_rounds"
 TORCH = ("torch==2.13.0", "numpy==1.26.4")
@@ -51,7 +48,7 @@ PEERS = {
     "engine": Peer("fedcl_bench", (), 1000, ""),
     "tensors": Peer("leanest loop of bare tensors", (), 10, f"{_OWN}, resuming, clients' sampling"),
     "loop": Peer("the usual PyTorch loop", (), 5, f"{_OWN}, resuming, clients' sampling"),
-    "pfl": Peer("pfl-research 0.6", ("pfl==0.6.0", *TORCH), 10, f"{_OWN}; sums of rows of different items"),
+    "pfl": Peer("pfl-research 0.6", ("pfl==0.6.0", *TORCH), 10, _OWN),
     "flower": Peer("Flower 1.42, simulation", ("flwr[simulation]==1.42.0", *TORCH), 2, "streams of blocks, "
                    "negatives, ranking"),
 }
@@ -59,13 +56,10 @@ PEERS = {
 
 def write_job(path: Path) -> str:
     """Write what all peers train on; returns it in words."""
-    config = make_config(discover(), "ft", "fedmf", "ml-100k")
-    stream = load_stream(config.source, config.stream)
-    step, f = stream.steps[0], config.federation(stream)
-    users = Attendance().of(step, 0, 0).users
-    lists = [step.train.of(int(user)).numpy() for user in users]
+    start = block0("fedmf")
+    step, f, dim = start.step, start.f, start.config.backbone_settings.dim
+    lists = [step.train.of(int(user)).numpy() for user in start.users]
     rates = f.backbone.learning_rates(step.n_items)
-    dim = config.backbone_settings.dim
     np.savez(path, items=np.concatenate(lists), lengths=[len(of) for of in lists], n_items=step.n_items, dim=dim,
              batch_size=f.local.batch_size, negatives=f.local.negatives,
              user_rate=rates["user_embedding.weight"], item_rate=rates["item_embedding.weight"])
@@ -105,9 +99,17 @@ def cost(command: list[str]) -> tuple[float, float]:
     return (ended.children_user + ended.children_system - began.children_user - began.children_system, usage)
 
 
-def user_lines(script: Path) -> int:
-    """Lines of a script between its marks that are neither blank nor comments."""
-    text = script.read_text(encoding="utf-8").partition("# --- user code\n")[2].partition("# --- end\n")[0]
+def user_lines(name: str) -> int:
+    """Lines of a peer's user code that are neither blank nor comments."""
+    if name == "engine":
+        return _lines((HERE.parent.parent / "plugins/fedmf.py").read_text(encoding="utf-8"))
+    text = (HERE / f"{name}.py").read_text(encoding="utf-8")
+    if "from model import" in text:
+        text += (HERE / "model.py").read_text(encoding="utf-8")
+    return sum(_lines(part.partition("# --- end\n")[0]) for part in text.split("# --- user code\n")[1:])
+
+
+def _lines(text: str) -> int:
     return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
@@ -136,7 +138,7 @@ def main():
             whole, peak = cost([*command, str(1 + peer.rounds)])
             seconds = (whole - start) / peer.rounds
             first = first or seconds
-            print(f"{peer.title:30}{seconds:12.4f}{seconds / first:8.1f}{peak:10.0f}{user_lines(script):7}  "
+            print(f"{peer.title:30}{seconds:12.4f}{seconds / first:8.1f}{peak:10.0f}{user_lines(name):7}  "
                   f"{peer.lacks}", flush=True)
 
 

@@ -10,6 +10,7 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 from job import Job
+from model import FedMF
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,20 +20,10 @@ rng = np.random.default_rng(0)
 
 
 # --- user code
-class FedMF(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.user = nn.Parameter(torch.randn(job.dim) * 0.01)
-        self.items = nn.Embedding(job.n_items, job.dim)
-
-    def forward(self, item):
-        return self.items(item) @ self.user
-
-
 class Client(NumPyClient):
     def fit(self, parameters, config):
         known, state = job.lists[self.get_context().node_config["partition-id"]], self.get_context().state
-        model = FedMF()
+        model = FedMF(job.n_items, job.dim)
         model.items.weight.data = torch.from_numpy(parameters[0].copy())
         if "user" in state.array_records:
             model.user.data = torch.from_numpy(state["user"].to_numpy_ndarrays()[0].copy())
@@ -54,7 +45,7 @@ def client(context):
 
 
 def server(_):
-    start = ndarrays_to_parameters([FedMF().items.weight.detach().numpy()])
+    start = ndarrays_to_parameters([FedMF(job.n_items, job.dim).items.weight.detach().numpy()])
     strategy = FedAvg(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=len(job.lists),
                       min_available_clients=len(job.lists), initial_parameters=start)
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=job.rounds))

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import torch
 from job import Job
+from model import FedMF
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,17 +17,7 @@ rng = np.random.default_rng(0)
 
 
 # --- user code
-class FedMF(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.user = nn.Parameter(torch.randn(job.dim) * 0.01)
-        self.items = nn.Embedding(job.n_items, job.dim)
-
-    def forward(self, item):
-        return self.items(item) @ self.user
-
-
-server = FedMF()
+server = FedMF(job.n_items, job.dim)
 users = {}
 for _ in range(job.rounds):
     total = torch.zeros(job.n_items, job.dim)

@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))
 from job import Job  # noqa: E402
+from model import FedMF  # noqa: E402
 
 torch.set_num_threads(1)
 job = Job.read()
@@ -26,14 +27,9 @@ rng = np.random.default_rng(0)
 
 
 # --- user code
-class FedMF(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.user = nn.Parameter(torch.randn(job.dim) * 0.01)
-        self.items = nn.Embedding(job.n_items, job.dim)
-
+class Model(FedMF):
     def loss(self, item, label):
-        return nn.functional.binary_cross_entropy_with_logits(self.items(item.long()) @ self.user, label)
+        return nn.functional.binary_cross_entropy_with_logits(self(item.long()), label)
 
     def metrics(self, item, label):
         return {}
@@ -62,7 +58,7 @@ def optimiser(_, lr):
                             {"params": module.items.parameters(), "lr": job.item_rate}], lr=lr)
 
 
-module, turns = FedMF(), iter(range(len(job.lists) * job.rounds))
+module, turns = Model(job.n_items, job.dim), iter(range(len(job.lists) * job.rounds))
 model = PyTorchModel(module, optimiser, torch.optim.SGD(module.parameters(), lr=1.0))
 data = FederatedDataset(client, lambda: next(turns, 0) % len(job.lists))
 PrivateUsers().run(

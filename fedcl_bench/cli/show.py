@@ -147,10 +147,11 @@ def samples(result: Mapping[str, Any]) -> list[str]:
                          zip(names, first["tested"]["users"], sampled["to_find"]))
         notes.append(f"evaluated on a sample of users (evaluate_users={settings['evaluate_users']}): {seen} with "
                      f"something to find")
-        notes += [f"{name}: 95 % intervals of the means over all users: " + ", ".join(
-            f"{metric} {of_blocks[block][0]:.4f} to {of_blocks[block][1]:.4f}" for metric, of_blocks in
-            sampled["intervals"].items() if of_blocks[block]) for block, name in enumerate(names)
-            if first is result]
+        for block, name in enumerate(names if first is result else ()):
+            found = [f"{metric} {of_blocks[block][0]:.4f} to {of_blocks[block][1]:.4f}" for metric, of_blocks in
+                     sampled["intervals"].items() if of_blocks[block]]
+            notes.append(f"{name}: 95 % intervals of the means over all users: {', '.join(found)}" if found else
+                         f"{name}: too few users for intervals of the means; a larger evaluate_users gives them")
     if "drift_users" in settings:
         notes.append(f"changes of ranks are of a sample of about {settings['drift_users']:,} of {sampled['clients']:,} "
                      f"users (drift_users)")

@@ -101,8 +101,8 @@ class Sampled(Struct, forbid_unknown_fields=True):
     Attributes:
         settings: those that ask for a sample, with its expected size; clients: all of the run.
         to_find: of each block, users with something to find in its test, in the sample or not.
-        intervals: of each metric's mean over all users, 95 %, per block; None for a sample of one. Empty unless
-            evaluation is of a sample.
+        intervals: of each metric's mean over all users, 95 %, per block; None for a sample that is too small. Empty
+            unless evaluation is of a sample.
     """
 
     settings: dict[str, Count]

@@ -103,12 +103,12 @@ def test_changes_of_ranks_of_some_users_or_none(registry, stream):
 def test_records_and_text_say_it(registry, tmp_path):
     """With intervals of the means; a run without has neither, nor the settings in its hash."""
     configs = [make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {**SMALL, **more})])
-               for more in ({}, {"evaluate_users": 60, "drift_users": 50})]
+               for more in ({}, {"evaluate_users": 100, "drift_users": 50})]
     assert not {"evaluate_users", "drift_users"} & configs[0].settings.keys()
     plain, done = (executed(config, tmp_path) for config in configs)
     assert "sampled" not in plain and not samples(plain)
     sampled = done["sampled"]
-    assert sampled["settings"] == {"evaluate_users": 60, "drift_users": 50}
+    assert sampled["settings"] == {"evaluate_users": 100, "drift_users": 50}
     assert sampled["to_find"] == plain["tested"]["users"] and done["tested"]["users"] < plain["tested"]["users"]
     assert done["tested"]["interactions"] < plain["tested"]["interactions"]
     low, high = sampled["intervals"]["ndcg@20"][0]
@@ -116,12 +116,14 @@ def test_records_and_text_say_it(registry, tmp_path):
     said = samples(done)
     assert f"block 0 {done['tested']['users'][0]} of {plain['tested']['users'][0]}" in said[0]
     assert f"ndcg@20 {low:.4f} to {high:.4f}" in said[1] and "about 50 of" in said[-1]
+    few = {**done, "sampled": {**sampled, "intervals": {name: [None] * 4 for name in sampled["intervals"]}}}
+    assert "too few users" in samples(few)[1]
 
 
 def test_interval_is_the_normal_one():
     values = np.random.default_rng(0).random(50)
     assert interval_of_sample(values) == pytest.approx(stats.norm.interval(0.95, values.mean(), stats.sem(values)))
-    assert interval_of_sample(values[:1]) is None
+    assert all(interval_of_sample(few) is None for few in (values[:1], values[:29], np.zeros(50)))
 
 
 def test_a_sample_without_anybody_to_find_something_is_refused(registry, stream):
