@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -333,12 +334,15 @@ def _import_file(path: Path, content: bytes) -> ModuleType:
     """The module of a file with this content.
 
     The module's name carries the content's hash, so that an edited file is another module. Python's own cache is not
-    asked: it takes a file of the same size and second for the one that it compiled.
+    asked: it takes a file of the same size and second for the one that it compiled. Of several threads one imports it:
+    the others would find a module whose classes are not there yet.
     """
     from .import_guard import nothing_else_changes  # after the command line's help, as it needs PyTorch
 
     name = f"fedcl_bench_plugin_{digest(bytes(path) + content)}_{path.stem}"
-    if name not in sys.modules:
+    with _importing:
+        if name in sys.modules:
+            return sys.modules[name]
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module  # dataclasses look their module up while it is being executed
         try:
@@ -347,7 +351,7 @@ def _import_file(path: Path, content: bytes) -> ModuleType:
         except BaseException:
             del sys.modules[name]
             raise
-    return sys.modules[name]
+    return module
 
 
 def _content_of(module: ModuleType) -> bytes:
@@ -365,6 +369,7 @@ def _content_of(module: ModuleType) -> bytes:
 
 
 _packaged: dict[ModuleType, bytes] = {}  # the content with which a module first came
+_importing = threading.RLock()
 
 
 def discover(folders: Iterable[Path] = ()) -> Registry:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from fedcl_bench.cli.main import main
@@ -88,3 +90,10 @@ def test_a_listing_is_the_same_from_the_cache_and_from_classes(folder, capsys, m
     monkeypatch.setattr(registry_module, "discover", None)
     assert main(["list", "--plugins", str(folder)]) == 0
     assert capsys.readouterr().out == imported and "an example [re-implementation]" in imported
+
+
+def test_threads_that_discover_at_once_all_find_the_plugin(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(.1)\n" + MINE)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: discover([tmp_path]).knows("method", "mine"), range(2)))
+    assert found == [True, True] and CARD in read_all([tmp_path])
