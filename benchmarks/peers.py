@@ -102,7 +102,7 @@ def cost(command: list[str]) -> tuple[float, float]:
 def user_lines(name: str) -> int:
     """Lines of a peer's user code that are neither blank nor comments."""
     if name == "engine":
-        return _lines((HERE.parent.parent / "plugins/fedmf.py").read_text(encoding="utf-8"))
+        return _lines((HERE.parent.parent / "plugins/backbones/fedmf.py").read_text(encoding="utf-8"))
     text = (HERE / f"{name}.py").read_text(encoding="utf-8")
     if "from model import" in text:
         text += (HERE / "model.py").read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""One file per method or backbone; see docs/plugins.md."""
+"""The shipped plugins, one file each, in folders by what they are; see docs/plugins.md."""

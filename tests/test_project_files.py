@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import runpy
 import shlex
@@ -16,6 +17,7 @@ from test_docs import LINK, prose
 
 from fedcl_bench.cli import main
 from fedcl_bench.core.version import __version__
+from fedcl_bench.runs.metadata import plugin_files, shipped_folders
 
 MADE = "results/leaderboard/board.html"  # by `make docs`
 PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")]
@@ -71,6 +73,19 @@ def test_versions_agree(capsys):
     assert __version__ in headings
 
 
+def test_every_package_is_installed_and_every_plugin_found():
+    """The folders of plugins too."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    packages = {"fedcl_bench.dataset_configs"}
+    for file in [*(ROOT / "fedcl_bench").rglob("__init__.py"), *(ROOT / "plugins").rglob("__init__.py")]:
+        name = file.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        packages.add(f"fedcl_bench.{name}" if name.startswith("plugins") else name)
+    assert set(setup["options"]["packages"].split()) == packages
+    found = {path for folder in shipped_folders() for path in plugin_files(folder)}
+    assert found == {path for path in (ROOT / "plugins").rglob("*.py") if path.name != "__init__.py"}
+
+
 def test_the_archive_is_what_is_committed(tmp_path):
     """With the file that says how to cite it; never with results of somebody's own."""
     if not (ROOT / ".git").exists() or subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT).returncode:
@@ -82,7 +97,7 @@ def test_the_archive_is_what_is_committed(tmp_path):
     assert (f"no tag v{__version__}" in made.stdout) == (f"v{__version__}" not in tags.split())
     with zipfile.ZipFile(tmp_path / "archive.zip") as archive:
         names = {name.removeprefix(f"fedcl_bench-{__version__}/") for name in archive.namelist()}
-    assert {"CITATION.cff", "LICENSE", "README.md", "plugins/f3crec.py"} <= names
+    assert {"CITATION.cff", "LICENSE", "README.md", "plugins/methods/f3crec.py"} <= names
     assert not any(name.startswith(("results/runs", "build", ".venv")) for name in names)
 
 

@@ -23,7 +23,7 @@ def installed(folder: Path) -> Path:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     site = install(source, folder / "environment", "--force-reinstall")
-    assert (site / "fedcl_bench" / "plugins" / "f3crec.py").is_file()
+    assert (site / "fedcl_bench" / "plugins" / "methods" / "f3crec.py").is_file()
     return folder / "environment" / "bin"
 
 

@@ -1,4 +1,4 @@
-"""FedMF by this suite's engine; the plugin ``plugins/fedmf.py`` is the user code."""
+"""FedMF by this suite's engine; the plugin ``plugins/backbones/fedmf.py`` is the user code."""
 
 from __future__ import annotations
 

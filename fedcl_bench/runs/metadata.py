@@ -51,6 +51,13 @@ class _File(Struct):
     plugins: list[Metadata]
 
 
+@functools.cache
+def shipped_folders() -> tuple[Path, ...]:
+    """``plugins`` and its folders, each of which holds plugins of one sort; a folder of tests is none."""
+    plugins = shipped("plugins")
+    return plugins, *sorted(file.parent for file in plugins.glob("*/__init__.py"))
+
+
 def plugin_files(folder: Path) -> list[Path]:
     """The plugin files of a folder, sorted: not those that begin with ``_``, and not pytest's."""
     return [path for path in sorted(folder.glob("*.py"))
@@ -101,7 +108,7 @@ def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
     if entry_points():  # plugins of installed packages
         return None
     files, found = _files(), list[Metadata]()
-    several = dict.fromkeys(Path(folder).resolve() for folder in (shipped("plugins"), *folders))
+    several = dict.fromkeys(Path(folder).resolve() for folder in (*shipped_folders(), *folders))
     for path in [OWN_METRICS, *(path for folder in several for path in plugin_files(folder))]:
         file = files.get(str(path))
         if file is None or file.digest != digest(path.read_bytes()):

@@ -1,4 +1,5 @@
-"""Finding plugins: files in ``plugins/`` and ``--plugins DIR``, and the entry-point group ``fedcl_bench.plugins``.
+"""Finding plugins: the shipped files in the folders of ``plugins/``, those in ``--plugins DIR``, and the entry-point
+group ``fedcl_bench.plugins``.
 
 A file is imported when one of its names is asked for, and all are for a list of names. One that cannot be imported is
 listed with its error and fails only when chosen. To ask for a name that two plugins have is an error, because nobody
@@ -23,13 +24,12 @@ from ..plugin.attack import Attack
 from ..plugin.backbone import Backbone
 from ..core.errors import Incompatible, UserError
 from ..evaluation import metrics
-from ..core.files import shipped
 from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
 from .metadata import (NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, entry_points, keep, missing, plugin_files,
-                       unknown_plugin)
+                       shipped_folders, unknown_plugin)
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric, "attack": Attack}
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
@@ -71,7 +71,7 @@ def _names_in(content: bytes) -> frozenset[str]:
 
 def numbers_of(cls: type, path: Path, content: bytes) -> int | str:
     """What stands for the code of a plugin's file in run hashes."""
-    return cls.numbers if path.resolve().parent == shipped("plugins") else digest(content)
+    return cls.numbers if path.resolve().parent in shipped_folders() else digest(content)
 
 
 @dataclass
@@ -382,7 +382,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
         UserError: if a folder does not exist.
     """
     registry = Registry()
-    folders = [shipped("plugins"), *map(Path, folders)]
+    folders = [*shipped_folders(), *map(Path, folders)]
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--plugins: '{folder}' is not a folder.")

@@ -15,7 +15,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import shipped
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.metadata import OWN_METRICS, digest
+from fedcl_bench.runs.metadata import OWN_METRICS, digest, plugin_files, shipped_folders
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.settings import assemble, setting
@@ -57,7 +57,7 @@ def test_shipped_plugins(registry):
     assert not registry.broken
     for plugin in registry.plugins.values():
         assert plugin.cls.title and plugin.cls.reference
-        assert plugin.path == OWN_METRICS if plugin.kind == "metric" else plugin.path.parent == shipped("plugins")
+        assert plugin.path == OWN_METRICS if plugin.kind == "metric" else plugin.path.parent in shipped_folders()
 
 
 def lay_package(folder, name, entry_points):
@@ -97,7 +97,7 @@ def imports(source: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", [*sorted(path for path in shipped("plugins").glob("*.py") if path.stem != "__init__"),
+@pytest.mark.parametrize("path", [*(path for folder in shipped_folders() for path in plugin_files(folder)),
                                   *sorted(set(TEMPLATES.glob("*.py.txt")) - {TEMPLATES / "test.py.txt"})],
                          ids=lambda path: path.name)
 def test_plugins_import_the_top_level_alone(path):

@@ -104,9 +104,9 @@ def _plugins(folders: Iterable[Path]) -> str:
 
 
 def _plugin_texts(folders: Iterable[Path]) -> str:
-    from ...runs.metadata import plugin_files
+    from ...runs.metadata import plugin_files, shipped_folders
 
-    folders = [shipped("plugins"), *folders]
+    folders = [*shipped_folders(), *folders]
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--plugins: '{folder}' is not a folder.")

@@ -1,0 +1,1 @@
+"""Attacks: malicious clients, and what they upload."""

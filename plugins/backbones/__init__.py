@@ -1,0 +1,1 @@
+"""Backbones of users: a score of a user and an item."""

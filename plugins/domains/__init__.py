@@ -1,0 +1,1 @@
+"""Methods and backbones of domains."""

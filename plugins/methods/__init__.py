@@ -1,0 +1,1 @@
+"""Methods of users and of sessions."""

@@ -1,0 +1,1 @@
+"""Sequential backbones: a score of a history, or of a session, and an item."""
