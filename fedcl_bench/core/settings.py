@@ -311,8 +311,8 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
             return ""
         if any(part.name == of for part in condition):
             return AT_DEFAULT
-        if len(condition) == 1 and reason(condition[0].name):
-            return reason(condition[0].name)
+        if len(condition) == 1 and (why := reason(condition[0].name)) not in ("", AT_DEFAULT):
+            return why
         compared = " and ".join(f"{part.name}={as_text(value)}" for part, value in zip(condition, values) if part.sign)
         absent = " or ".join(part.name for part in condition if not part.sign)
         return " and ".join([f"with {compared}"] * bool(compared) + [f"without {absent}"] * bool(absent))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, Collection, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple
 
 import torch
 
@@ -283,11 +283,10 @@ def of_other_stages(backbone: type, method: type) -> dict[str, str]:
 
 
 def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
-                    ignored: Mapping[str, str] = MappingProxyType({}), changed: Collection[str] = ()) -> None:
+                    ignored: Mapping[str, str] = MappingProxyType({})) -> None:
     """Raise UserError if the user set something of every run that other settings, or the backbone, leave without
-    effect; ``changed``: what weaker layers set, which may be set back to its default."""
-    without = {name: why for name, why in inactive(parts).items() if not (why == AT_DEFAULT and name in changed)}
-    without |= ignored
+    effect. What has none at its default may be set to that: scripts do, who go through a setting's values."""
+    without = {name: why for name, why in inactive(parts).items() if why != AT_DEFAULT} | dict(ignored)
     for origin, layer in overrides:
         for name in layer:
             if name in ignored or name in without and name in _CORE_NAMES:
@@ -410,8 +409,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
     ignored = {**_ignored(parts, as_trained, method_plugin.cls), **of_other_stages(as_trained, method_plugin.cls)}
-    refuse_inactive(parts, overrides, ignored, {
-        name for _, layer in layered[:len(layered) - len(overrides)] for name in layer})
+    refuse_inactive(parts, overrides, ignored)
     return parts
 
 
