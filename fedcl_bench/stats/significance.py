@@ -42,16 +42,16 @@ def interval_of_mean(mean: float, n: int) -> tuple[float, float]:
     return low, high
 
 
-LEAST_SAMPLED = 30  # users from which a normal approximation is shown
+LEAST_SAMPLED, LEAST_OTHERS = 30, 5  # users from which a normal approximation is shown; of them with other values
 
 
 def interval_of_sample(values: _Floats) -> tuple[float, float] | None:
     """The 95 % interval of the mean over all users, given the values of a sample of them: normal approximation, as if
-    the sample were of infinitely many, so somewhat wide. None for fewer than ``LEAST_SAMPLED`` and for equal values, of
-    which it says nothing."""
+    the sample were of infinitely many, so somewhat wide. None for fewer than ``LEAST_SAMPLED``, and where fewer than
+    ``LEAST_OTHERS`` differ from the value that most have: so few hits are far from normal."""
     from scipy import special
 
-    if len(values) < LEAST_SAMPLED or np.ptp(values) == 0.0:
+    if len(values) < LEAST_SAMPLED or len(values) - np.unique(values, return_counts=True)[1].max() < LEAST_OTHERS:
         return None
     mean, half = float(np.mean(values)), float(special.ndtri(0.975) * np.std(values, ddof=1) / np.sqrt(len(values)))
     return mean - half, mean + half

@@ -123,7 +123,9 @@ def test_records_and_text_say_it(registry, tmp_path):
 def test_interval_is_the_normal_one():
     values = np.random.default_rng(0).random(50)
     assert interval_of_sample(values) == pytest.approx(stats.norm.interval(0.95, values.mean(), stats.sem(values)))
-    assert all(interval_of_sample(few) is None for few in (values[:1], values[:29], np.zeros(50)))
+    hits = np.eye(50).cumsum(0)  # of one user, two, ...
+    assert all(interval_of_sample(few) is None for few in (values[:1], values[:29], np.zeros(50), hits[3]))
+    assert interval_of_sample(hits[4])[0] > 0.0
 
 
 def test_a_sample_without_anybody_to_find_something_is_refused(registry, stream):
