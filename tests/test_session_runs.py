@@ -189,6 +189,18 @@ def test_early_session_adds_a_curve_and_changes_nothing(registry, stream):
     assert all(0 < with_curve.curve[r]["early_ndcg@10"] < with_curve.curve[r]["early_hit@10"] < 1 for r in range(2))
 
 
+def test_sampled_users_score_as_among_all(registry, stream):
+    """FCUCR's evaluation of a sample of users: theirs are the numbers of a run that evaluates all."""
+    (f, found), (_, every) = ((f, finish(f)) for users in (40, 0) for f in
+                              [federation(registry, stream, rounds=1, evaluate_users=users)])
+    sample, (_, _, scores), (_, _, whole) = f.evaluated(stream.steps[0]), found.tests[0], every.tests[0]
+    kept = sample[whole.users]
+    assert 20 < len(scores.users) < 60 and torch.equal(scores.users, whole.users[kept])
+    for metric, values in whole.values.items():
+        torch.testing.assert_close(scores.values[metric], values[kept], rtol=0.0, atol=0.0)
+    assert found.curve[0]["valid"] != every.curve[0]["valid"] and found.curve[0]["loss"] == every.curve[0]["loss"]
+
+
 @pytest.mark.parametrize("draw,valid", [("once", 1), ("redraw", 3)])
 def test_candidates(registry, stream, draw, valid):
     """Drawn once, they are the same in all rounds; redrawn, all evaluations differ. None is trained on."""

@@ -156,7 +156,7 @@ class EvaluationSettings:
     valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
                                   "released code", low=1, high=17)
     evaluate_users: int = setting(0, "validate and test about so many users, drawn by the run's seed, each by its own "
-                                  "number; 0: all", low=0, only_if=("stream=blocks|static", "evaluate_users!=0"))
+                                  "number; 0: all", low=0, only_if=(*NOT_IN_EPOCHS, "evaluate_users!=0"))
     drift_users: int = setting(10_000, "users by whom a block's changes of ranks are measured (user_shift, "
                                "item_rank_change): of more clients about so many, drawn likewise; 0: none, not "
                                "measured", low=0, only_if=("stream=blocks", "drift_users!=10000"))

@@ -91,6 +91,7 @@ class SessionTask:
         catalogue: with it the lists under full ranking are kept. With sampled candidates the same metrics are taken
             under full ranking too, named with ``all:`` in front; those of items only there.
         answer_queries: asks the server if it is elsewhere (see ``Method.answer_queries``); None: it is here.
+        evaluated: whether each user is ranked for, bool of shape (users,); None: all are.
     """
 
     step: Step
@@ -101,6 +102,13 @@ class SessionTask:
     metrics: tuple[Metric, ...] = DEFAULT
     catalogue: Catalogue | None = None
     answer_queries: Callable[[Tensor, Tensor], Tensor] | None = None
+    evaluated: Tensor | None = None
+
+    @property
+    def users(self) -> Tensor:
+        """The users who are ranked for, ascending."""
+        there = self.sessions.count > 0
+        return (there if self.evaluated is None else there & self.evaluated).nonzero().flatten()
 
     @property
     def ranks_all(self) -> bool:
@@ -114,14 +122,13 @@ class SessionTask:
 
 def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask,
                   protection: Protection = OPEN) -> SessionRanking:
-    """Rank every user's item to find.
+    """Rank the item to find of every user of the task.
 
     Args:
         model: the tables to score with.
         protection: its noise is on what clients send for their own evaluation.
     """
-    topk, candidates = sorted(set(task.topk)), task.candidates
-    users = (task.sessions.count > 0).nonzero().flatten()
+    topk, candidates, users = sorted(set(task.topk)), task.candidates, task.users
     sequential = isinstance(backbone, SequentialBackbone)
     logits = _logits(backbone, method, model, task, protection)
 

@@ -203,7 +203,7 @@ class Federation:
     def evaluated(self, step: Step) -> Tensor | None:
         """Whether each of a step's users is validated and tested, bool; None: all are."""
         about = self.evaluation.evaluate_users
-        return self._in_sample("evaluated users", step, about) if about and not step.sessions else None
+        return self._in_sample("evaluated users", step, about) if about else None
 
     def drift_sample(self, step: Step) -> Tensor | None:
         """Whether each of a step's users is one by whom changes of ranks are measured, bool; None: nobody is."""

@@ -133,7 +133,7 @@ class SessionSteps:
     def __init__(self, f: Federation, step: Step, training: Training):
         self.f, self.step, self.training, self.method = f, step, training, training.method
         self.candidates: dict[str, Tensor | None] = {}
-        self.validation = f.validation
+        self.validation, self.evaluated = f.validation, f.evaluated(step)
         # Sequences are looked up round by round; lists of items are made anew.
         self.changes_every_round = not isinstance(f.backbone, SequentialBackbone)
 
@@ -157,7 +157,7 @@ class SessionSteps:
             self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
         task = SessionTask(self.step, purpose, topk, self.candidates[purpose],
                            DrawKey(f.seed, self.step.index, round_), tuple(metrics), catalogue,
-                           partial(f.population.answer_queries, self.method))
+                           partial(f.population.answer_queries, self.method), self.evaluated)
         return rank_sessions(f.backbone, self.method, model, task, self.training.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:

@@ -231,13 +231,13 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
 def _items_to_find(progress: Progress, stream: Stream) -> list[int]:
     """Of each block's test, interactions of the users who are evaluated."""
     users = {s: scores.users.cpu() for t, s, scores in progress.tests if t == s}
-    return [len(unit.test.values) if unit.sessions or stream.domains else int(unit.test.counts(users[number]).sum())
+    return [len(unit.test.values) if stream.domains else int(unit.test.counts(users[number]).sum())
             for number, unit in enumerate(stream.units())]
 
 
 def _sampled(config: RunConfig, progress: Progress, stream: Stream | None) -> dict[str, Any]:
     """What was measured on samples of users, if there are more clients than a sample has."""
-    of_users = stream is not None and not stream.domains and not stream.steps[0].sessions
+    of_users = stream is not None and not config.stream.in_epochs
     clients = stream.steps[-1].n_users if of_users else 0
     samples = {"evaluate_users": config.evaluation.evaluate_users}
     if of_users and len(stream.steps) > 1:
