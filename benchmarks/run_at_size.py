@@ -37,7 +37,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.kernels.memory import peak_mib
 from fedcl_bench.runs.config import RunConfig, make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.runner import Engine, execute
+from fedcl_bench.runs.runner import Engine, RunOptions, execute
 
 PARTS = ("prepare", "start", "round", "validation", "test", "drift", "save", "record", "resume")
 SAME = ("model.pt", "users.parquet", "analysis.parquet", "metrics.parquet")  # whose bytes a kill may not change
@@ -128,7 +128,7 @@ def one(stage: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return {"parts": clock.parts(1)}
     config, engine = configured(args, folder), Timed(clock, stage == "killed")
     done = execute(config, lambda: load_stream(config.source, config.stream, config.features),
-                   folder / ("whole" if stage == "run" else "killed"), engine=engine)
+                   folder / ("whole" if stage == "run" else "killed"), options=RunOptions(engine=engine))
     return {"parts": clock.parts(engine.rounds), "rounds": engine.rounds,
             "written": {name: hashlib.blake2b(Path(done["record"], name).read_bytes()).hexdigest() for name in SAME}}
 

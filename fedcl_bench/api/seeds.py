@@ -18,7 +18,7 @@ from ..federation.parts import Federation, Progress
 from ..federation.work import numbers_at_once
 from ..runs.config import RunConfig, setting_notes
 from ..runs.logs import RunLog, Target
-from ..runs.runner import Engine, Watch, execute
+from ..runs.runner import Engine, RunOptions, Watch, execute
 from ..runs.specs import Layers
 from .progress_bars import Display
 
@@ -94,8 +94,8 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execut
                 log.update(progress)
 
             done = execute(config, lambda: execution.load(configs[0], display), execution.results,
-                           Watch(update, display.warn, display.note, execution.stop), rerun=execution.rerun,
-                           save_lists=execution.save_lists, engine=execution.engine_of(config, display.warn))
+                           Watch(update, display.warn, display.note, execution.stop),
+                           RunOptions(execution.rerun, execution.engine_of(config, display.warn), execution.save_lists))
             log.finish(Path(done["record"]))
         return done
     before = torch.get_num_threads()

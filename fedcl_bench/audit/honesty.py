@@ -28,7 +28,7 @@ from ..federation.parts import Federation, Progress
 from ..runs.config import RunConfig, make_config
 from ..runs.plugin_errors import named
 from ..runs.registry import discover
-from ..runs.runner import Engine, Interrupted, Watch, execute
+from ..runs.runner import Engine, Interrupted, RunOptions, Watch, execute
 from .other_worlds import NEVER, WORLDS
 from .outside import Outside
 from .recording import Tape, loaded, recorded
@@ -161,7 +161,7 @@ def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
     folders = [plugin.path.parent for plugin in (config.method, config.backbone)]
     with Outside(folders, part.folder, data) as outside:
         try:
-            execute(config, lambda: stream, part.folder / "results", watch, engine=_Taped(tape))
+            execute(config, lambda: stream, part.folder / "results", watch, RunOptions(engine=_Taped(tape)))
         except Interrupted:  # all events that were asked for are over
             pass
     return "done", *outside.seen

@@ -124,7 +124,7 @@ def run_job(job: Job, tell: Callable[[tuple], None], asked_to_stop: Callable[[],
         from ..runs.config import make_config, resolve_device
         from ..runs.plugin_errors import named
         from ..runs.registry import discover
-        from ..runs.runner import Interrupted, Watch, execute
+        from ..runs.runner import Interrupted, RunOptions, Watch, execute
 
     torch.set_num_threads(threads)
     reset_peak()
@@ -145,7 +145,7 @@ def run_job(job: Job, tell: Callable[[tuple], None], asked_to_stop: Callable[[],
                                 "again.")
             watch = Watch(report, warn=lambda text: tell(("warn", text)), stop=asked_to_stop)
             content = execute(config, lambda: _stream(config, job.dataset, streams, watch.warn), job.results, watch,
-                              save_lists=job.save_lists)
+                              RunOptions(save_lists=job.save_lists))
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)

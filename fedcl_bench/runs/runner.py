@@ -79,6 +79,69 @@ class Watch:
     stop: Callable[[], bool] = lambda: False
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is done.
+
+    Attributes:
+        rerun: run again even if there is a finished record.
+        engine: what trains it; no number and no hash depends on it but by rounding.
+        save_lists: whether ranked lists are written beside (see ``ranked_lists.py``); not by all engines.
+    """
+
+    rerun: bool = False
+    engine: Engine = Engine()
+    save_lists: bool = False
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run that is about to be trained.
+
+    Attributes:
+        lists: where its ranked lists are written, if they are.
+        began: when this part of the run did, in seconds of ``perf_counter``.
+    """
+
+    config: RunConfig
+    federation: Federation
+    record: Record
+    results: Path
+    watch: Watch
+    options: RunOptions
+    lists: RankedLists | None
+    began: float
+
+    def require(self) -> None:
+        """Raise UserError, before anything is written, if the run cannot be done here."""
+        self.config.check(self.federation)
+        self.options.engine.check(self.federation)
+        if self.options.engine.keeps_all:
+            require_disk(self.federation, self.results)
+
+    def train(self) -> dict[str, Any]:
+        """Go on from what is saved, to the end; returns the content of ``run.json``."""
+        checkpoints, stream = _Checkpoints(self), self.federation.stream
+        progress, engine = checkpoints.start, self.options.engine
+        if self.lists and progress:
+            self.lists.require(progress, self.record.folder)
+
+        def mark_failed(why: str) -> None:
+            self.record.fail(failed(self.config, why, _client_updates(progress, len(stream.units()))))
+        with _explained(self.record, self.federation, self.results, mark_failed):
+            for progress in engine.run(self.federation, progress):
+                self.watch.progress(stream, progress)
+                progress = checkpoints.after(progress)
+                if progress.round == 0:  # a step has ended
+                    _warn_if_large(progress, self.watch.warn)
+            content = summary(self.config, progress, checkpoints.elapsed(), checkpoints.shared, stream)
+            content["environment"] |= engine.about
+            write_model(self.record.folder, engine.for_record(progress), self.federation)
+            content = self.record.finish(content, frames(progress))
+            sweep(self.results / SHARED)
+        return content
+
+
 def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str, Any] | None:
     """The content of a finished record, or None."""
     try:
@@ -94,33 +157,29 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
 class _Checkpoints:
     """What a run goes on from, and what it saves while it trains.
 
-    Args:
-        own: the run's checkpoint.
-        base: file that shares block 0 with other runs; None: it is not shared.
-        afresh: block 0 of other runs is not taken.
-        began: when this part of the run did, in seconds of ``perf_counter``.
-
     Attributes:
         start: progress that the run goes on from; None at the very beginning.
         shared: its block 0 is from another run.
     """
 
-    def __init__(self, config: RunConfig, federation: Federation, engine: Engine, watch: Watch, own: Path,
-                 base: Path | None, afresh: bool, began: float):
-        self._config, self._federation, self._engine, self._watch = config, federation, engine, watch
-        self._own, self._base = own, base
+    def __init__(self, job: _Job):
+        config, engine, options = job.config, job.options.engine, job.options
+        self._config, self._federation, self._engine, self._watch = config, job.federation, engine, job.watch
+        # In a stream of one step no method acts after it, so there is nothing to share block 0 for.
+        shares = config.method.cls.first_step > 0 and len(job.federation.stream.steps) > 1 and engine.keeps_all
+        self._own, self._base = job.record.checkpoint, config.base_file(job.results) if shares else None
         self._hash = config.hash if engine.keeps_all else f"{config.hash} without clients"
-        self.start, seconds = self._loaded(own, self._hash)
+        self.start, seconds = self._loaded(self._own, self._hash)
         self.shared = False
         if self.start:
-            watch.note(self._where(self.start))
-        elif base and not afresh:
-            self.start, seconds = self._loaded(base, config.base_hash)
+            job.watch.note(self._where(self.start))
+        elif self._base and not (options.rerun or options.save_lists):
+            self.start, seconds = self._loaded(self._base, config.base_hash)
             self.shared = self.start is not None
         if self.shared:
-            watch.note(f"block 0: from an earlier run with the same block 0 ({self.start.round} rounds, best "
-                       f"validation {federation.evaluation.valid_metric} {self.start.best_value:.4f})")
-        self._began, self._last_saved = began - seconds, began
+            job.watch.note(f"block 0: from an earlier run with the same block 0 ({self.start.round} rounds, best "
+                           f"validation {job.federation.evaluation.valid_metric} {self.start.best_value:.4f})")
+        self._began, self._last_saved = job.began - seconds, job.began
         self._save_every = SAVE_EVERY if engine.save_every is None else engine.save_every
         self._step = self.start.step if self.start else 0
 
@@ -220,17 +279,14 @@ def _explained(record: Record, federation: Federation, results: Path, mark_faile
         raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
 
 
-def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
-            rerun: bool = False, engine: Engine = Engine(), save_lists: bool = False) -> dict[str, Any]:
+def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(),
+            options: RunOptions = RunOptions()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
 
     Args:
         load: builds the stream; not called for a finished run.
         results: folder of all records.
         watch: what is told of its rounds, and may stop it.
-        rerun: run again even if there is a finished record.
-        engine: what trains it; no number and no hash depends on it but by rounding.
-        save_lists: whether ranked lists are written beside (see ``ranked_lists.py``); not by all engines.
 
     Returns:
         The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
@@ -240,44 +296,21 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
     """
     began = time.perf_counter()
     record = Record.of(config.name, results)
-    if not rerun and (done := _finished(record, lambda error: None)):
+    there = {"record": str(record.folder)}
+    if not options.rerun and (done := _finished(record, lambda error: None)):
         _tidy(record, results)
-        if save_lists:
+        if options.save_lists:
             require_lists(record.folder, folder_of(config.name, results))
-        return {**done, "record": str(record.folder), "reused": True}
+        return {**done, **there, "reused": True}
     stream = load()
-    federation, lists = config.federation(stream), RankedLists.of(config, stream, results) if save_lists else None
-    federation = replace(federation, on_test=lists and lists.write)
-    config.check(federation)  # before anything is written
-    engine.check(federation)
-    if engine.keeps_all:
-        require_disk(federation, results)
+    lists = RankedLists.of(config, stream, results) if options.save_lists else None
+    federation = replace(config.federation(stream), on_test=lists and lists.write)
+    job = _Job(config, federation, record, results, watch, options, lists, began)
+    job.require()
     with record.locked():
-        if rerun:
+        if options.rerun:
             record.clear()
         elif done := _finished(record, lambda error: watch.warn(f"{error.wrong}; set aside as "
                                                                 f"{record.set_aside().name}, running again.")):
-            return {**done, "record": str(record.folder), "reused": True}
-        # In a stream of one step no method acts after it, so there is nothing to share it for.
-        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1 and engine.keeps_all
-        base = config.base_file(results) if shares_base else None
-        checkpoints = _Checkpoints(config, federation, engine, watch, record.checkpoint, base, rerun or save_lists,
-                                   began)
-        progress = checkpoints.start
-        if lists and progress:
-            lists.require(progress, record.folder)
-
-        def mark_failed(why: str) -> None:
-            record.fail(failed(config, why, _client_updates(progress, len(stream.units()))))
-        with _explained(record, federation, results, mark_failed):
-            for progress in engine.run(federation, progress):
-                watch.progress(stream, progress)
-                progress = checkpoints.after(progress)
-                if progress.round == 0:  # a step has ended
-                    _warn_if_large(progress, watch.warn)
-            content = summary(config, progress, checkpoints.elapsed(), checkpoints.shared, stream)
-            content["environment"] |= engine.about
-            write_model(record.folder, engine.for_record(progress), federation)
-            content = record.finish(content, frames(progress))
-            sweep(results / SHARED)
-        return {**content, "record": str(record.folder), "reused": False}
+            return {**done, **there, "reused": True}
+        return {**job.train(), **there, "reused": False}

@@ -21,7 +21,7 @@ from fedcl_bench.deployment.domain_files import deal_domains, read_domains
 from fedcl_bench.deployment.engine import Federates, FlowerEngine
 from fedcl_bench.experiments.partition import divide, stream_part
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.runner import RunOptions, execute
 
 SMALL = {"precision": "float64", "rounds": 2, "dim": 4, "max_length": 4, "batch_size": 7, "topk": [3],
          "valid_metric": "recall@3"}
@@ -56,7 +56,7 @@ def federation(registry):
         def run(self):
             federates = Federates(self.link, self.published, 2, self.least, 60.0, self.notes.append)
             return execute(self.config, lambda: federates.stream(self.config), Path("real"),
-                           engine=FlowerEngine(self.config, lambda: federates))
+                           options=RunOptions(engine=FlowerEngine(self.config, lambda: federates)))
 
         def simulated(self):
             return execute(self.config, lambda: self.stream, Path("simulated"))

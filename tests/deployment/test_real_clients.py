@@ -31,7 +31,7 @@ from fedcl_bench.federation.remote import MESSAGES, Node, Undeclared, check_decl
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs.model_file import read_model
-from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.runner import RunOptions, execute
 
 needs_flower = pytest.mark.skipif(sys.version_info < (3, 11), reason="Flower 1.42 needs Python 3.11")
 
@@ -102,7 +102,7 @@ def federation(registry, tmp_path):
             self.federates = Federates(self.link, self.published, len(self.names), self.least, self.timeout,
                                        lambda text: self.listen(text))
             return execute(self.config, lambda: self.federates.stream(self.config), results,
-                           engine=FlowerEngine(self.config, lambda: self.federates))
+                           options=RunOptions(engine=FlowerEngine(self.config, lambda: self.federates)))
 
         def simulated(self):
             return execute(self.config, lambda: self.data, tmp_path / "simulated")
@@ -159,7 +159,8 @@ def test_the_record_is_that_of_a_simulation(federation, method, backbone):
 def test_single_precision_is_that_of_shards_to_the_bit(federation, tmp_path):
     made = federation(precision="float32")
     same_numbers(made.run(), execute(made.config, lambda: made.data, tmp_path / "shards",
-                                     engine=Conductor(made.config, 3, (), Threads)), ("public", "dense"))
+                                     options=RunOptions(engine=Conductor(made.config, 3, (), Threads))),
+                 ("public", "dense"))
 
 
 @pytest.mark.parametrize("method, cold_items", [("ft", "fold_in"), ("ft", "similar"), ("ifedrec", "method")])

@@ -15,7 +15,7 @@ from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.runner import RunOptions, execute
 from fedcl_bench.experiments.partition import divide, progress_part, stream_part, with_rows_of
 from fedcl_bench.experiments.shards import TRIES, Conductor
 
@@ -121,7 +121,8 @@ def test_the_record_is_that_of_any_run(made, tmp_path):
     """Hash, folder, files and content; and a second command, with or without shards, finds it."""
     config, stream = made("f3crec", "fedmf", **SMALL)
     one = execute(config, lambda: stream, tmp_path / "one")
-    other = execute(config, lambda: stream, tmp_path / "other", engine=Conductor(config, 2, (), Threads))
+    sharded = RunOptions(engine=Conductor(config, 2, (), Threads))
+    other = execute(config, lambda: stream, tmp_path / "other", options=sharded)
     assert other.keys() == one.keys()
     for key in ("rounds", "best_round", "bytes", "settings", "hash", "base_hash", "privacy"):
         assert other[key] == one[key], key
@@ -132,7 +133,7 @@ def test_the_record_is_that_of_any_run(made, tmp_path):
     assert again["reused"] and again["metrics"] == other["metrics"]
     assert {path.name for path in (tmp_path / "one").rglob("*")} == {
         path.name for path in (tmp_path / "other").rglob("*")}
-    same_numbers(other, execute(config, lambda: stream, tmp_path / "third", engine=Conductor(config, 2, (), Threads)))
+    same_numbers(other, execute(config, lambda: stream, tmp_path / "third", options=sharded))
 
 
 @pytest.mark.parametrize("last_answer", [pytest.param(1, marks=pytest.mark.long), 12])
@@ -173,7 +174,7 @@ def test_errors_of_shards(made, tmp_path):
     """A run that diverges is marked as failed; another version of the code at a shard is refused."""
     config, stream = made("reg", "fedmf", **{**SMALL, "rounds": 8}, lambda_reg=1e60)
     with pytest.raises(RunFailed, match="training diverged in block 1(.|\n)*Marked as failed"):
-        execute(config, lambda: stream, tmp_path, engine=Conductor(config, 2, (), Threads))
+        execute(config, lambda: stream, tmp_path, options=RunOptions(engine=Conductor(config, 2, (), Threads)))
     other = replace(config, method=replace(config.method, numbers="edited"))
     with pytest.raises(UserError, match="a worker has another version of method 'reg'"):
         finish(Conductor(other, 2, (), Threads), other, stream)

@@ -57,7 +57,7 @@ class Points:
 
 def run(config, stream, results: Path, rerun: bool = False) -> None:
     runner.SAVE_EVERY = 0.0
-    runner.execute(config, lambda: stream, results, rerun=rerun)
+    runner.execute(config, lambda: stream, results, options=runner.RunOptions(rerun))
 
 
 def state_of_run(config, results: Path) -> dict:

@@ -18,7 +18,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.runs.runner import Interrupted, RunOptions, Watch, execute
 
 ROUNDS = 3
 SMALL = {"rounds": ROUNDS, "k_core": 80}
@@ -190,7 +190,7 @@ def test_finished_runs_are_not_run_again(uninterrupted, finished, config, stream
         raise AssertionError("a finished run must not even load its data")
     again = execute(config(), never, finished)
     assert again["reused"] and again["seconds"] == uninterrupted["seconds"]
-    rerun = execute(config(), lambda: stream, finished, rerun=True)
+    rerun = execute(config(), lambda: stream, finished, options=RunOptions(rerun=True))
     assert not rerun["reused"] and not rerun["block0_shared"]
     same_numbers(rerun, uninterrupted)
 
