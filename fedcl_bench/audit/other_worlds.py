@@ -47,7 +47,7 @@ def _to_find(split: str) -> Callable[[Stream, torch.Generator], Altered]:
     """Other items to find in a split; of lists, fewer."""
     return lambda stream, random: _nothing(_each(stream, lambda step: (
         with_other_ends(step, (split,), domains=stream.domains) if step.sessions else
-        with_other_data(step, splits=(split,), counts=True, longest=True))), random)
+        with_other_data(step, splits=(split,), longest=True))), random)
 
 
 def _fewer_tested(stream: Stream, random: torch.Generator) -> Altered:
@@ -91,7 +91,7 @@ def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool
         order[users] = users[torch.randperm(len(users), generator=random)]
         if not step.sessions:
             step = replace(step, **{name: step.split(name).part(order) for name in SPLITS})
-        return with_other_data(step, altered, counts=True, longest=longest, domains=stream.domains)
+        return with_other_data(step, altered, longest=longest, domains=stream.domains)
     return _each(stream, change), since
 
 

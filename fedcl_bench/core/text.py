@@ -40,10 +40,10 @@ def is_safe_in_record(name: object) -> bool:
     return isinstance(name, str) and len(name) <= LONGEST_IN_RECORD and re.match(RECORD_NAME, name) is not None
 
 
-def safe_name(name: str, where: str, longest: int = LONGEST) -> str:
+def safe_name(name: str, where: str) -> str:
     """The name; raises UserError unless it is safe in a file's name."""
-    if not is_safe(name, longest):
-        raise UserError(f"{where}: found the name {quoted(name)}, accepted: at most {longest} {ACCEPTED}.")
+    if not is_safe(name, LONGEST):
+        raise UserError(f"{where}: found the name {quoted(name)}, accepted: at most {LONGEST} {ACCEPTED}.")
     return name
 
 

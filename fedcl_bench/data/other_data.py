@@ -16,28 +16,30 @@ from torch import Tensor
 from .stream import DomainPart, Ragged, Sessions, Step, Stream
 
 SPLITS = ("train", "valid", "test")
+_SEED = 7
 
 
-def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7,
-                    counts: bool = False, longest: bool = False, domains: Sequence[DomainPart] = ()) -> Step:
-    """A step in which some users' items are others, drawn at random, at the same times.
+def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, longest: bool = False,
+                    domains: Sequence[DomainPart] = ()) -> Step:
+    """A step in which some users' items are others, drawn at random, and fewer, at the same times.
+
+    Those with the most keep as many, because what is padded is as wide as the longest list, and nobody loses its last
+    one.
 
     Args:
         users: bool of shape (users,); None: all of them.
         splits: which of the user's data to replace.
-        counts: whether users also have fewer items. Those with the most keep as many, because what is padded is as wide
-            as the longest list, and nobody loses its last one.
         longest: those with the most have fewer, too.
         domains: of the stream; a user's other items are of the same one.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
     if step.sessions:
-        return _with_other_sessions(step, chosen, splits, rng, counts, domains)
+        return _with_other_sessions(step, chosen, splits, rng, domains)
     changed = {}
     for name in splits:
         lists = step.split(name)
-        kept = lists.at_most(_lengths(lists.lengths, chosen, 1, counts, longest)).indptr
+        kept = lists.at_most(_lengths(lists.lengths, chosen, 1, longest)).indptr
         items = [torch.from_numpy(rng.choice(step.n_items, length, replace=False)) if changes else lists.of(user)
                  for user, (length, changes) in enumerate(zip(kept.diff().tolist(), chosen.tolist()))]
         changed[name] = Ragged(kept, torch.cat(items))
@@ -45,22 +47,22 @@ def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, 
     return replace(step, interactions=step.interactions - gone, **changed)
 
 
-def _lengths(lengths: Tensor, chosen: Tensor, least: int, counts: bool, longest: bool = False) -> Tensor:
+def _lengths(lengths: Tensor, chosen: Tensor, least: int, longest: bool = False) -> Tensor:
     """Lengths of lists, those of some of them two thirds of what they were."""
-    if not counts or not len(lengths):
+    if not len(lengths):
         return lengths
     fewer = torch.minimum(lengths, (lengths * 2 // 3).clamp(min=least))
     return torch.where(chosen & (longest | (lengths < lengths.max())), fewer, lengths)
 
 
 def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rng: np.random.Generator,
-                         counts: bool, domains: Sequence[DomainPart]) -> Step:
+                         domains: Sequence[DomainPart]) -> Step:
     """Sessions are as many as before, as clients upload their numbers; at least two items remain of each."""
     sessions = dict(step.sessions)
     for name in splits:
         old = sessions[name]
         changes = chosen.repeat_interleave(old.count)
-        kept = old.rows().at_most(_lengths(old.lengths, changes, 2, counts))
+        kept = old.rows().at_most(_lengths(old.lengths, changes, 2))
         items = old.items[kept.values]
         items = torch.where(changes.repeat_interleave(kept.lengths), _others(items, rng, step, domains), items)
         sessions[name] = replace(old, start=kept.indptr, items=items, times=old.times[kept.values])
@@ -73,11 +75,11 @@ def with_sessions(step: Step, sessions: Mapping[str, Sessions]) -> Step:
                    test=sessions["test"].targets())
 
 
-def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], seed: int = 7,
+def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:],
                     domains: Sequence[DomainPart] = ()) -> Step:
     """A step of sessions in which the last items of validation and test sessions, which are to be found, are others of
     the same domain."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     sessions = dict(step.sessions)
     for name in splits:
         old = sessions[name]

@@ -121,7 +121,7 @@ def _pairs(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) ->
     return clients, rows
 
 
-def in_pieces(users: Tensor, n_items: int, scores_at_once: int = 1 << 21) -> Iterator[Tensor]:
+def in_pieces(users: Tensor, n_items: int) -> Iterator[Tensor]:
     """Groups of users whose scores of all items fit into little memory."""
-    return iter(users.split(max(1, scores_at_once // n_items)))
+    return iter(users.split(max(1, (1 << 21) // n_items)))
 

@@ -55,9 +55,9 @@ def write_model(folder: Path, progress: Progress, federation: Federation) -> Non
     write_atomically(folder / MODEL_SUM, f"{checksum.hex()}  {MODEL}\n".encode())
 
 
-def read_model(folder: Path, device: str = "cpu") -> SavedModel:
+def read_model(folder: Path) -> SavedModel:
     """The model of a finished run's folder; raises Corrupt if the file was deleted or has changed."""
-    content = _content(folder, device)
+    content = _content(folder)
     try:
         tables = Snapshot(**{f.name: content.pop(f.name) for f in fields(Snapshot)})
         return SavedModel(tables, **content)
@@ -65,7 +65,7 @@ def read_model(folder: Path, device: str = "cpu") -> SavedModel:
         raise Corrupt(f"{folder / MODEL}: is not a model of this version", _CURE) from None
 
 
-def _content(folder: Path, device: str) -> Any:
+def _content(folder: Path) -> Any:
     """What ``model.pt`` holds, if its checksum fits; raises Corrupt."""
     path = folder / MODEL
     if not path.is_file():
@@ -76,6 +76,6 @@ def _content(folder: Path, device: str) -> Any:
             if recorded[:1] != [digest_from(file, 0).hex().encode()]:
                 raise Corrupt(f"{path}: its hash does not match its content", _CURE)
             file.seek(0)
-            return read_tensors(file, path, device)
+            return read_tensors(file, path, "cpu")
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read ({error.strerror})", _CURE) from None

@@ -90,8 +90,7 @@ def guarantee(protection: Protection, rounds: int, delta: float = DELTA) -> Guar
         return Guarantee(closed_form(protection, rounds, delta), delta, False)
 
 
-def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta: float = DELTA,
-              learns: Sequence[str] = ()) -> list[str]:
+def sentences(protection: Protection, rounds: int, uploads: Sequence[str], learns: Sequence[str] = ()) -> list[str]:
     """What clipping and noise guarantee, and what they do not, for people.
 
     Args:
@@ -111,7 +110,7 @@ def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta
     if uploads:
         return [f"{noise} {clip}, but {', '.join(uploads)} {'are' if len(uploads) > 1 else 'is'} not: no formal "
                 f"guarantee and no epsilon."]
-    guaranteed = guarantee(protection, rounds, delta)
+    guaranteed = guarantee(protection, rounds)
     assert guaranteed is not None  # there are clipping and noise
     tighter = "" if guaranteed.exact else f" An upper bound; for a tighter one: {INSTALL}."
     return [f"Privacy of each client's uploads, should all its data be replaced: {guaranteed} over {rounds} "

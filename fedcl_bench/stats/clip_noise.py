@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import rng
 
-LAPLACE, GAUSSIAN = "laplace", "gaussian"
+LAPLACE = "laplace"
 # A change that is clipped ends this share below the norm allowed, so that no rounding of its entries lifts it above.
 _MARGIN = 1e-6
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..core.errors import UserError
 
 _Floats = NDArray[Any]
+DRAWS = 9999  # of the bootstrap and of sign flips
 LEVEL = 0.05  # of Friedman's test and Nemenyi's critical difference
 
 
@@ -80,7 +81,7 @@ class PairedComparison:
     effect: float
 
 
-def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, seed: int = 0,
+def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = DRAWS, seed: int = 0,
                    unit: str = "unit") -> PairedComparison:
     """Compare two methods unit by unit.
 
@@ -117,7 +118,7 @@ def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, se
                             _sign_flips(d, draws, rng), effect)
 
 
-def mean_interval(values: Sequence[float], draws: int = 9999, seed: int = 0) -> tuple[float, float, float]:
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of one value per unit, and its 95 % bootstrap interval (percentiles).
 
     Raises:
@@ -126,7 +127,7 @@ def mean_interval(values: Sequence[float], draws: int = 9999, seed: int = 0) -> 
     measured = np.asarray(values, dtype=float)
     if not len(measured):
         raise TooFew("a mean needs at least 1 value; found none.")
-    return float(measured.mean()), *_interval(measured, draws, np.random.default_rng(seed))
+    return float(measured.mean()), *_interval(measured, DRAWS, np.random.default_rng(0))
 
 
 def _interval(values: _Floats, draws: int, rng: np.random.Generator) -> tuple[float, float]:

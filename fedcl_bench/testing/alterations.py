@@ -42,7 +42,7 @@ def altered(stream: Stream, start: Progress, others: Tensor, way: str, parts: Co
     """
     if INTERACTIONS in parts:
         first = 0 if past else start.step
-        stream = with_steps(stream, {step.index: with_other_data(step, others[:step.n_users], counts=True)
+        stream = with_steps(stream, {step.index: with_other_data(step, others[:step.n_users])
                                      for step in stream.steps[first:start.step + 1]})
     names = [name for name in start.client_state if f"client_state['{name}']" in parts]
     return stream, replace(start, model=altered_model(start.model, others, way, parts),

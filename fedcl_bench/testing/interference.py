@@ -350,7 +350,7 @@ def past_data(pair: Pair) -> str:
     last = len(pair.stream.steps) - 1
     moments = [(pair.after_step(t - 1), client_round) for t in range(1, last + 1)]
     for start, looks in [*moments, (_trained(pair), _after_step)]:
-        others = with_steps(pair.stream, {s.index: with_other_data(s, counts=True)
+        others = with_steps(pair.stream, {s.index: with_other_data(s)
                                           for s in pair.stream.steps[:start.step]})
         mismatch, hooks = _compared(pair, others, start, looks)
         if mismatch:
@@ -380,8 +380,8 @@ def evaluation_data(pair: Pair) -> str:
     for start, looks in [*moments, (ended, _kept), (ended, _scored)]:
         ends = bool(pair.stream.steps[0].sessions) and looks is _scored  # items before the last one are known then
         hidden = {s.index: with_other_ends(s) if ends else
-                  with_other_data(s, splits=("valid", "test"), counts=True) for s in pair.stream.steps[:start.step + 1]}
-        hidden |= {s.index: with_other_data(s, counts=True) for s in pair.stream.steps[start.step + 1:]}
+                  with_other_data(s, splits=("valid", "test")) for s in pair.stream.steps[:start.step + 1]}
+        hidden |= {s.index: with_other_data(s) for s in pair.stream.steps[start.step + 1:]}
         others = with_steps(pair.stream, hidden)
         if pair.needs_features:  # of items that nobody has yet
             others = with_item_features(others, pair.stream.steps[start.step].n_items, seed=5)
