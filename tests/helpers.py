@@ -117,10 +117,9 @@ def training(backbone, method, model, settings, protection=OPEN, own_start=False
     return Training(backbone, method, settings, strategy_of(backbone, method, model, settings), protection, own_start)
 
 
-def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, protection=OPEN, watched=True):
+def trainer_of(chunks, model, backbone, method, settings, key, protection):
     """``round.trainer_of`` of parts given one by one."""
-    return rounds.trainer_of(chunks, model, training(backbone, method, model, settings, protection, own_start), key,
-                             watched)
+    return rounds.trainer_of(chunks, model, training(backbone, method, model, settings, protection), key, True)
 
 
 def train_round(chunks, model, backbone, method, settings, seed, step, round_, weights=None, own_start=False,
@@ -137,16 +136,16 @@ def train_round(chunks, model, backbone, method, settings, seed, step, round_, w
     return *server.mean(sums, model, backbone, seed), sums.uploads
 
 
-def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None, step=None):
-    """One local round of the clients with items in ``train`` (or in that of ``step``), under FT with seed 0.
+def train_once(backbone, model, train, settings=LocalSettings(), round_=0):
+    """One local round of the clients with items in ``train``, under FT with seed 0.
 
     Returns:
         (snapshot after it, mean loss, each client's negatives by user).
     """
-    step = step or one_step(train, model.n_items)
+    step = one_step(train, model.n_items)
     users = (train.lengths > 0).nonzero().flatten()
     chunks = make_chunks(step, users, settings, 2, Needs(backbone.pairwise, backbone.whole_tables))
-    after, loss, _ = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
+    after, loss, _ = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_)
     negatives = {}
     for chunk in chunks:
         drawn = draw_negatives(chunk, settings, 0, 0, round_)

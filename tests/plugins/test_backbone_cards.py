@@ -228,12 +228,11 @@ def test_lambda_zero_is_ft(registry, stream, name):
             same_run(whole(method, **settings), ft, tolerance)
 
 
-def with_memory(registry, keys, errors, filled=None, **settings):
+def with_memory(registry, keys, errors, **settings):
     """RLP2 whose clients remember these (keys (users, m, d), errors (users, m))."""
     method = build(registry, "method", "rlp2", **settings)
     method.client_state = {"keys": torch.as_tensor(keys).double(), "errors": torch.as_tensor(errors).double(),
-                           "filled": torch.ones(len(errors), len(errors[0]), dtype=torch.bool) if filled is None
-                           else torch.as_tensor(filled)}
+                           "filled": torch.ones(len(errors), len(errors[0]), dtype=torch.bool)}
     return method
 
 
@@ -305,12 +304,11 @@ def table(scores):
     return Snapshot({ITEM: torch.as_tensor(scores).double()[:, None]}, {USER: torch.ones(1, 1, dtype=torch.float64)})
 
 
-def after_blocks(registry, starts, trains=None, **settings):
+def after_blocks(registry, starts, **settings):
     """SPP at the start of block len(starts), blocks 1, 2, ... having started from ``starts`` (logits of one user)."""
     method, backbone = build(registry, "method", "spp", **settings), build(registry, "backbone", "fedmf", dim=1)
-    trains = trains or [[]] * (len(starts) + 1)
     for t, scores in enumerate(starts, start=1):
-        step, previous = (one_step(ragged(trains[i]), len(scores), index=i, old_users=1, old_items=len(scores))
+        step, previous = (one_step(ragged([]), len(scores), index=i, old_users=1, old_items=len(scores))
                           for i in (t, t - 1))
         method.end_step(previous, table(scores), backbone, torch.tensor([0]), DrawKey(0, t - 1))
         method.begin_step(step, table(scores), backbone)

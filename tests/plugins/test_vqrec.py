@@ -31,12 +31,12 @@ def sinkhorn(raw, iterations, temperature):
     return likely
 
 
-def expected_scores(module, p, batch, table, temperature=0.07):
+def expected_scores(module, p, batch, table):
     codes = module.codes.tolist()
     vectors = [np.mean([table[part][code] for part, code in enumerate(of_item)], 0) if of_item[0] >= 0 else
                np.zeros(table.shape[2]) for of_item in codes]
     return np.array([[oracle.cosine(oracle.represent(history, vectors, p, "history", 2, 2), vector)
-                      for vector in vectors] for history in oracle.each_history(batch)]) / temperature
+                      for vector in vectors] for history in oracle.each_history(batch)]) / 0.07
 
 
 @pytest.mark.parametrize("uncoded", [(), (0, 10)], ids=["all", "two without codes"])

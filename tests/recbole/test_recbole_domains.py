@@ -92,9 +92,9 @@ def made_up(n_items=30, users=9, features=True) -> DomainData:
                       (torch.randint(n_items, (int(bounds[-1]),), generator=generator), bounds))
 
 
-def some_batch(data: DomainData, size=8, longest=WIDTH, least=1) -> tuple[Histories, torch.Tensor]:
+def some_batch(data: DomainData, size=8, longest=WIDTH) -> tuple[Histories, torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
-    lengths = torch.randint(least, longest + 1, (size,), generator=generator)
+    lengths = torch.randint(1, longest + 1, (size,), generator=generator)
     items = torch.randint(data.n_items, (size, longest), generator=generator)
     return (Histories(items.masked_fill(torch.arange(longest) >= lengths[:, None], -1), lengths,
                       torch.arange(size) % data.n_users), torch.randint(data.n_items, (size,), generator=generator))
