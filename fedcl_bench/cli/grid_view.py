@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 from typing import Any, Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from ..core.settings import as_text
 from ..core.clock import EveryMinute, duration
 from ..core.text import for_terminal
 from ..experiments.grid import Outcome, Task, state
-from ..experiments.pool import GridState, Pool, Running
+from ..experiments.pool import Folders, GridState, Pool, PoolWatch, Running
 from ..experiments.tune import Result
 from ..runs.specs import seed_text
 from ..stats.significance import ALIKE
@@ -99,20 +100,21 @@ class View:
 def workers(args: argparse.Namespace) -> Iterator[Pool]:
     """What does the runs of a command, in processes or with ``--ray`` on a cluster, with the progress on standard
     error; it ends their rounds after Ctrl-C."""
-    results, data_dir, plugins, jobs, crew = args.results, args.data_dir, args.plugins, args.jobs or cores(), None
+    folders = Folders(args.results, args.data_dir, args.plugins, getattr(args, "save_lists", False))
+    jobs, crew = args.jobs or cores(), None
     with ExitStack() as stack:
         if getattr(args, "ray", None):
             from ..experiments import cluster, ray_crew
 
             joined = stack.enter_context(cluster.joined(args.ray, cores()))
-            crew = stack.enter_context(ray_crew.crew(joined, args.threads, results))
+            crew = stack.enter_context(ray_crew.crew(joined, args.threads, args.results))
             jobs = args.jobs or max(1, joined.cores // args.threads)
-            results, data_dir = results.absolute(), data_dir and data_dir.absolute()
-            plugins = [folder.absolute() for folder in plugins]
+            folders = replace(folders, results=args.results.absolute(), data_dir=args.data_dir
+                              and args.data_dir.absolute(), plugins=[folder.absolute() for folder in args.plugins])
         view = stack.enter_context(View(args.quiet))
         stop = stack.enter_context(stop_between_rounds())
-        yield stack.enter_context(Pool(results, data_dir, plugins, jobs, args.threads, view.show, view.ended,
-                                       view.warn, stop, crew, getattr(args, "save_lists", False)))
+        watch = PoolWatch(view.show, view.ended, view.warn, stop)
+        yield stack.enter_context(Pool(folders, jobs, args.threads, watch, crew))
 
 
 def status_of(outcomes: Sequence[Outcome]) -> int:

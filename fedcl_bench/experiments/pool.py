@@ -66,27 +66,43 @@ class GridState:
         return max([rest / max(min(self.jobs, len(begun) + len(self.waiting)), 1), *begun])
 
 
+@dataclass(frozen=True)
+class PoolWatch:
+    """What hears of the runs of a pool, and may stop them.
+
+    Attributes:
+        show: called with the board a few times per second. ended: called with every outcome and the board.
+        warn: called with a line of text when a record is set aside.
+        stop: asked all the time; once true, the workers end their rounds, save and stop.
+    """
+
+    show: Callable[[GridState], None] = lambda board: None
+    ended: Callable[[Outcome, GridState], None] = lambda outcome, board: None
+    warn: Callable[[str], None] = lambda message: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class Folders:
+    """What the runs of a pool read and write; ``save_lists``: whether they write their ranked lists."""
+
+    results: Path
+    data_dir: Path | None = None
+    plugins: Sequence[Path] = ()
+    save_lists: bool = False
+
+
 class Pool:
     """Workers for the runs of one results folder, used as a context manager.
 
     Args:
         jobs: how many runs at once. threads: PyTorch's threads of each.
-        show: called with the board a few times per second. ended: called with every outcome and the board.
-        warn: called with a line of text when a record is set aside.
-        stop: asked all the time; once true, the workers end their rounds, save and stop.
         crew: of whom workers are hired; None: processes of this machine.
-        save_lists: whether runs write their ranked lists.
     """
 
-    def __init__(self, results: Path, data_dir: Path | None, plugins: Sequence[Path], jobs: int, threads: int = 1,
-                 show: Callable[[GridState], None] = lambda board: None,
-                 ended: Callable[[Outcome, GridState], None] = lambda outcome, board: None,
-                 warn: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False,
-                 crew: Crew | None = None, save_lists: bool = False):
-        self.results, self.data_dir, self.plugins, self.jobs = results, data_dir, plugins, jobs
-        self.save_lists = save_lists
-        self.crew = crew or Processes(threads)
-        self.show, self.ended, self.warn, self.stop = show, ended, warn, stop
+    def __init__(self, folders: Folders, jobs: int, threads: int = 1, watch: PoolWatch = PoolWatch(),
+                 crew: Crew | None = None):
+        self.folders, self.jobs, self.watch, self.crew = folders, jobs, watch, crew or Processes(threads)
         self._workers: list[Worker] = []
         self._lost: dict[str, int] = {}  # workers that died at a run, by its hash
 
@@ -108,7 +124,7 @@ class Pool:
         board = GridState(len(tasks), self.jobs)
         begun = set()  # runs with a checkpoint
         for task in tasks:
-            recorded = state(task, self.results)
+            recorded = state(task, self.folders.results)
             if recorded.name == "finished":
                 board.outcomes.append(Outcome(task, "finished", recorded.seconds))
             elif recorded.name == "failed" and not retry_failed:
@@ -125,7 +141,7 @@ class Pool:
         retry_at: dict[str, float] = {}
         stopping = False
         while board.running or board.waiting:
-            if not stopping and self.stop():
+            if not stopping and self.watch.stop():
                 stopping = True
                 for worker in self._busy():
                     worker.send(STOP)
@@ -138,12 +154,12 @@ class Pool:
                 for worker in [w for w in self._workers if not w.running]:
                     self._workers.remove(worker)
                     worker.end()
-            self.show(board)
+            self.watch.show(board)
             for worker in self.crew.listen(self._busy(), TICK) if board.running else ():
                 self._listen(worker, board, retry_at)
             if not board.running and board.waiting:
                 time.sleep(TICK)  # only runs that another process is at are left
-        self.show(board)
+        self.watch.show(board)
 
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.running]
@@ -162,12 +178,12 @@ class Pool:
         return None
 
     def _has_base(self, task: Task) -> bool:
-        return task.config.base_file(self.results).exists()
+        return task.config.base_file(self.folders.results).exists()
 
     def _give(self, task: Task, board: GridState) -> None:
-        spec = task.spec
-        job = Job(spec.method, spec.backbone, spec.dataset, task.config.seed, task.layers, self.data_dir, self.results,
-                  tuple(self.plugins), task.config.hash, task.config.device, self.save_lists)
+        spec, folders = task.spec, self.folders
+        job = Job(spec.method, spec.backbone, spec.dataset, task.config.seed, task.layers, folders.data_dir,
+                  folders.results, tuple(folders.plugins), task.config.hash, task.config.device, folders.save_lists)
         worker = next((w for w in self._workers if not w.running), None)
         if worker is None:
             self._workers.append(worker := self.crew.hire())
@@ -187,15 +203,15 @@ class Pool:
             running.at = tuple(content)
             return
         if kind == "warn":
-            self.warn(f"{running.task.label}: {content[0]}")
+            self.watch.warn(f"{running.task.label}: {content[0]}")
             return
         worker.running = None
         board.running.remove(running)
         if kind == "died":
             name = running.task.config.hash
             self._lost[name] = self._lost.get(name, 0) + 1
-            if self._lost[name] < self.crew.tries and not self.stop():
-                self.warn(f"{running.task.label}: {content[0]}; another goes on from its last checkpoint.")
+            if self._lost[name] < self.crew.tries and not self.watch.stop():
+                self.watch.warn(f"{running.task.label}: {content[0]}; another goes on from its last checkpoint.")
                 board.waiting.insert(0, running.task)
                 return
             kind, content = "error", [f"{content[0]}; the same command goes on from the run's last checkpoint."]
@@ -208,7 +224,7 @@ class Pool:
         outcome = Outcome(running.task, kind, content[0] if finished else None, time.monotonic() - running.began,
                           "" if finished else content[0])
         board.outcomes.append(outcome)
-        self.ended(outcome, board)
+        self.watch.ended(outcome, board)
 
 
 def _order(board: GridState, begun: set[str]) -> None:

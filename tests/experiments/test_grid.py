@@ -144,7 +144,7 @@ def test_a_worker_has_the_device_of_its_run(registry, tmp_path, monkeypatch, sam
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     task, = grid.make_tasks(registry, [RunSpec("ft", "fedmf", "ml-100k", (("rounds", 1),))], [0], device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with Pool(tmp_path, None, (), jobs=1) as workers:
+    with Pool(pool.Folders(tmp_path), jobs=1) as workers:
         outcome, = workers.run([task])
     assert (outcome.status, "PyTorch finds no CUDA device" in outcome.error) == ("error", True)
 
@@ -278,7 +278,7 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
             killed.append(board.running[0].task.label)
             multiprocessing.active_children()[0].kill()
     two = tasks("ft", seeds=2, rounds=12)
-    with Pool(tmp_path, None, (), jobs=1, show=show) as workers:
+    with Pool(pool.Folders(tmp_path), jobs=1, watch=pool.PoolWatch(show)) as workers:
         first, second = workers.run(two)
         assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
         assert second.status == "finished"
@@ -290,7 +290,7 @@ def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeyp
     """It is tried once more at the end and then reported; its record is left alone."""
     monkeypatch.setattr(pool, "BUSY_WAIT", 0.0)
     task, = tasks("ft")
-    with task.record(tmp_path).locked(), Pool(tmp_path, None, (), jobs=1) as workers:
+    with task.record(tmp_path).locked(), Pool(pool.Folders(tmp_path), jobs=1) as workers:
         outcome, = workers.run([task])
     assert outcome.status == "busy" and "another process is at this run" in outcome.error
     assert grid.state(task, tmp_path).name == "missing"
@@ -300,7 +300,7 @@ def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeyp
 
 
 def test_one_run_makes_a_block_0_at_a_time(tasks, tmp_path):
-    workers = Pool(tmp_path, None, (), jobs=4)
+    workers = Pool(pool.Folders(tmp_path), jobs=4)
     ft, other, kd, _ = tasks("ft", "kd", seeds=2)
     board = GridState(3, 4, waiting=[kd, other], running=[Running(ft, 0.0)])
     assert workers._next(board, {}) is other and workers._next(board, {}) is None and board.waiting == [kd]
