@@ -135,31 +135,34 @@ def _embedding(mode: Keyed, input: Tensor, weight: Tensor, padding_idx: int | No
     return rows if padding_idx is None else torch.where((input == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
-def _gru(mode: Keyed, inputs: Tensor, state: Tensor, weights: list[Tensor], has_biases: bool, layers: int,
-         dropout: float, training: bool, bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """``torch.gru`` on padded input, one position after the other; vmap has no rule for the fused operator.
-
-    r, z, n = the thirds of W_i x + b_i and W_h h + b_h; h <- (1 - z) tanh(n_i + r n_h) + z h (PyTorch's documentation).
-    """
+def _gru(mode: Keyed, inputs: Tensor, state: Tensor, weights: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
+    """``torch.gru`` on padded input, one position after the other; vmap has no rule for the fused operator."""
+    has_biases, layers, dropout, training, bidirectional, batch_first = rest  # in PyTorch's order
     if bidirectional:
         raise NotImplementedError("aten::gru with bidirectional=True")
     x = inputs if batch_first else inputs.transpose(0, 1)
     each = 4 if has_biases else 2
     last = []
     for layer in range(layers):
-        w_input, w_state, *biases = weights[layer * each:(layer + 1) * each]
-        b_input, b_state = biases or (None, None)
-        from_input = F.linear(x, w_input, b_input)
-        h, outputs = state[layer], []
-        for position in range(x.shape[1]):
-            i_reset, i_update, i_new = from_input[:, position].chunk(3, -1)
-            h_reset, h_update, h_new = F.linear(h, w_state, b_state).chunk(3, -1)
-            update = torch.sigmoid(i_update + h_update)
-            new = torch.tanh(i_new + torch.sigmoid(i_reset + h_reset) * h_new)
-            h = new + update * (h - new)
-            outputs.append(h)
-        x = torch.stack(outputs, 1)
+        x, h = _gru_layer(x, state[layer], *weights[layer * each:(layer + 1) * each])
         if layer + 1 < layers:
             x = _dropout(mode, x, dropout, training)
         last.append(h)
     return (x if batch_first else x.transpose(0, 1)), torch.stack(last)
+
+
+def _gru_layer(x: Tensor, h: Tensor, w_input: Tensor, w_state: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
+    """States at all positions, (batch, positions, n), and the last one.
+
+    r, z, n = the thirds of W_i x + b_i and W_h h + b_h; h <- (1 - z) tanh(n_i + r n_h) + z h (PyTorch's documentation).
+    """
+    b_input, b_state = biases or (None, None)
+    from_input, outputs = F.linear(x, w_input, b_input), []
+    for position in range(x.shape[1]):
+        i_reset, i_update, i_new = from_input[:, position].chunk(3, -1)
+        h_reset, h_update, h_new = F.linear(h, w_state, b_state).chunk(3, -1)
+        update = torch.sigmoid(i_update + h_update)
+        new = torch.tanh(i_new + torch.sigmoid(i_reset + h_reset) * h_new)
+        h = new + update * (h - new)
+        outputs.append(h)
+    return torch.stack(outputs, 1), h
