@@ -79,6 +79,24 @@ def show_result(config: RunConfig, result: Mapping[str, Any], start: float | Non
     Args:
         start: seconds from the beginning of the process to that of the run, which its record does not count.
     """
+    _show_heading(config, result)
+    _show_table(result)
+    _show_beside(config, result)
+    seconds = result["seconds"]
+    parts = "" if start is None else f"start {start:.1f}, "
+    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total'] + (start or 0.0):.1f} s "
+          f"({parts}training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
+          f"peak memory {result['peak_memory_mib']:.0f} MiB")
+    runs = result.get("runs", [result])
+    _show_traffic(runs)
+    for text in runs[0]["privacy"].get("notes", ()):
+        print(for_terminal(text))
+    for run in runs:
+        print(f"record: {run['record']}")
+
+
+def _show_heading(config: RunConfig, result: Mapping[str, Any]) -> None:
+    """What was run, and what to know of its numbers."""
     seeds = f"seed {result['seed']}" if "seeds" not in result else \
         f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std"
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
@@ -92,6 +110,10 @@ def show_result(config: RunConfig, result: Mapping[str, Any], start: float | Non
               f"comparable with all users")
     for note in [*leak_notes([("", config.settings)]), *samples(result)]:
         print(note)
+
+
+def _show_table(result: Mapping[str, Any]) -> None:
+    """Metrics, rounds and tested users by block."""
     columns, metrics = texts(result)
     counts = [("rounds", result["rounds"]), *((f"rounds of {name}", n) for name, n in result.get("stages", {}).items())]
     rows = [(name, *values) for name, values in metrics.items()]
@@ -99,10 +121,12 @@ def show_result(config: RunConfig, result: Mapping[str, Any], start: float | Non
     rows += [(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
              for what in ("users", "interactions") if result["tested"][what]]
     print_table(["test metric", *columns], rows)
-    for note in few_users(result):
+    for note in [*few_users(result), *rising(result)]:
         print(note)
-    for note in rising(result):
-        print(note)
+
+
+def _show_beside(config: RunConfig, result: Mapping[str, Any]) -> None:
+    """Errors of ratings, exposure of promoted items, and R[t,s] in short."""
     for name, values in result.get("ratings", {}).items():
         print(f"{name} over all ratings of a block: {', '.join(f'{value:.4f}' for value in values)}")
     for name, values in result.get("lists", {}).items():
@@ -113,17 +137,6 @@ def show_result(config: RunConfig, result: Mapping[str, Any], start: float | Non
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
         print(f"{metric} over R[t,s]: {', '.join(parts)}")
-    seconds = result["seconds"]
-    parts = "" if start is None else f"start {start:.1f}, "
-    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total'] + (start or 0.0):.1f} s "
-          f"({parts}training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
-          f"peak memory {result['peak_memory_mib']:.0f} MiB")
-    runs = result.get("runs", [result])
-    _show_traffic(runs)
-    for text in runs[0]["privacy"].get("notes", ()):
-        print(for_terminal(text))
-    for run in runs:
-        print(f"record: {run['record']}")
 
 
 def few_users(result: Mapping[str, Any]) -> list[str]:

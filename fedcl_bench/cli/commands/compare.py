@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ...core.errors import UserError, unknown
 from .. import (OF_RECORDS, add_methods, add_options, left_out, methods_of, print_json, say_tuned, settings_of,
                 tuned_of, where_of)
 
 if TYPE_CHECKING:
+    from ...records.run import Run
     from ...reports.comparison import Comparison, GridRow
+    from ...runs.registry import Registry
+    from ...runs.specs import RunSpec
     from ...stats.significance import FriedmanComparison, PairedComparison
 
 EXAMPLES = """\
@@ -44,17 +47,34 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...records.store import incremental, leak_notes, load_all
-    from ...reports.comparison import against_each, over_grid, unequal
-    from ...reports.frame import parse_blocks
-    from ...reports.selection import DAGGER, Source, checked_spec, find_all
+    from ...records.store import incremental, leak_notes
+    from ...reports.selection import DAGGER
     from ...runs.registry import discover
-    from ...runs.specs import RunSpec
 
-    registry, datasets = discover(args.plugins), args.datasets or ("ml-100k",)
+    registry = discover(args.plugins)
+    methods, proposed = _compared(args, registry.names("backbone"))
+    blocks = _asked_blocks(args)
+    specs, runs = _gathered(args, registry, methods)
+    first = next(iter(runs.values()))[proposed][0]
+    # The rows of a grid may have different numbers of blocks.
+    about = {"metric": args.metric or first.head["settings"]["valid_metric"],
+             "blocks": blocks if blocks or args.friedman else incremental(first)}
+    labels = {text: text + DAGGER * registry.reimplemented(spec.method) for text, spec in specs.items()}
+    notes = leak_notes((labels[text], run.head["settings"]) for of_cell in runs.values()
+                       for text, several in of_cell.items() for run in several)
+    if args.friedman:
+        _over_grid(args, runs, about, labels, notes)
+    else:
+        about |= {"proposed": proposed, **dict(zip(("backbone", "dataset"), next(iter(runs))))}
+        _against_each(args, registry, next(iter(runs.values())), about, labels, notes)
+    return 0
+
+
+def _compared(args: argparse.Namespace, known: list[str]) -> tuple[list[str], str]:
+    """The methods, and the one that is tested against the others. Raises UserError unless this command can do so."""
     if args.backbones is None:
-        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
-    if not args.friedman and len(args.backbones) * len(datasets) > 1:
+        raise UserError(f"--backbone is missing. Known: {', '.join(known)}.")
+    if not args.friedman and len(args.backbones) * len(args.datasets or ["ml-100k"]) > 1:
         raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
     methods = methods_of(args)
     if repeated := [method for method in methods if methods.count(method) > 1]:
@@ -64,43 +84,62 @@ def run(args: argparse.Namespace) -> int:
     proposed = args.proposed or methods[0]
     if proposed not in methods:
         raise unknown("method in --proposed (one of those compared)", proposed, methods)
-    changes, tuned, where = settings_of(args), tuned_of(args), where_of(args)
+    return methods, proposed
+
+
+def _asked_blocks(args: argparse.Namespace) -> tuple[int, ...] | None:
+    from ...reports.frame import parse_blocks
+
+    return None if args.blocks is None else parse_blocks(args.blocks)
+
+
+def _gathered(args: argparse.Namespace, registry: Registry, methods: list[str]
+              ) -> tuple[dict[str, RunSpec], dict[tuple[str, str], dict[str, list[Run]]]]:
+    """What each method stands for in the first cell; and by backbone and dataset, the runs of each method."""
+    from ...records.store import load_all
+    from ...reports.selection import Source, checked_spec, find_all
+    from ...runs.specs import RunSpec
+
+    changes, tuned = settings_of(args), tuned_of(args)
     cells = {(backbone, dataset): {
         text: checked_spec(registry, RunSpec.of(text, backbone, dataset), changes, tuned) for text in methods}
-        for backbone in args.backbones for dataset in datasets}
-    blocks = None if args.blocks is None else parse_blocks(args.blocks)
+        for backbone in args.backbones for dataset in args.datasets or ("ml-100k",)}
     specs = [spec for row in cells.values() for spec in row.values()]
     recorded, failed = load_all(args.records, left_out())
-    runs_of = find_all(Source(recorded, registry, tuned, where=where, failed=failed), specs, args.records)
+    runs_of = find_all(Source(recorded, registry, tuned, where=where_of(args), failed=failed), specs, args.records)
     say_tuned(tuned, specs)
-    runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}
-    # The rows of a grid may have different numbers of blocks.
-    metric = args.metric or runs_of[specs[0]][0].head["settings"]["valid_metric"]
-    about = {"metric": metric, "blocks": blocks if blocks or args.friedman else
-             incremental(next(iter(runs.values()))[proposed][0])}
-    labels = {text: text + DAGGER * registry.reimplemented(spec.method)
-              for text, spec in next(iter(cells.values())).items()}
-    notes = leak_notes((labels[text], run.head["settings"]) for of_cell in runs.values()
-                       for text, several in of_cell.items() for run in several)
-    if args.friedman:
-        rows, test = over_grid(runs, metric, blocks)
-        if args.json:
-            print_json({**about, "methods": methods, "rows": [asdict(row) for row in rows], **asdict(test),
-                        "notes": notes})
-        else:
-            _show_friedman(about, list(labels.values()), rows, test, notes)
-        return 0
-    (backbone, dataset), of_cell = next(iter(runs.items()))
-    comparisons = against_each(of_cell, proposed, metric, blocks)
-    about |= {"proposed": proposed, "backbone": backbone, "dataset": dataset}
-    notes += [f"{labels[text]}: other settings than {labels[proposed]}: {names}." for text, several in of_cell.items()
-              if (names := unequal(several[0], of_cell[proposed][0], registry, tuned))]
-    notes += _few_users(comparisons, proposed, metric)
+    return (next(iter(cells.values())),
+            {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()})
+
+
+def _over_grid(args: argparse.Namespace, runs: Mapping[tuple[str, str], dict[str, list[Run]]], about: dict[str, Any],
+               labels: dict[str, str], notes: list[str]) -> None:
+    """Friedman's test over all cells."""
+    from ...reports.comparison import over_grid
+
+    rows, test = over_grid(runs, about["metric"], about["blocks"])
+    if args.json:
+        print_json({**about, "methods": list(labels), "rows": [asdict(row) for row in rows], **asdict(test),
+                    "notes": notes})
+    else:
+        _show_friedman(about, list(labels.values()), rows, test, notes)
+
+
+def _against_each(args: argparse.Namespace, registry: Registry, of_cell: dict[str, list[Run]], about: dict[str, Any],
+                  labels: dict[str, str], notes: list[str]) -> None:
+    """The proposed method of one cell against each other one."""
+    from ...reports.comparison import against_each, unequal
+
+    proposed, metric = about["proposed"], about["metric"]
+    comparisons = against_each(of_cell, proposed, metric, _asked_blocks(args))
+    notes = [*notes, *(f"{labels[text]}: other settings than {labels[proposed]}: {names}."
+                       for text, several in of_cell.items()
+                       if (names := unequal(several[0], of_cell[proposed][0], registry, tuned_of(args)))),
+             *_few_users(comparisons, proposed, metric)]
     if args.json:
         print_json({**about, "comparisons": [_as_json(comparison) for comparison in comparisons], "notes": notes})
     else:
         _show(about, labels, comparisons, notes)
-    return 0
 
 
 def _as_json(c: Comparison) -> dict[str, Any]:
