@@ -35,7 +35,9 @@ def numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
     """Numbers of an Arrow array, for reading only; what is missing is nan."""
     import pyarrow as pa
 
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = column
+    if isinstance(column, pa.ChunkedArray):
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies
     if array.null_count:  # takes pandas
         return np.asarray(array.cast(pa.float64()).to_numpy(zero_copy_only=False))
     name = str(array.type)

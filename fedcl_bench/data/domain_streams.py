@@ -53,7 +53,7 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
                                   tuple(np.bincount(block, minlength=settings.domain_blocks).tolist())))
         rows, users, items = rows + len(block), domains[-1].users.stop, domains[-1].items.stop
     joined = Interactions(*map(np.concatenate, zip(*(
-        (data.user + domain.users.start, data.item + domain.items.start, data.time,
+        (data.user.astype(np.int64) + domain.users.start, data.item.astype(np.int64) + domain.items.start, data.time,
          *(np.char.add(f"{name}:", tokens.astype(str)) for tokens in (data.user_tokens, data.item_tokens)))
         for (name, data), domain in zip(parts, domains)))))
     order, block = np.concatenate(orders), np.concatenate(blocks)

@@ -101,8 +101,8 @@ def _require_room(stream: Stream, folder: Path) -> None:
 
 
 def _arrays(stream: Stream) -> Iterator[tuple[str, np.ndarray]]:
-    yield "users", stream.user_tokens.astype(str)
-    yield "items", stream.item_tokens.astype(str)
+    yield "users", stream.user_tokens.astype(str, copy=False)
+    yield "items", stream.item_tokens.astype(str, copy=False)
     for step in stream.steps:
         for split in SPLITS:
             for part in _LISTS:

@@ -29,7 +29,8 @@ class Interactions:
     """The rows of a dataset after its filters, in file order.
 
     Attributes:
-        user, item: int64 ids from 0, numbered by first appearance in the file.
+        user, item: ids from 0, numbered by first appearance in the file; int32, of which there are fewer than 2^31, so
+            that what is calculated with them is to be made int64 first.
         time: float64, one per row.
         user_tokens, item_tokens: the publisher's id of each user and item.
         session: the publisher's session id of each row as text, or None if it was not asked for.
@@ -60,25 +61,36 @@ class Interactions:
 
 def _by_appearance(ids: np.ndarray, tokens: np.ndarray) -> bool:
     """Whether ids are numbered by first appearance, and all tokens appear."""
-    largest = np.maximum.accumulate(ids)
-    return bool(len(ids) and ids[0] == 0 and (np.diff(largest) <= 1).all() and largest[-1] + 1 == len(tokens))
+    largest = -1
+    for part in pieces(len(ids)):
+        so_far = np.maximum.accumulate(np.concatenate([[largest], ids[part]]))
+        if (np.diff(so_far) > 1).any():
+            return False
+        largest = so_far[-1]
+    return bool(largest + 1 == len(tokens))
 
 
 def _numbered(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids from 0 numbered anew by first appearance, and the former ones by their new numbers."""
     first = np.full(ids.max(initial=-1) + 1, len(ids))
-    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of equal ones the last written stays
+    for part in reversed(pieces(len(ids))):  # of equal ones the last written stays
+        first[ids[part][::-1]] = np.arange(part.start, part.stop)[::-1]
     former = np.flatnonzero(first < len(ids))
     former = former[np.argsort(first[former])]
-    number = np.empty(len(first), np.int64)
+    number = np.empty(len(first), ids.dtype)
     number[former] = np.arange(len(former))
     return number[ids], former
+
+
+def pieces(rows: int, at_once: int = 1 << 18) -> list[slice]:
+    """Rows in pieces, so that what is made on the way of them does not grow with them."""
+    return [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
 
 
 def core(user: np.ndarray, item: np.ndarray, count: int, rows: np.ndarray) -> np.ndarray:
     """Those of some rows that are left when each user and item keeps at least ``count`` rows."""
     while count > 1 and len(rows):
-        enough = np.all([np.bincount(ids[rows])[ids[rows]] >= count for ids in (user, item)], axis=0)
+        enough = np.all([(np.bincount(ids[rows]) >= count)[ids[rows]] for ids in (user, item)], axis=0)
         if enough.all():
             break
         rows = rows[enough]
@@ -133,90 +145,123 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     columns = {}
     for name in wanted:
         column = read.pop(name)
-        columns[name] = values = column.values()
-        if (bad := column.bad(values)).any():
-            row = int(np.argmax(bad))
-            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {column.text(row)!r}, expected "
-                            f"{column.expected}.")
-        del column  # its texts
+        values = column.values()
+        if values is None:
+            values = _read_by_pandas(_texts(path, layout, name))
+        if (row := column.first_bad(values)) is not None:
+            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is "
+                            f"{_texts(path, layout, name)[row].as_py()!r}, expected {column.expected}.")
+        columns[name] = values
     pa.default_memory_pool().release_unused()
     return pa.table(columns)
 
 
+def _texts(path: Path, layout: TableLayout, name: str) -> pa.ChunkedArray:
+    """A column as it is written."""
+    import pyarrow as pa
+
+    return pa.chunked_array([batch.column(name) for batch in text_batches(path, str(path), layout, [name])])
+
+
+def _read_by_pandas(texts: pa.ChunkedArray) -> pa.Array:
+    """Texts as float64, nan where pandas sees no number."""
+    import pandas as pd
+
+    return from_numbers(pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64))
+
+
 def _categories(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each row's token, and the tokens."""
-    array = column.combine_chunks()
-    return numbers(array.indices), np.array(array.dictionary.to_pylist(), object)
+    """The number of each row's token, int32, and the tokens as text."""
+    from pyarrow import compute as pc
+
+    array, = column.chunks
+    tokens = array.dictionary
+    texts = np.empty(len(tokens), f"<U{max(pc.max(pc.utf8_length(tokens)).as_py(), 1)}")
+    for part in pieces(len(tokens)):  # as objects of Python they take many times as much
+        texts[part] = tokens[part].to_pylist()
+    return numbers(array.indices), texts
+
+
+class _Grown:
+    """A long array that parts are appended to, of which there is no second copy: large blocks are moved, not copied."""
+
+    def __init__(self, dtype: type) -> None:
+        self.values = np.empty(0, dtype)
+
+    def add(self, part: np.ndarray) -> None:
+        before = len(self.values)
+        self.values.resize(before + len(part), refcheck=False)
+        self.values[before:] = part
 
 
 class _Tokens:
     """A column of ids, numbered by first appearance while it is read: its text is not kept."""
 
     expected = "an id"
-    _AT_ONCE = 64  # batches whose ids are numbered together
+    _AT_ONCE = 1 << 18  # ids that are looked up together at least
 
     def __init__(self) -> None:
         self._batches: list[pa.DictionaryArray] = []
-        self._codes: list[np.ndarray] = []
+        self._codes = _Grown(np.int32)
+        self._known = self._waiting = 0
 
     def add(self, texts: pa.Array) -> None:
         self._batches.append(texts.dictionary_encode())
-        if len(self._batches) > self._AT_ONCE:
+        self._waiting += len(self._batches[-1].dictionary)
+        if self._waiting > max(self._AT_ONCE, self._known):  # each time all that are known are looked up too
             self._number()
-
-    def text(self, row: int) -> str:
-        """Of a row that is no id."""
-        return ""
 
     def _number(self) -> None:
         import pyarrow as pa
 
         chunks = pa.chunked_array(self._batches).unify_dictionaries().chunks
-        self._codes += [numbers(chunk.indices) for chunk in chunks]
+        for chunk in chunks:
+            self._codes.add(numbers(chunk.indices))
         self._batches = [pa.DictionaryArray.from_arrays(chunks[0].indices[:0], chunks[0].dictionary)]
+        self._known, self._waiting = len(chunks[0].dictionary), 0
 
     def values(self) -> pa.DictionaryArray:
         import pyarrow as pa
 
         self._number()
-        return pa.DictionaryArray.from_arrays(from_numbers(np.concatenate(self._codes)), self._batches[0].dictionary)
+        return pa.DictionaryArray.from_arrays(from_numbers(self._codes.values), self._batches[0].dictionary)
 
-    def bad(self, values: pa.DictionaryArray) -> np.ndarray:
-        """Which rows are no id."""
-        return np.array([not token for token in values.dictionary.to_pylist()], bool)[numbers(values.indices)]
+    def first_bad(self, values: pa.DictionaryArray) -> int | None:
+        """The first row that is no id."""
+        from pyarrow import compute as pc
+
+        empty = pc.index(values.dictionary, "").as_py()
+        return None if empty < 0 else pc.index(values.indices, empty).as_py()
 
 
 class _Numbers:
-    """A column of float64 numbers, made of all its texts: one that pandas alone takes for a number has them all read by
-    pandas, which rounds otherwise."""
+    """A column of float64 numbers, of which the text is not kept.
+
+    One that pandas alone takes for a number has them all read by pandas, which rounds otherwise.
+    """
 
     expected = "a finite number"
 
     def __init__(self) -> None:
-        self._batches: list[pa.Array] = []
+        self._numbers: _Grown | None = _Grown(np.float64)
 
     def add(self, texts: pa.Array) -> None:
-        self._batches.append(texts)
-
-    def text(self, row: int) -> str:
         import pyarrow as pa
 
-        return str(pa.chunked_array(self._batches)[row].as_py())
-
-    def values(self) -> pa.Array | pa.ChunkedArray:
-        import pyarrow as pa
-
-        texts = pa.chunked_array(self._batches)
         try:
-            return texts.cast(pa.float64())
-        except pa.ArrowInvalid:  # pandas takes more for a number, and says where there is none
-            import pandas as pd
+            if self._numbers is not None:
+                self._numbers.add(numbers(texts.cast(pa.float64())))
+        except pa.ArrowInvalid:
+            self._numbers = None
 
-            return from_numbers(pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64))
+    def values(self) -> pa.Array | None:
+        """The numbers; None if pandas is to read them."""
+        return None if self._numbers is None else from_numbers(self._numbers.values)
 
-    def bad(self, values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-        """Which rows are no finite number."""
-        return ~np.isfinite(numbers(values))
+    def first_bad(self, values: pa.Array) -> int | None:
+        """The first row that is no finite number."""
+        finite = np.isfinite(numbers(values))
+        return None if finite.all() else int(np.argmin(finite))
 
 
 # What to do about a column that only streams of sessions, or losses of ratings, read.
@@ -268,7 +313,7 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     left = np.ones(len(table), bool)
     if "event" in extra:
         event, events = _categories(table.column(extra["event"]))
-        left = ~np.isin(events.astype(str), list(drop_events))[event]
+        left = ~np.isin(events, list(drop_events))[event]
         if not left.any():
             raise UserError(f"{path}: every row has a value of column '{extra['event']}' that drop_events of the "
                             f"dataset's config drops ({', '.join(drop_events)}).")
@@ -283,10 +328,8 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     session, rating = None, numbers(table.column(extra["rating"])) if "rating" in extra else None
     if "session" in extra:
         each, sessions = _categories(table.column(extra["session"]))
-        session = sessions[each]
-    return Interactions(
-        user.astype(np.int64), item.astype(np.int64), values[fields["time"]], users.astype(str), items.astype(str),
-        session, split, rating).of_rows(rows)
+        session = sessions.astype(object)[each]
+    return Interactions(user, item, values[fields["time"]], users, items, session, split, rating).of_rows(rows)
 
 
 def _within(values: np.ndarray, intervals: str) -> np.ndarray:

@@ -111,6 +111,7 @@ def _cut(data: Interactions, settings: StreamSettings, name: str) -> pd.DataFram
 
     row = np.lexsort((data.time, data.user))  # stable
     log = pd.DataFrame({"row": row, "user": data.user[row], "item": data.item[row], "time": data.time[row]})
+    log = log.astype({"user": np.int64, "item": np.int64})
     if data.split is not None:
         log["split"] = data.split[row]
     if settings.session_from == "gap":

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import rng
 from ..core.errors import UserError
 from .archives import digest
-from .recbole_files import SPLITS, Interactions, read_table, splits_of
+from .recbole_files import SPLITS, Interactions, pieces, read_table, splits_of
 from .settings import StreamSettings
 from .tie_order import time_order
 
@@ -385,21 +385,25 @@ class Stream:
         return ", ".join([*domain, *([f"block {step}"] if not domain or len(self.steps) > 1 else [])])
 
 
-def _ragged(rows: Interactions, part: np.ndarray, n_users: int) -> Ragged:
-    """The lists of some of the rows."""
-    user = rows.user[part]
-    order = np.argsort(user, kind="stable")
-    return Ragged(starts_of(torch.from_numpy(np.bincount(user, minlength=n_users))),
-                  torch.from_numpy(rows.item[part][order].astype(np.int64)),
-                  None if rows.rating is None else torch.from_numpy(rows.rating[part][order]))
+def by_user(user: np.ndarray) -> np.ndarray:
+    """Rows in the order of their users, those of a user in their own order: int64, 8 bytes a row and no more."""
+    bits = len(user).bit_length()
+    if int(user.max(initial=0)).bit_length() + bits > 63:
+        raise OverflowError(f"{len(user):,} rows of users up to {user.max():,} are more than can be sorted")
+    order = user.astype(np.int64)
+    order <<= bits
+    for part in pieces(len(order)):
+        order[part] |= np.arange(part.start, part.stop)
+    order.sort()  # no two are equal
+    order &= (1 << bits) - 1
+    return order
 
 
 def places(user: np.ndarray) -> np.ndarray:
     """How many of the same user's rows come before each row."""
-    order = np.argsort(user, kind="stable")
     count = np.bincount(user)
     place = np.empty(len(user), dtype=np.int64)
-    place[order] = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
+    place[by_user(user)] = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
     return place
 
 
@@ -407,8 +411,9 @@ def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
     """Block of each of ``n`` rows in time order: int(base_share n) rows, then equal blocks, the rest in the last."""
     base = int(base_share * n) if blocks > 1 else n
     later = int((1.0 - base_share) * n / max(blocks - 1, 1))
-    ends = base + later * np.arange(blocks)
-    return np.minimum(np.searchsorted(ends, np.arange(n), side="right"), blocks - 1)
+    ends = np.minimum(base + later * np.arange(blocks), n)
+    ends[-1] = n
+    return np.repeat(np.arange(blocks, dtype=np.int16), np.diff(ends, prepend=0))
 
 
 def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarray:
@@ -421,14 +426,32 @@ def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarr
         how: ``chronological`` (test last, valid before it) or ``random``.
         seed, block: key of the random order.
     """
-    count, place = np.bincount(user)[user], places(user)
-    if how == "random":
-        keys = rng.client_keys(rng.key(seed, "split", block), torch.from_numpy(user))
-        order = np.lexsort((rng.sort_keys(rng.bits(keys, torch.from_numpy(place))).numpy(), user))
-        place[order] = places(user[order])
+    count = np.bincount(user)
     test = np.where(count < 3, 0, -(-count // 10))
     valid = np.where(count < 3, 0, -(-(count - test) // 9))
-    return (place >= count - test - valid).astype(np.int8) + (place >= count - test)
+    return _held_out(user, count, test, valid, rng.key(seed, "split", block) if how == "random" else None)
+
+
+def _held_out(user: np.ndarray, count: np.ndarray, test: np.ndarray, valid: np.ndarray, key: int | None) -> np.ndarray:
+    """Train (0), valid (1) or test (2) of each row.
+
+    Args:
+        count, test, valid: of each user its rows, and how many of them are for what; the last ones test.
+        key: of a random order of each user's rows; None: they are in their own.
+    """
+    order, split, later = by_user(user), np.empty(len(user), np.int8), test + valid
+    start = np.append(0, np.cumsum(count))  # of each user's rows in the order
+    first = np.searchsorted(start[:-1], [part.start for part in pieces(len(user))])
+    for u, end in zip(first, [*first[1:], len(count)]):
+        rows = order[start[u]:start[end]]
+        owner = user[rows].astype(np.int64)
+        place = np.arange(start[u], start[end]) - start[owner]
+        if key is not None:
+            drawn = rng.bits(rng.client_keys(key, torch.from_numpy(owner)), torch.from_numpy(place))
+            rows = rows[np.lexsort((rng.sort_keys(drawn).numpy(), owner))]
+        left = count[owner] - place
+        split[rows] = (left <= later[owner]).astype(np.int8) + (left <= test[owner])
+    return split
 
 
 def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> Stream:
@@ -437,15 +460,22 @@ def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> 
     n_users = n_items = 0
     for t in range(blocks):
         now = block == t
+        user, item, split = (each[now] for each in (rows.user, rows.item, rows.split))
+        rating = None if rows.rating is None else rows.rating[now]
         old = n_users, n_items
-        if not (now & (rows.split == 0)).any():
-            raise UserError(f"{name}: block {t} has no training interaction ({int(now.sum())} rows in all); "
+        if not (split == 0).any():
+            raise UserError(f"{name}: block {t} has no training interaction ({len(user)} rows in all); "
                             f"use fewer blocks (--set blocks=N) or a smaller k_core.")
-        n_users = max(n_users, int(rows.user[now].max()) + 1)
-        n_items = max(n_items, int(rows.item[now].max()) + 1)
-        parts = [now & (rows.split == s) for s in range(len(SPLITS))]
-        steps.append(Step(t, n_users, n_items, *old, int(now.sum()),
-                          *(_ragged(rows, part, n_users) for part in parts)))
+        n_users = max(n_users, int(user.max()) + 1)
+        n_items = max(n_items, int(item.max()) + 1)
+        order = by_user(user)
+        lists = []
+        for s in range(len(SPLITS)):
+            chosen = order[split[order] == s]
+            lengths = torch.bincount(torch.from_numpy(user[chosen]), minlength=n_users)
+            lists.append(Ragged(starts_of(lengths), torch.from_numpy(item[chosen].astype(np.int64)),
+                                None if rating is None else torch.from_numpy(rating[chosen])))
+        steps.append(Step(t, n_users, n_items, *old, len(user), *lists))
     return Stream(tuple(steps), rows.user_tokens, rows.item_tokens)
 
 
@@ -465,20 +495,21 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
 
     Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
     """
-    return _assemble(*rows_of_blocks(data, settings), settings.blocks, name)
+    data, block = rows_of_blocks(data, settings)
+    data = replace(data, time=np.zeros(0))  # which frees 8 bytes a row
+    return _assemble(data, block, settings.blocks, name)
 
 
 def rows_of_static(data: Interactions, settings: StreamSettings, name: str) -> tuple[Interactions, np.ndarray]:
     """The rows in time order with their splits, all of block 0 (see ``build_static``)."""
-    rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
+    rows = np.flatnonzero((np.bincount(data.user) >= settings.min_interactions)[data.user])
     if len(rows) == 0:
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
                         f"--set min_interactions=N.")
     data = data.of_rows(rows[time_order(data.time[rows], settings.tie_order)])
-    count = np.bincount(data.user)[data.user]
-    later = count - 1 - places(data.user)
-    split = np.where((count < 3) | (later > 1), 0, 2 - later)
-    return replace(data, split=split), np.zeros(len(split), np.int64)
+    count = np.bincount(data.user)
+    one = (count >= 3).astype(np.int64)
+    return replace(data, split=_held_out(data.user, count, one, one, None)), np.zeros(len(data.user), np.int16)
 
 
 def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:

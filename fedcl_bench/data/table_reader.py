@@ -202,7 +202,7 @@ class _WithoutReturns:
         content = self.stream.read(max(size - 1, 1))
         if content.endswith(b"\r") and size > 1:
             content += self.stream.read(1)
-        return re.sub(rb"\r(?!\n)", b"\v", content)
+        return re.sub(rb"\r(?!\n)", b"\v", content) if b"\r" in content else content
 
     def close(self) -> None:
         self.closed = True
