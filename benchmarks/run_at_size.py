@@ -82,7 +82,9 @@ class Timed(Engine):
         self.clients = timed_clients(clock, killed)
 
     def run(self, federation, progress):
-        for point in run(federation, progress, kind=self.clients):
+        points = run(federation, progress, kind=self.clients)
+        del progress  # its tables are not to be held besides
+        for point in points:
             self.rounds += point.round > 0
             self.clock.enter("save" if point.round else "record")
             yield point

@@ -87,7 +87,7 @@ def _interactions(source: DatasetSource, settings: StreamSettings, columns: Mapp
     return load_interactions(source.path, settings.k_core, names, config.val_interval, drop_events)
 
 
-_PER_ROW = 50  # bytes that reading and splitting a row takes at the very least; twice as many as a rule
+_PER_ROW = 25  # bytes that reading and splitting a row takes at the very least; a third more in large files
 
 
 def _require_memory(path: Path) -> None:
@@ -100,7 +100,7 @@ def _require_memory(path: Path) -> None:
     if rows * _PER_ROW > memory.bytes:
         raise UserError(f"{path}: not enough memory: {memory.bytes / (1 << 30):.2f} GiB are left ({memory.limit}). Its "
                         f"about {rows:,} interactions take {rows * _PER_ROW / (1 << 30):.2f} GiB and more; about "
-                        f"{memory.bytes // (2 * _PER_ROW):,} would fit.")
+                        f"{3 * memory.bytes // (4 * _PER_ROW):,} would fit.")
 
 
 def thin_note(stream: Stream, settings: StreamSettings) -> str:

@@ -36,7 +36,7 @@ GROUPS = {"new-users": "users without data in an earlier block", "old-users": "u
           "new-items": "items to find that no earlier block has", "old-items": "items to find of earlier blocks",
           "popular-items": "items to find among the fewest that have 80 % of the training interactions",
           "rare-items": "the other items to find"}
-_PAIRS = 1 << 22  # of user and item that are sorted at once, 32 MiB
+_PAIRS = 1 << 20  # of user and item that are sorted at once, 8 MiB
 Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 

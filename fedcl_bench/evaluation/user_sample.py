@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..core.tuning import SIZES
 
 
 def in_sample(seed: int, purpose: str, users: int, about: int, clients: int, device: torch.device) -> Tensor:
@@ -22,5 +23,9 @@ def in_sample(seed: int, purpose: str, users: int, about: int, clients: int, dev
     """
     if clients <= about:
         return torch.ones(users, dtype=torch.bool, device=device)
-    keys = rng.client_keys(rng.key(seed, purpose), torch.arange(users, device=device))
-    return rng.uniform(rng.bits(keys, torch.zeros_like(keys))) < about / clients
+    key = rng.key(seed, purpose)
+    chosen = torch.empty(users, dtype=torch.bool, device=device)
+    for part in torch.arange(users, device=device).split(SIZES.normals):
+        keys = rng.client_keys(key, part)
+        chosen[part] = rng.uniform(rng.bits(keys, torch.zeros_like(keys))) < about / clients
+    return chosen

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Iterator, Mapping
 
 from ..core.tuning import quick_optimisers
-from ..kernels.memory import keep_freed_blocks
+from ..kernels.memory import give_back_freed_blocks, keep_freed_blocks
 from .cross_device import CrossDevice, Observer
 from .cross_silo import CrossSilo
 from .early_stopping import EarlyStopping, locate_errors
@@ -40,6 +40,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     with kind.threads():
         for step in federation.stream.steps[progress.step:]:
             clients, progress = kind.open(federation, step, progress, observe)
+            give_back_freed_blocks()  # what tables were made of, and smaller ones of the step before
             for stage in range(len(clients.stages)):
                 stops = clients.early_stopping(stage, progress)
                 progress = clients.enter(stage, progress)

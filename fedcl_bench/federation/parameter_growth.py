@@ -15,13 +15,22 @@ from ..plugin.method import Method
 from ..plugin.state import Snapshot
 
 
-def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
-    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``rng.global_client_ids``)."""
-    first, *others = rng.names_of(users)
+_USERS = 1 << 16  # whose rows are drawn together: on the way they take several times as much as a model of them
+
+
+def _new_rows(backbone: Backbone, seed: int, users: range, items: range, dtype: torch.dtype | None = None
+              ) -> tuple[Tables, Tables]:
+    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``rng.global_client_ids``); private ones of
+    ``dtype``, or as they are drawn."""
+    first, *others = [drawn_by[start:start + _USERS] for drawn_by in rng.names_of(users)
+                      for start in range(0, max(len(drawn_by), 1), _USERS)]
     with rng.global_client_ids(None):
         public, private = backbone.new_rows(seed, first, items)
-        parts = [private, *(backbone.new_rows(seed, interval, range(0))[1] for interval in others)]
-    return public, {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
+        parts = [{name: rows.to(dtype or rows.dtype) for name, rows in private.items()}]
+        for interval in others:
+            rows = backbone.new_rows(seed, interval, range(0))[1]
+            parts.append({name: rows[name].to(parts[0][name].dtype) for name in private})
+    return public, {name: torch.cat([part.pop(name) for part in parts]) for name in private} if others else parts[0]
 
 
 def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype, device: torch.device,
@@ -42,7 +51,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
         return result
 
     users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
-    new_public, new_private = _new_rows(backbone, seed, users, items)
+    new_public, new_private = _new_rows(backbone, seed, users, items, dtype)
     if method is not None:
         drawn_by = rng.names(torch.arange(users.start, users.stop))
         among = range(int(drawn_by.min()), 1 + int(drawn_by.max())) if users else users

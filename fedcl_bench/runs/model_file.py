@@ -45,8 +45,8 @@ def ranks_by_state(method: Method) -> bool:
 def write_model(folder: Path, progress: Progress, federation: Federation) -> None:
     """Write ``model.pt`` and its checksum to a run's folder."""
     best, stream, stateful = progress.best, federation.stream, ranks_by_state(federation.method)
-    content = {**vars(best.model), "user_ids": stream.user_tokens.astype(str).tolist(),
-               "item_ids": stream.item_tokens.astype(str).tolist(),
+    content = {**vars(best.model), "user_ids": stream.user_tokens.astype(str, copy=False).tolist(),
+               "item_ids": stream.item_tokens.astype(str, copy=False).tolist(),
                "client_state": best.client_state if stateful else {},
                "server_state": best.server_state if stateful else {}}
     with replacing(folder / MODEL) as file:

@@ -122,7 +122,7 @@ class _Job:
     def train(self) -> dict[str, Any]:
         """Go on from what is saved, to the end; returns the content of ``run.json``."""
         checkpoints, stream = _Checkpoints(self), self.federation.stream
-        progress, engine = checkpoints.start, self.options.engine
+        progress, engine = checkpoints.take_start(), self.options.engine
         if self.lists and progress:
             self.lists.require(progress, self.record.folder)
 
@@ -134,6 +134,7 @@ class _Job:
                 progress = checkpoints.after(progress)
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, self.watch.warn)
+            progress = replace(progress, model=progress.best.model, previous=progress.best.model)  # frees the others
             content = summary(self.config, progress, checkpoints.elapsed(), checkpoints.shared, stream)
             content["environment"] |= engine.about
             write_model(self.record.folder, engine.for_record(progress), self.federation)
@@ -210,6 +211,11 @@ class _Checkpoints:
             except FileNotFoundError:  # another run that shares block 0 has set it aside
                 pass
             return None, 0.0
+
+    def take_start(self) -> Progress | None:
+        """The progress that the run goes on from, which is then not held here: its tables take as much as the run's."""
+        start, self.start = self.start, None
+        return start
 
     def elapsed(self) -> float:
         """Seconds that the run took so far, with those before it was resumed."""

@@ -109,7 +109,7 @@ def test_a_disk_without_room_is_refused_with_what_fits(folder, monkeypatch):
 def test_rows_that_memory_cannot_hold_are_refused_before_they_are_read(folder, monkeypatch):
     source, rows = locate("w", folder, SETTINGS), 700
     monkeypatch.setattr(datasets, "available", lambda device: Available(rows * 10, "available here"))
-    with pytest.raises(UserError, match="w.inter: not enough memory: .* about [0-9]* interactions take .*; about 70 "):
+    with pytest.raises(UserError, match="w.inter: not enough memory: .* about [0-9]* interactions take .*; about 210 "):
         build_stream(source, SETTINGS)
     monkeypatch.setattr(datasets, "available", lambda device: Available(rows * 100, "available here"))
     assert build_stream(source, SETTINGS).steps

@@ -12,6 +12,7 @@ from scipy import stats
 
 from fedcl_bench.cli.show import samples
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.evaluation.drift import item_rank_change
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.evaluation.user_sample import in_sample
@@ -24,11 +25,13 @@ CPU = torch.device("cpu")
 SMALL = {"k_core": 70, "rounds": 1, "dim": 4}
 
 
-def test_membership_is_of_the_user_alone():
+def test_membership_is_of_the_user_alone(monkeypatch):
     """Not of how many are asked about, of who else is here, or of the order; another purpose and seed have others."""
     sample = in_sample(3, "some", 5000, 1000, 5000, CPU)
     assert abs(int(sample.sum()) - 1000) < 150
     assert torch.equal(in_sample(3, "some", 700, 1000, 5000, CPU), sample[:700])
+    monkeypatch.setattr(SIZES, "normals", 64)  # users that are looked at together
+    assert torch.equal(in_sample(3, "some", 5000, 1000, 5000, CPU), sample)
     here = torch.arange(4999, 0, -7).flip(0)
     with global_client_ids(here):
         assert torch.equal(in_sample(3, "some", len(here), 1000, 5000, CPU), sample[here])

@@ -14,7 +14,9 @@ from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.early_stopping import require_finite
+from fedcl_bench.federation import parameter_growth
 from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
 
@@ -139,6 +141,16 @@ def test_old_rows_survive_growth(federation, ml100k):
     rows = f.backbone.new_rows(0, range(587, 697), range(1136, 1146))[1][USER].float()
     assert len(first.model.private[USER]) == 697 and len(first.model.public[ITEM]) == 1146
     assert torch.equal(first.model.private[USER][new], rows[new - 587])
+
+
+def test_rows_do_not_depend_on_how_many_users_are_drawn_together(federation, ml100k, monkeypatch):
+    f, step = federation(), replace(ml100k.steps[0], n_users=23)
+    whole, narrow = (grow(Snapshot({}, {}), f.backbone, 0, step, dtype, torch.device("cpu")).private[USER]
+                     for dtype in (torch.float64, torch.float32))
+    monkeypatch.setattr(parameter_growth, "_USERS", 5)
+    assert torch.equal(grow(Snapshot({}, {}), f.backbone, 0, step, torch.float64, torch.device("cpu")).private[USER],
+                       whole)
+    assert torch.equal(narrow, whole.float()) and len(whole) == 23
 
 
 def test_upload_noise_reaches_the_tables(federation):
