@@ -131,45 +131,60 @@ class Sums:
         return self._changes[rows].double(), Roles(self._positive[rows], self._touched[rows])
 
 
-def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
-                 own_start: bool) -> Iterator[tuple[Trained, Tables]]:
-    """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
+@dataclass(frozen=True)
+class Uploads:
+    """What a chunk's clients upload in a round.
 
-    Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
-    values) of the noise in the run, which draws that on the mean of all uploads.
-
-    Args:
+    Attributes:
         model: what the server sent.
-        own_start: the clients began with parameters of their own; then it is the whole upload.
-
-    Yields:
-        Some of the clients, and of those every public item table, (c, items, ...).
+        own_start: the clients began with parameters of their own; then they upload these, not changes.
     """
-    numbers = sum(table.numel() for table in model.public.values())
-    size = max(1, _NUMBERS_AT_ONCE // numbers)
-    for start in range(0, len(trained.users), size):
-        piece = trained.of(slice(start, start + size))
-        every = piece.changes(model)
-        changes = {name: every[name] for name in model.public}
-        if own_start:
-            held = torch.zeros(len(piece.users), model.n_items, dtype=torch.bool, device=piece.users.device)
-            held.scatter_(1, piece.slots.items, True)
-            for name, begin in backbone.item_starts(model.n_items).items():
-                keys = rng.client_keys(own_start_key(key.seed, name), piece.users)
-                items = torch.arange(model.n_items, device=piece.users.device)
-                change = changes[name]
-                first = begin.draw(rng.bits(keys[:, None], items).flatten()).to(change).view_as(change)
-                changes[name] = torch.where(held.view(*held.shape, *[1] * (first.dim() - 2)), change, first)
-        yield piece, {name: protection.noisy(upload_key(key.seed, name, key.step, key.round), piece.users, change)
-                     for name, change in changes.items()}
+
+    key: DrawKey
+    model: Snapshot
+    trained: Trained
+    backbone: Backbone
+    protection: Protection
+    own_start: bool = False
+
+    def item_changes(self) -> Iterator[tuple[Trained, Tables]]:
+        """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
+
+        Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
+        values) of the noise in the run, which draws that on the mean of all uploads.
+
+        Yields:
+            Some of the clients, and of those every public item table, (c, items, ...).
+        """
+        key, model = self.key, self.model
+        numbers = sum(table.numel() for table in model.public.values())
+        size = max(1, _NUMBERS_AT_ONCE // numbers)
+        for start in range(0, len(self.trained.users), size):
+            piece = self.trained.of(slice(start, start + size))
+            every = piece.changes(model)
+            changes = {name: every[name] for name in model.public}
+            if self.own_start:
+                changes = self._from_own_start(piece, changes)
+            yield piece, {name: self.protection.noisy(upload_key(key.seed, name, key.step, key.round), piece.users,
+                                                      change) for name, change in changes.items()}
+
+    def _from_own_start(self, piece: Trained, changes: Tables) -> Tables:
+        """Changes of the rows that clients hold, and their own first values of all others."""
+        n_items, device = self.model.n_items, piece.users.device
+        held = torch.zeros(len(piece.users), n_items, dtype=torch.bool, device=device)
+        held.scatter_(1, piece.slots.items, True)
+        whole = {}
+        for name, begin in self.backbone.item_starts(n_items).items():
+            keys = rng.client_keys(own_start_key(self.key.seed, name), piece.users)
+            change, items = changes[name], torch.arange(n_items, device=device)
+            first = begin.draw(rng.bits(keys[:, None], items).flatten()).to(change).view_as(change)
+            whole[name] = torch.where(held.view(*held.shape, *[1] * (first.dim() - 2)), change, first)
+        return {**changes, **whole}
 
 
 @torch.no_grad()
-def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection, sums: Sums,
-           own_start: bool = False, add_only: bool = False) -> dict[str, np.ndarray]:
+def attack(uploads: Uploads, sums: Sums, add_only: bool = False) -> dict[str, np.ndarray]:
     """Attack the uploads of a chunk's clients.
-
-    Arguments as for ``item_changes``.
 
     Args:
         sums: of these clients' earlier uploads, to which these are added.
@@ -178,14 +193,15 @@ def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, 
     Returns:
         ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
     """
+    n_items = uploads.model.n_items
     results: dict[str, list[np.ndarray]] = {}
-    for piece, changes in item_changes(key, model, trained, backbone, protection, own_start):
-        roles = Roles.of(piece, model.n_items)
+    for piece, changes in uploads.item_changes():
+        roles = Roles.of(piece, n_items)
         flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
         of_sum = sums.add(piece.users, flat, roles)
         if add_only:
             continue
-        values = {"user": piece.users, "items": torch.full_like(piece.users, model.n_items),
+        values = {"user": piece.users, "items": torch.full_like(piece.users, n_items),
                   "positives": roles.positive.sum(1), "touched": roles.touched.sum(1)}
         values = {**{name: each.cpu().numpy() for name, each in values.items()}, **_metrics(flat, roles),
                   **{SUM + name: each for name, each in _metrics(*of_sum).items()}}

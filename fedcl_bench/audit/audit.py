@@ -31,7 +31,7 @@ from ..records.frames import digest, parsed
 from ..runs.summary import method_uploads
 from ..stats import accounting
 from ..stats.significance import mean_interval
-from .attack import METRICS, Sums, attack
+from .attack import METRICS, Sums, Uploads, attack
 
 LEVELS = "levels"  # folder of finished levels
 _VERSION = 2  # of the numbers; raised when a change of the attack changes them
@@ -93,8 +93,8 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         if key.step != level.block or number > level.rounds[-1] or not len(some.users):
             return
         own_start = number == 1 and federation.server.init == "per_client"  # no changes, which nothing is added to
-        values = attack(key, model, some, federation.backbone, federation.server.protection,
-                        Sums(sums.users) if own_start else sums, own_start, add_only=number not in chosen)
+        uploads = Uploads(key, model, some, federation.backbone, federation.server.protection, own_start)
+        values = attack(uploads, Sums(sums.users) if own_start else sums, add_only=number not in chosen)
         if values:
             frame = pd.DataFrame({"round": number, **values})
             frames.append(frame[frame["user"].isin(chosen[number].tolist())])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from helpers import ITEM, build, federation
 
 from fedcl_bench import rng
 from fedcl_bench.audit import attack
-from fedcl_bench.audit.attack import METRICS, OF_UPLOAD, Roles, Sums, along_direction, auc, item_changes, precision
+from fedcl_bench.audit.attack import METRICS, OF_UPLOAD, Roles, Sums, Uploads, along_direction, auc, precision
 from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
 from fedcl_bench.audit.audit_report import markdown
 from fedcl_bench.cli.main import main
@@ -100,7 +101,7 @@ def test_uploads_average_to_the_next_model(registry, case):
     seen, after = observed(f, block)
     total, clients = {}, 0
     for place, model, trained in seen:
-        for some, changes in item_changes(place, model, trained, f.backbone, f.server.protection, False):
+        for some, changes in Uploads(place, model, trained, f.backbone, f.server.protection).item_changes():
             for name, change in changes.items():
                 total[name] = total.get(name, 0.0) + change.sum(0)
         clients += len(trained.users)
@@ -115,14 +116,15 @@ def test_roles_and_noise_do_not_depend_on_how_many_are_attacked_at_once(registry
     for row, user in enumerate(trained.users.tolist()):
         assert roles.positive[row].nonzero().flatten().tolist() == sorted(set(step.train.of(user).tolist()))
     assert not (roles.positive & ~roles.touched).any() and (roles.touched & ~roles.positive).any(1).all()
-    whole = attack.attack(place, model, trained, f.backbone, f.server.protection, Sums(trained.users.sort().values))
+    uploads = Uploads(place, model, trained, f.backbone, f.server.protection)
+    whole = attack.attack(uploads, Sums(trained.users.sort().values))
     monkeypatch.setattr(attack, "_NUMBERS_AT_ONCE", 1)
-    single = attack.attack(place, model, trained, f.backbone, f.server.protection, Sums(trained.users.sort().values))
+    single = attack.attack(uploads, Sums(trained.users.sort().values))
     for name, values in whole.items():
         assert values == pytest.approx(single[name], abs=1e-12), name
     key = upload_key(0, ITEM, 0, 0)
-    first = next(iter(item_changes(place, model, trained, f.backbone, f.server.protection, False)))[1][ITEM][0]
-    clean = next(iter(item_changes(place, model, trained, f.backbone, OPEN, False)))[1][ITEM][0]
+    first = next(iter(uploads.item_changes()))[1][ITEM][0]
+    clean = next(iter(replace(uploads, protection=OPEN).item_changes()))[1][ITEM][0]
     noise = rng.laplace(key, trained.users[:1], tuple(clean.shape), 0.1)[0].float()
     assert torch.equal(first, clean + noise)
 
