@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -216,6 +216,25 @@ def _setting_panels(name: str, found: dict[float, list[Run]], chosen: Any, metri
             for number, domain in enumerate(domains)]
 
 
+def _varied(job: FigureJob, spec: RunSpec, settings: Sequence[str], wanted: Mapping[str, set[float]],
+            decorated: Callable[[SettingPanel], SettingPanel]) -> tuple[list[SettingPanel], list[Run], list[str]]:
+    """Panels in which one setting at a time is another than in ``spec``, their runs, and what has none; nothing if
+    there are no records of another value."""
+    source = job.source
+    chosen = expected_settings(source.registry, spec, source.tuned)
+    varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
+    recorded = frame.variations(source.runs, chosen, spec, varying)
+    panels, every, empty = [], [], []
+    if any(set(values) - {chosen[name]} for name, values in recorded.items()):
+        for name in varying:
+            found = _over_values(job, spec, name, wanted.get(name, set()), set(recorded.get(name, ())))
+            panels += map(decorated, _setting_panels(name, found, chosen[name], job.metric, spec.dataset))
+            every += _all(found)
+            missing = [f"{value:g}" for value, point in panels[-1].points.items() if point is None]
+            empty += [f"{name} = {', '.join(missing)}"] if missing else []
+    return panels, every, empty
+
+
 def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel], SettingPanel] = lambda panel: panel,
                 claim: str = "") -> Drawn:
     """A figure of the paper that varies one setting at a time, per dataset and backbone.
@@ -237,21 +256,10 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
         spec, _, reason = job.find(job.paper.row_spec(method, backbone, dataset))
         if reason.startswith("not tuned"):
             continue
-        chosen = expected_settings(source.registry, spec, source.tuned)
-        varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-        recorded = frame.variations(source.runs, chosen, spec, varying)
-        varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
-        panels, every = [], []
-        for name in varying:
-            found = _over_values(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
-                                 set(recorded.get(name, ())))
-            panels += map(decorated, _setting_panels(name, found, chosen[name], job.metric, dataset))
-            every += _all(found)
-            missing = [f"{value:g}" for value, point in panels[-1].points.items() if point is None]
-            if missing and varied:
-                notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
-                             f"{', '.join(missing)}: left empty")
-        if varied:
+        panels, every, empty = _varied(job, spec, settings, wanted.get((dataset, backbone), {}), decorated)
+        notes += [f"figure {figure}: no records of {method} on {backbone}, {dataset} with {what}: left empty"
+                  for what in empty]
+        if panels:
             frame.same_tests(every, f"figure {figure}")
             drawn = True
             named = " on ".join(dict.fromkeys([job.label(method), job.label(backbone)]))
