@@ -92,18 +92,16 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         if format.persons:
             contents[".overlap"] = persons_file(inter, format.persons)
     expected = published.counts if format.counted else {}
-    wrong = [f"{counts[what]:,} {what} instead of {number:,}" for what, number in expected.items()
-             if counts[what] != number]
-    if wrong and (any_checksum or is_sample):
-        warnings.append(f"taken as a sample, with {', '.join(wrong)}: no number of it can be compared with published "
-                        f"ones.")
-        wrong = []
+    wrong = ", ".join(f"{counts[what]:,} {what} instead of {number:,}" for what, number in expected.items()
+                      if counts[what] != number)
+    if wrong and not (any_checksum or is_sample):
+        raise UserError(f"{', '.join(file.label for file in files[:2])}: {wrong}; a file is cut short, or of another "
+                        f"version.\nTake it as a sample with --any-checksum"
+                        + (f", or get the expected one: {published.url}" if published.url else "."))
+    if wrong:
+        warnings.append(f"taken as a sample, with {wrong}: no number of it can be compared with published ones.")
     elif expected:
         checks.append(f"as many {', '.join(expected)} as the publisher counts")
-    if wrong:
-        raise UserError(f"{', '.join(file.label for file in files[:2])}: {', '.join(wrong)}; a file is cut short, or "
-                        f"of another version.\nTake it as a sample with --any-checksum"
-                        + (f", or get the expected one: {published.url}" if published.url else "."))
     # The .inter file comes last: where it is, the dataset is whole.
     targets = {out / name / f"{name}{suffix}": contents[suffix] for suffix in (".item", ".overlap", ".inter")
                if suffix in contents}
