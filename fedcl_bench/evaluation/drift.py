@@ -5,6 +5,7 @@ The two take work in proportion to users x items, so of many users a sample is l
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Callable
 
 import torch
@@ -89,31 +90,41 @@ def _ranks(scores: Tensor) -> Tensor:
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
-def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
-            best: Snapshot | None, sample: Tensor | None, add: Add | None = None
-            ) -> list[tuple[int, str, Tensor, Tensor]]:
-    """What a round adds to the analysis of a step, as (step, kind, ids, values).
+@dataclass(frozen=True)
+class Drift:
+    """What has moved since the step before, as rows of a step's analysis: (step, kind, ids, values).
 
-    Args:
-        earlier, previous: the step before and its best model; None: there is none to compare with.
-        first: the model after the step's first round, if this is it; gives the users' preference shift.
-        best: the step's best model, if its rounds are over; gives the items' movement.
+    Attributes:
+        earlier, previous: the step before and its best model.
         sample: whether each user's ranks are looked at, bool; None: nobody's are.
-        add: adds up over clients that are elsewhere; None: there are none.
     """
-    if earlier is None:
-        return []
-    before = (earlier.train.lengths > 0).to(step.train.values.device)  # who has training data in which step
-    now = step.train.lengths[:len(before)] > 0
-    result = []
-    before = before if sample is None else before & sample[:len(before)]
-    if first is not None and sample is not None:
+
+    backbone: Backbone
+    step: Step
+    earlier: Step
+    previous: Snapshot
+    sample: Tensor | None
+
+    def of_users(self, first: Snapshot) -> list[tuple[int, str, Tensor, Tensor]]:
+        """The shift of users who train in both steps, given the model after the step's first round."""
+        if self.sample is None:
+            return []
+        before, now = self._training()
         users = (before & now).nonzero().flatten()
-        result.append((step.index, "user_shift", users, preference_shift(backbone, previous, first, users)))
-    if best is not None:
-        items = torch.arange(step.old_items, device=now.device)
-        result.append((step.index, "item_phi", items, item_movement(previous, best)))
-        if sample is not None:
-            result.append((step.index, "item_rank_change", items, item_rank_change(
-                backbone, previous, best, (before & ~now).nonzero().flatten(), add)))
-    return result
+        return [(self.step.index, "user_shift", users, preference_shift(self.backbone, self.previous, first, users))]
+
+    def of_items(self, best: Snapshot, add: Add) -> list[tuple[int, str, Tensor, Tensor]]:
+        """The movement of items, and their changes of rank for users who train no more, given the step's best model."""
+        items = torch.arange(self.step.old_items, device=self.step.train.values.device)
+        rows = [(self.step.index, "item_phi", items, item_movement(self.previous, best))]
+        if self.sample is not None:
+            before, now = self._training()
+            users = (before & ~now).nonzero().flatten()
+            rows.append((self.step.index, "item_rank_change", items,
+                         item_rank_change(self.backbone, self.previous, best, users, add)))
+        return rows
+
+    def _training(self) -> tuple[Tensor, Tensor]:
+        """Which users of the step before, if they are in the sample, had training data then, and who has now."""
+        before = (self.earlier.train.lengths > 0).to(self.step.train.values.device)
+        return before & self.sample[:len(before)], self.step.train.lengths[:len(before)] > 0

@@ -15,7 +15,7 @@ from ..plugin import checks
 from ..training.strategies import Strategy, Training, choose_strategy
 from ..training.trained import Trained
 from ..data.stream import Step
-from ..evaluation.drift import analyse
+from ..evaluation.drift import Drift
 from ..rng import DrawKey, Tables
 from ..core.parallel import workers
 from ..plugin.method import Method
@@ -265,11 +265,11 @@ class CrossDevice:
     def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
         """How the step has moved users and items, after its first and its last round."""
         f = self.federation
-        if progress.round and not ended:
+        if self.earlier is None or progress.round and not ended:
             return []
-        first, final = None if progress.round else model, best.model if ended else None
-        return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.drift_sample(self.step),
-                       f.population.all_reduce)
+        drift = Drift(f.backbone, self.step, self.earlier, progress.previous, f.drift_sample(self.step))
+        rows = [] if progress.round else drift.of_users(model)
+        return rows + drift.of_items(best.model, f.population.all_reduce) if ended else rows
 
     def state(self, update: Update) -> dict[str, Any]:
         """What the run carries besides the model: the method's state, what of it are the server's answers, and what the
