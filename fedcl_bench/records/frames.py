@@ -1,4 +1,8 @@
-"""The Parquet files of records and audits: what is read has the checksum that it was written with."""
+"""The Parquet files of records and audits: what is read has the checksum that it was written with.
+
+Arrow reads them in this thread: one of its own may give Python's memory back later than the result is there, and ends
+the process if Python has ended meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -46,22 +50,31 @@ def _parsing(path: Path, cure: str) -> Iterator[None]:
         raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", cure) from None
 
 
+def in_this_thread(content: bytes) -> pq.ParquetFile:
+    """A Parquet file's content, of which ``read`` is to be told ``use_threads=False``."""
+    return pq.ParquetFile(io.BytesIO(content), pre_buffer=False)
+
+
+def _table(content: bytes, columns: list[str] | None = None) -> pa.Table:
+    """Columns of a Parquet file; raises KeyError where it lacks one."""
+    table = in_this_thread(content).read(columns, use_threads=False)
+    return table if columns is None else table.select(columns)
+
+
 def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None, optional: Iterable[str] = ()
            ) -> pd.DataFrame:
     """The frame of a Parquet file's content, or some of its columns, ``optional`` ones where it has such; raises
     Corrupt."""
-    import pandas as pd  # takes longer than to write a record, which does without
-
     with _parsing(path, cure):
         if columns is not None and optional:
             columns = [*columns, *({*optional} & {*pq.read_schema(io.BytesIO(content)).names})]
-        return pd.read_parquet(io.BytesIO(content), columns=columns)
+        return _table(content, columns).to_pandas(use_threads=False)
 
 
 def numbers_in(content: bytes, path: Path, cure: str) -> dict[str, NDArray[Any]]:
     """The columns of a Parquet file of numbers; raises Corrupt."""
     with _parsing(path, cure):
-        table = pq.ParquetFile(io.BytesIO(content)).read()
+        table = _table(content)
         return {name: numbers(table.column(name)) for name in table.column_names}
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..core.errors import Corrupt, UserError
 from ..core.files import read_json, read_required, sweep, write_atomically
 from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, quoted
+from .frames import in_this_thread
 from .schema import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class _File:
 
     def __init__(self, content: bytes, path: Path):
         self._read: dict[str, pa.ChunkedArray] = {}
-        self._parquet = pq.ParquetFile(io.BytesIO(content))
+        self._parquet = in_this_thread(content)
         self.columns = self._parquet.schema_arrow.names
         lines = self.column("meta").to_pylist()
         self.metas = [parse_meta(line, f"{path}, run {i}", _CURE) for i, line in enumerate(lines)]
@@ -155,7 +156,7 @@ class _File:
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of the file, a value per run."""
         if name not in self._read:
-            self._read[name] = self._parquet.read(columns=[name])[name]
+            self._read[name] = self._parquet.read(columns=[name], use_threads=False)[name]
         return self._read[name]
 
     def values(self, row: int, column: str) -> NDArray[Any] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -309,3 +311,16 @@ def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
         assert main(["pack", *options, "c/bad", *bad]) == 2
         assert expected in capsys.readouterr().err
     assert not Path("c/bad").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list threads")
+def test_reading_a_record_begins_no_thread(tmp_path):
+    """One of Arrow's would give Python's memory back when it is its turn, and ends a process that ends before."""
+    pd.DataFrame({name: np.arange(5.0) for name in "abcd"}).to_parquet(tmp_path / "users.parquet")
+    code = ("import os, sys; from pathlib import Path; from fedcl_bench.records.frames import numbers_in\n"
+            "path = Path(sys.argv[1]); before = len(os.listdir('/proc/self/task'))\n"
+            "assert list(numbers_in(path.read_bytes(), path, '')) == list('abcd')\n"
+            "print(len(os.listdir('/proc/self/task')) - before)")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "users.parquet")], cwd=ROOT, text=True,
+                          capture_output=True)
+    assert done.stdout.split() == ["0"], done.stderr
