@@ -24,6 +24,7 @@ from machine import heading
 from fedcl_bench import rng
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.evaluation import ranking
 from fedcl_bench.federation import loop
 from fedcl_bench.federation.loop import run
 from fedcl_bench.kernels import functional, memory, ops
@@ -34,7 +35,7 @@ from fedcl_bench.training import compiled_softmax, list_trainer, sampling, sessi
 from fedcl_bench.training.chunk_trainer import writable
 from fedcl_bench.training.optimisers import make_optimiser
 
-NO_OPS = SimpleNamespace(serve=lambda *_: False, serve_on=lambda *_: False, REALS=ops.REALS)
+NO_OPS = SimpleNamespace(serve=lambda *_: False, serve_on=lambda *_: False, REALS=ops.REALS, highest=ops.highest)
 
 
 def no(*_):
@@ -56,6 +57,12 @@ def plain_optimiser(parameters, rates, settings):
 def return_freed_blocks():
     for name in (memory._M_TRIM_THRESHOLD, memory._M_MMAP_THRESHOLD):  # glibc's own
         ctypes.CDLL(None).mallopt(name, 128 << 10)
+
+
+def dealt(trainer, epoch, by_kernels=list_trainer.ListTrainer._dealt):
+    """Local batches by PyTorch's operations, of the type that other kernels read."""
+    with mock.patch.object(list_trainer, "ops", NO_OPS):
+        return by_kernels(trainer, epoch).int()
 
 
 def plain_linear(inputs, weight, bias, constant):
@@ -102,15 +109,16 @@ PATHS = {
     "shared dense parameters": ("sasrec", [(functional, "shared", no)]),
     "keep_freed_blocks": ("fedmf", [(loop, "keep_freed_blocks", return_freed_blocks)]),
     "keep_freed_blocks, FCUCR": ("fcucr", [(loop, "keep_freed_blocks", return_freed_blocks)]),
-    "kernel: group": ("adam", [(list_trainer, "ops", NO_OPS)]),
+    "kernel: group": ("adam", [(list_trainer.ListTrainer, "_dealt", dealt)]),
+    "kernel: group, F3CRec": ("f3crec", [(list_trainer.ListTrainer, "_dealt", dealt)]),
+    "kernel: group, FedNCF": ("fedncf", [(list_trainer.ListTrainer, "_dealt", dealt)]),
     "kernel: weighted_bce": ("adam", [(functional, "ops", NO_OPS)]),
     "kernel: weighted_bce, F3CRec": ("f3crec", [(functional, "ops", NO_OPS)]),
     "kernel: nearest": ("rlp2", [(functional, "ops", NO_OPS)]),
-    "kernel: highest": ("fedmf", [(ops, "_FEW", 0), (ops, "_COLUMNS_PER_PLACE", 1 << 40)]),
-    "kernel: highest, XING": ("sasrec", [(ops, "_FEW", 0), (ops, "_COLUMNS_PER_PLACE", 1 << 40)]),
     "kernel: mixed": ("adam", [(rng, "ops", NO_OPS)]),
     "kernel: mixed, XING": ("sasrec", [(rng, "ops", NO_OPS)]),
-    "kernel: ranks": ("f3crec", [(distillation, "ops", NO_OPS)]),
+    "kernel: ranks": ("fedmf", [(ranking, "ops", NO_OPS)]),
+    "kernel: ranks, F3CRec": ("f3crec", [(ranking, "ops", NO_OPS), (distillation, "ops", NO_OPS)]),
     "kernel: draws, sampling": ("adam", [(sampling, "ops", NO_OPS)]),
     "dot": ("adam", [(functional._Dot, "apply", lambda v, rows: torch.bmm(rows, v.unsqueeze(2)).squeeze(2))]),
     "linear": ("sasrec", [(functional._Linear, "apply", plain_linear)]),

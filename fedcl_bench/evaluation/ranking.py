@@ -16,7 +16,7 @@ from ..core.errors import UserError
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, Metric, RankedLists
 from ..plugin.state import Snapshot, in_pieces, score_pairs, score_users
-from ..kernels.ops import highest
+from ..kernels import ops
 from ..core.parallel import in_order
 from ..training.sampling import padded
 from ..core.tuning import SIZES
@@ -98,14 +98,22 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     users = (target.lengths > 0).nonzero().flatten()
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
-    lists = _Lists(backbone, model, target, list(masks), method, topk[-1])
+    lists = _Lists(backbone, model, target, list(masks), method)
     wanted = pairs_of(target, users, n_items)
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
     kept = torch.full((len(users), topk[-1]), -1, device=users.device) if catalogue is not None else None
 
     def mark_hits(positions: Tensor) -> None:
         with torch.no_grad():  # holds per thread
-            items, ranked = lists.of(users[positions], None if candidates is None else candidates[positions])
+            items, scores = lists.of(users[positions], None if candidates is None else candidates[positions])
+            if kept is None and items is None and ops.serve(scores) and scores.dtype in ops.REALS:
+                row, item = target.select(users[positions])  # their ranks take less than making the lists
+                place = ops.ranks(scores, row, item, first_before=True) - 1
+                found = (place < topk[-1]) & (scores[row, item] > -torch.inf)
+                hits[positions[row[found]], place[found]] = True
+                return
+            first = ops.highest(scores, topk[-1])
+            ranked, items = scores.gather(1, first) > -torch.inf, first if items is None else items.gather(1, first)
             hit = ranked & contains(wanted, positions[:, None] * n_items + items)
             hits[positions, :hit.shape[1]] = hit  # in place: small results would lie between large freed blocks
             if kept is not None:
@@ -122,25 +130,21 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
 
 @dataclass(frozen=True)
 class _Lists:
-    """Every user's K best items; attributes as the arguments of ``rank_all``, K is ``length``."""
+    """What every user's list is made of; attributes as the arguments of ``rank_all``."""
 
     backbone: Backbone
     model: Snapshot
     target: Ragged
     masks: list[Ragged]
     method: Method | None
-    length: int
 
-    def of(self, users: Tensor, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
-        """These users' items in order, and whether they are ranked at all, both (n, K); ``candidates`` are theirs."""
+    def of(self, users: Tensor, candidates: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """Items of these users, (n, m), or None: all in order; and their scores, (n, m): -inf for those that are not
+        ranked. ``candidates`` are theirs."""
         if candidates is not None and scores_alone(self.backbone, self.method, self.model.n_items,
                                                    candidates.shape[1]):
-            items, scores = self._candidate_scores(users, candidates)
-            first = highest(scores, self.length)
-            return items.gather(1, first), scores.gather(1, first) > -torch.inf
-        scores = self._scores(users, candidates)
-        first = highest(scores, self.length)
-        return first, scores.gather(1, first) > -torch.inf
+            return self._candidate_scores(users, candidates)
+        return None, self._scores(users, candidates)
 
     def _scores(self, users: Tensor, candidates: Tensor | None) -> Tensor:
         """Scores of all items, (n, items): -inf for those that are not ranked."""

@@ -390,54 +390,6 @@ int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *consta
     return ready ? 0 : -1;
 }
 
-/* A score and where it stands; scores that are no number count as higher than any. */
-typedef struct { REAL score; int64_t column; } NAME(Entry);
-
-static inline int NAME(above)(REAL a, REAL b) { return a > b || (a != a && b == b); }
-
-static inline int NAME(after)(NAME(Entry) a, NAME(Entry) b) {
-    return NAME(above)(b.score, a.score) || (!NAME(above)(a.score, b.score) && a.column > b.column);
-}
-
-/* Put an entry into a heap of k whose first place is free. */
-static inline void NAME(sink)(NAME(Entry) *heap, int64_t k, NAME(Entry) mine) {
-    int64_t at = 0;
-    for (int64_t next; (next = 2 * at + 1) < k; at = next) {
-        next += next + 1 < k && NAME(after)(heap[next + 1], heap[next]);
-        if (!NAME(after)(heap[next], mine)) break;
-        heap[at] = heap[next];
-    }
-    heap[at] = mine;
-}
-
-/* The columns of the k highest of n scores in each row, highest first, of equal ones the first; k <= n. Returns 0, or
-   -1 without memory. */
-int NAME(highest)(const REAL *scores, int64_t rows, int64_t n, int64_t k, int64_t *columns) {
-    NAME(Entry) *heap = malloc((k + 1) * sizeof *heap);
-    for (int64_t i = 0; i < rows && heap && k; i++) {
-        const REAL *row = scores + i * n;
-        for (int64_t j = 0; j < k; j++) heap[j] = (NAME(Entry)){-INFINITY, n};
-        for (int64_t j = 0; j < n; j += BLOCK) {
-            const int64_t stop = j + BLOCK < n ? j + BLOCK : n;
-            if (heap[0].column < n && stop - j == BLOCK) {
-                const REAL least = heap[0].score;
-                int higher = 0;
-                for (int l = 0; l < BLOCK; l++) higher |= !(row[j + l] <= least);
-                if (!higher) continue;
-            }
-            for (int64_t c = j; c < stop; c++)
-                if (heap[0].column == n || NAME(above)(row[c], heap[0].score))
-                    NAME(sink)(heap, k, (NAME(Entry)){row[c], c});
-        }
-        for (int64_t left = k; left; left--) {
-            columns[i * k + left - 1] = heap[0].column;
-            NAME(sink)(heap, left - 1, heap[left - 1]);
-        }
-    }
-    free(heap);
-    return heap ? 0 : -1;
-}
-
 /* A column's score as bits that, read as an unsigned number, are the larger the lower it is; -0 is 0, and what is no
    number has the smallest. */
 typedef struct { INTEGER key; int32_t column; } NAME(Keyed);
@@ -479,15 +431,18 @@ int NAME(all_ranks)(const REAL *scores, int64_t rows, int64_t n, int32_t *result
     return ready ? 0 : -1;
 }
 
-void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int64_t n, int64_t listed,
-                 int64_t *result) {
-    for (int64_t c = 0; c < clients; c++)
-        for (int64_t k = 0; k < listed; k++) {
-            const REAL *row = scores + c * n, mine = row[items[c * listed + k]];
-            int32_t higher = 0;
-            for (int64_t i = 0; i < n; i++) higher += row[i] > mine;
-            result[c * listed + k] = 1 + higher;
-        }
+/* The 1-based rank of each wanted column in its row: how many score higher, and with first_before how many of equal score
+   stand before it. */
+void NAME(ranks)(const REAL *scores, const int64_t *rows, const int64_t *items, int64_t n, int64_t wanted,
+                 int64_t first_before, int64_t *result) {
+    for (int64_t p = 0; p < wanted; p++) {
+        const REAL *row = scores + rows[p] * n, mine = row[items[p]];
+        const int64_t before = first_before ? items[p] : 0;
+        int32_t higher = 0;
+        for (int64_t i = 0; i < before; i++) higher += row[i] >= mine;
+        for (int64_t i = before; i < n; i++) higher += row[i] > mine;
+        result[p] = 1 + higher;
+    }
 }
 
 #include "kernels_cosine.h"

@@ -47,14 +47,13 @@ add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors
     each E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G batches
     K items:i64(C,n) held:i64(C) sample:i64?(C,n) positive:bool?(C,n) steps:real(C,n,K) past:real(C,K,d)
     moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
-!highest scores:real(R,n) R n k columns:i64(R,k)
 !all_ranks scores:real(R,n) R n result:i32(R,n)
 !cosine_scores table:real(F,n,d) apart keys:i64(C) threshold across:real(C,d,W) mask:bool(C,M) best:float each:real(C)
     C n d M W scores:real(C,n) lengths:real(C,n) where:i32(C,n)
 !cosine_adam table:real(F,n,d) apart result:real(C,n,d) first:real(C,n,d) second:real(C,n,d) fresh rule:f64(R)
     keys:i64(C) threshold vectors:real(C,M,d) best:float each:real(C) of_scores:real(C,n) scores:real(C,n)
     lengths:real(C,n) where:i32(C,n) held:i64(C,H) of_held:real?(C,H,d) C n d M H of_vectors:real?(C,M,d)
-ranks scores:real(C,n) items:i64(C,L) C n L result:i64(C,L)
+ranks scores:real(R,n) rows:i64(P) items:i64(P) n P first_before result:i64(P)
 """
 
 

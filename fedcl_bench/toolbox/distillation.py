@@ -78,7 +78,8 @@ def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
         int64 of shape (C, N).
     """
     if ops.serve(scores):
-        return ops.ranks(scores, items)
+        clients = torch.arange(len(items)).repeat_interleave(items.shape[1])
+        return ops.ranks(scores, clients, items.reshape(-1)).view_as(items)
     listed, order = scores.gather(1, items).sort(dim=1)
     below = torch.searchsorted(listed, scores)  # listed scores strictly below each item's score
     count = torch.zeros(len(scores), items.shape[1] + 1, dtype=torch.int64, device=scores.device)

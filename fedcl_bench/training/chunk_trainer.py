@@ -98,8 +98,8 @@ def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     that one."""
     slot = torch.arange(items.shape[1], device=items.device)
     if len(items) * n_items <= SIZES.slot_table:
-        first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
-        first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
+        first = torch.full((len(items), n_items), len(slot), device=items.device)
+        first.scatter_reduce_(1, items, slot.expand_as(items), "amin")
         canonical = first.gather(1, items)
         return canonical, canonical == slot
     bits = items.shape[1].bit_length()

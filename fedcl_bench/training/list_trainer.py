@@ -458,7 +458,7 @@ class ListTrainer(ChunkTrainer):
                 taking = going if self.own_batches is None else going & (position < self.own_batches)
                 rates = {**private_rates, **self.training.rates(self.model, self.draw.round, batch)}
                 loss = self._local_batch(view, rates, taking if some_rest else None, batch)
-                epoch_loss += loss * taking
+                epoch_loss += loss * taking if some_rest else loss
                 if self.reads_end:
                     self.step_sizes = {name: self.step_sizes.get(name, 0.0) + rate * taking.double()
                                        for name, rate in rates.items()}

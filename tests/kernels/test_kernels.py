@@ -232,7 +232,8 @@ def test_what_is_looked_up_has_to_be_there(bad):
         "add_outer": lambda: ops.add_outer(table, items, None, steps, past),
         "nearest": lambda: ops.nearest(torch.zeros(1, 4, 2), torch.zeros(1, 2), torch.ones(1, 4, dtype=torch.bool),
                                        max(bad, 0)),
-        "ranks": lambda: ops.ranks(torch.zeros(1, 5), items),
+        "ranks: items": lambda: ops.ranks(torch.zeros(1, 5), torch.zeros_like(items[0]), items[0]),
+        "ranks: rows": lambda: ops.ranks(torch.zeros(5, 1), items[0], torch.zeros_like(items[0])),
         "inner_batch": lambda: ops.inner_batch(table, items, vectors, None, steps, past, 0,
                                                (order, 0, 3, torch.ones(1, 1)), torch.ones(3, dtype=torch.bool),
                                                (True, False, True))}
@@ -244,7 +245,7 @@ def test_what_is_looked_up_has_to_be_there(bad):
 
 @compiled
 @pytest.mark.parametrize("call, message", [
-    (lambda: ops.ranks(torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int32)),
+    (lambda: ops.ranks(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)),
      "ranks_float: items is torch.int32 on cpu, expected torch.int64"),
     (lambda: library.call("row_sums_float", torch.zeros(2, 3), None, torch.zeros(1, 1), 1, 1, 3, torch.zeros(1, 3)),
      "row_sums_float: items is None, expected a tensor"),
