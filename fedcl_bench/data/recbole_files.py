@@ -31,7 +31,7 @@ class Interactions:
     Attributes:
         user, item: ids from 0, numbered by first appearance in the file; int32, of which there are fewer than 2^31, so
             that what is calculated with them is to be made int64 first.
-        time: float64, one per row.
+        time: float64, one per row, or empty where nothing looks at them any more.
         user_tokens, item_tokens: the publisher's id of each user and item.
         session: the publisher's session id of each row as text, or None if it was not asked for.
         split: which of ``SPLITS`` each row is in, as its number (int8), or None if it was not asked for.
@@ -54,7 +54,8 @@ class Interactions:
             return self
         user, old_user = _numbered(self.user[rows])
         item, old_item = _numbered(self.item[rows])
-        return Interactions(user, item, self.time[rows], self.user_tokens[old_user], self.item_tokens[old_item],
+        time = self.time[rows] if len(self.time) else self.time
+        return Interactions(user, item, time, self.user_tokens[old_user], self.item_tokens[old_item],
                             *(None if values is None else values[rows]
                               for values in (self.session, self.split, self.rating)))
 

@@ -481,7 +481,11 @@ def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> 
 
 def rows_of_blocks(data: Interactions, settings: StreamSettings) -> tuple[Interactions, np.ndarray]:
     """The rows in time order with their splits, and each one's block (see ``build_blocks``)."""
-    data = data.of_rows(time_order(data.time, settings.tie_order))
+    return _with_splits(data.of_rows(time_order(data.time, settings.tie_order)), settings)
+
+
+def _with_splits(data: Interactions, settings: StreamSettings) -> tuple[Interactions, np.ndarray]:
+    """Rows that are in time order with their splits, and each one's block."""
     block = block_of_rows(len(data.user), settings.blocks, settings.base_share)
     split = np.empty(len(block), dtype=np.int8)
     for t in range(settings.blocks):
@@ -495,9 +499,11 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
 
     Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
     """
-    data, block = rows_of_blocks(data, settings)
-    data = replace(data, time=np.zeros(0))  # which frees 8 bytes a row
-    return _assemble(data, block, settings.blocks, name)
+    order = time_order(data.time, settings.tie_order)
+    data = replace(data, time=np.zeros(0))  # which frees 8 bytes a row, as the next lines do
+    data = data.of_rows(order)
+    del order
+    return _assemble(*_with_splits(data, settings), settings.blocks, name)
 
 
 def rows_of_static(data: Interactions, settings: StreamSettings, name: str) -> tuple[Interactions, np.ndarray]:
