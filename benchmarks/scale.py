@@ -26,7 +26,7 @@ from machine import heading
 
 from fedcl_bench.cli import count, counts
 from fedcl_bench.training.strategies import Training, choose_strategy
-from fedcl_bench.data.synth import World, step_of
+from fedcl_bench.data.streams.synth import World, step_of
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.parameter_growth import grow

@@ -18,7 +18,7 @@ from helpers import SameProcess
 from fedcl_bench.cli import main
 from fedcl_bench.data import datasets
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.records import published
 from fedcl_bench.runs import registry as registry_of_plugins
 from fedcl_bench.runs.config import make_config

@@ -29,7 +29,7 @@ from fedcl_bench.cli.commands import new_plugin
 from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import describe, parse_assignments
-from fedcl_bench.data.convert import FORMATS
+from fedcl_bench.data.files.convert import FORMATS
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.experiments import grid
 from fedcl_bench.plugin import metric, sequential, silo, views

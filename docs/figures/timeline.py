@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from fedcl_bench.data.datasets import split_rows  # noqa: E402
-from fedcl_bench.data.recbole_files import SPLITS  # noqa: E402
+from fedcl_bench.data.files.recbole_files import SPLITS  # noqa: E402
 from fedcl_bench.data.source import locate  # noqa: E402
 from fedcl_bench.reports import draw  # noqa: E402
 from fedcl_bench.runs.config import make_config  # noqa: E402

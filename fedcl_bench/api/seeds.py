@@ -11,7 +11,7 @@ import torch
 
 from ..core.parallel import load, threads_for
 from ..data.datasets import load_stream, thin_note
-from ..data.features import Callbacks, notes as notes_of
+from ..data.items.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress

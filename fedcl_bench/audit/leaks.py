@@ -19,11 +19,11 @@ from torch import Tensor
 from .. import rng
 from ..core.errors import UserError
 from ..core.settings import assemble
-from ..data import tfidf
+from ..data.items import tfidf
 from ..data.datasets import load_stream, split_rows
-from ..data.features import SIMILAR_DIM, text_vectors, texts_of
-from ..data.item_texts import item_file
-from ..data.recbole_files import Interactions
+from ..data.items.features import SIMILAR_DIM, text_vectors, texts_of
+from ..data.items.item_texts import item_file
+from ..data.files.recbole_files import Interactions
 from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, locate, spelled
 from ..data.stream import Ragged, Step, Stream

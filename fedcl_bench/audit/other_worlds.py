@@ -8,7 +8,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from ..data.other_data import SPLITS, with_other_data, with_other_ends, with_sessions
+from ..data.streams.other_data import SPLITS, with_other_data, with_other_ends, with_sessions
 from ..data.stream import Step, Stream
 
 NEVER = 1 << 30  # a step after the last

@@ -12,14 +12,15 @@ import torch
 
 from ..core.errors import UserError
 from ..kernels.memory import available
-from . import domain_streams, prepared, session_streams, stream as blocks
-from .features import FeatureSource, Callbacks, load_features, text_vectors
-from .item_features import load_item_features
-from .overlap import known_users
-from .recbole_files import Interactions, load_interactions
+from .streams import domain_streams, prepared, session_streams
+from . import stream as blocks
+from .items.features import FeatureSource, Callbacks, load_features, text_vectors
+from .items.item_features import load_item_features
+from .streams.overlap import known_users
+from .files.recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns
 from .settings import StreamSettings
-from .table_reader import first_lines
+from .files.table_reader import first_lines
 from .stream import Stream, build_blocks, build_static, read_split_file, rows_of_blocks, rows_of_static
 
 

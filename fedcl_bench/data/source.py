@@ -330,7 +330,7 @@ def file_there(name: str, data_dir: Path | None) -> Path | None:
         return _atomic_file(name)
     path = _file_in(data_dir or Path("data"), name)
     if path is None:
-        from .recbole_files import bundled
+        from .files.recbole_files import bundled
         folder = bundled(name)
         path = folder and folder / f"{name}.inter"
     return path

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from .. import rng
 from ..core.errors import UserError
-from .archives import digest
-from .recbole_files import SPLITS, Interactions, pieces, read_table, splits_of
+from .files.archives import digest
+from .files.recbole_files import SPLITS, Interactions, pieces, read_table, splits_of
 from .settings import StreamSettings
-from .tie_order import time_order
+from .streams.tie_order import time_order
 
 
 def starts_of(lengths: Tensor) -> Tensor:

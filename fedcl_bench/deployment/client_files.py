@@ -24,7 +24,7 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.files import write_atomically
 from ..data.datasets import split_rows
-from ..data.recbole_files import SPLITS
+from ..data.files.recbole_files import SPLITS
 from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, load_config
 from ..data.stream import DomainPart, Ragged, Sessions, Step, Stream, split_of_rows, starts_of

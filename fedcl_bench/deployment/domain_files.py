@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..core.errors import UserError, unknown
 from ..data.datasets import domain_rows
-from ..data.domain_streams import build_domains
-from ..data.features import silent
-from ..data.item_texts import item_file
-from ..data.recbole_files import SPLITS, Interactions
+from ..data.streams.domain_streams import build_domains
+from ..data.items.features import silent
+from ..data.items.item_texts import item_file
+from ..data.files.recbole_files import SPLITS, Interactions
 from ..data.source import DatasetSource
 from ..data.stream import DomainPart, Sessions, Step, Stream, starts_of
 from .client_files import FEDERATION, ClientData, Published, deal, read_table

@@ -9,7 +9,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..data.recbole_files import SPLITS
+from ..data.files.recbole_files import SPLITS
 from ..data.stream import Ragged, Step, starts_of
 from ..plugin.backbone import Backbone
 from ..plugin.method import Method

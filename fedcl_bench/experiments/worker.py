@@ -96,7 +96,7 @@ class _Parent:
 def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Callable[[str], None]) -> Any:
     """The stream of a configuration, perhaps an earlier job's."""
     from ..data.datasets import load_stream
-    from ..data.features import Callbacks
+    from ..data.items.features import Callbacks
 
     key = (dataset, config.source.fingerprint, config.source.persons, config.stream, config.features)
     if key not in streams:

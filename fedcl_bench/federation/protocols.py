@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..training.session_trainer import SessionChunk, clients_at_once, make_session_chunks
 from ..training.strategies import Strategy, Training
-from ..data.recbole_files import SPLITS
+from ..data.files.recbole_files import SPLITS
 from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of

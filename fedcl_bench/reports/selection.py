@@ -194,7 +194,7 @@ def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSp
 def _current_hash(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: Mapping[str, Any]) -> str | None:
     """The hash that the run would have if it were made by the plugins as they are now; None if a metric of the run is
     not installed."""
-    from ..data.features import FeatureSource
+    from ..data.items.features import FeatureSource
 
     extra = {"extra_metrics": meta["settings"].get("extra_metrics", [])}
     try:

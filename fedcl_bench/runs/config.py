@@ -30,7 +30,7 @@ from .readings import READING, ambiguities, asked_for, expanded, in_effect, note
 from .registry import Plugin, Registry, of_aggregator
 
 if TYPE_CHECKING:
-    from ..data.features import FeatureSource
+    from ..data.items.features import FeatureSource
     from ..data.stream import Stream
     from ..federation.parts import Federation
     from ..plugin.method import Method
@@ -479,7 +479,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     there = elsewhere(parts.stream) if elsewhere else locate(dataset, data_dir, parts.stream)
     source = _with_ratings(backbone_plugin.cls, parts, there)
     if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
-        from ..data.features import locate_texts
+        from ..data.items.features import locate_texts
 
         source = replace(source, texts=locate_texts(source))
     return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
@@ -500,7 +500,7 @@ def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetS
 def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings, source: DatasetSource
               ) -> FeatureSource | None:
     """What the features of items are made of, for a backbone or method that reads them."""
-    from ..data.features import locate_features
+    from ..data.items.features import locate_features
 
     if backbone.for_domains and backbone.needs_features and source.parts:
         s = parts.backbone
@@ -513,6 +513,6 @@ def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings
     if not isinstance(settings, ItemFeatureSettings):
         raise PluginError(f"{cls.kind} '{cls.name}': needs_features is set, expected Settings that are an "
                           f"ItemFeatureSettings.")
-    from ..data.item_features import locate_item_features
+    from ..data.items.item_features import locate_item_features
 
     return locate_item_features(source, settings)

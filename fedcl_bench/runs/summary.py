@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..core.arrow import from_numbers, from_texts
 from ..core.version import __version__
-from ..data.features import silent
+from ..data.items.features import silent
 from ..data.stream import Stream
 from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries

@@ -8,8 +8,8 @@ from typing import Sequence
 import numpy as np
 import torch
 
-from ..data.domain_streams import build_domains
-from ..data.recbole_files import Interactions
+from ..data.streams.domain_streams import build_domains
+from ..data.files.recbole_files import Interactions
 from ..data.settings import StreamSettings
 from ..data.stream import Ragged, Sessions, Step, Stream, build_blocks
 

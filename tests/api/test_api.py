@@ -23,7 +23,7 @@ import fedcl_bench as fb
 from fedcl_bench.api import seeds
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.runs.config import CORE_SETTINGS, make_config
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs.summary import failed

@@ -11,7 +11,7 @@ import pytest
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.settings import LARGEST
-from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.files.recbole_files import bundled
 
 FT, RUN = "--method ft --backbone fedmf", "--method f3crec --backbone fedmf"
 LOG, SPLIT = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n", "block\tuser\titem\tsplit\n"

@@ -15,7 +15,7 @@ import pytest
 from fedcl_bench.cli import Extend, main as entry
 from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.data.source import load_config
 
 RUN = ["--method", "f3crec", "--backbone", "fedmf"]

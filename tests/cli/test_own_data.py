@@ -9,7 +9,7 @@ import pytest
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream, thin_note
-from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.data.source import (DatasetConfig, config_file, configured, dataset_name, find_file, load_config,
                                      locate, spelled)
 from fedcl_bench.data.settings import StreamSettings

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import from_csv, table_files, table_reader
-from fedcl_bench.data.item_texts import read_texts
+from fedcl_bench.data.files import from_csv, table_files, table_reader
+from fedcl_bench.data.items.item_texts import read_texts
 from fedcl_bench.data.source import load_config
 
 ROWS = [{"user": f"ü{i % 4}", "item": 7 + i % 5, "time": 1262304000 + i, "more": i / 2} for i in range(20)]

@@ -16,9 +16,9 @@ import pytest
 
 from fedcl_bench.cli.commands.data import ACTIONS
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.archives import fetch
-from fedcl_bench.data.convert import FORMATS, clean, convert
-from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.files.archives import fetch
+from fedcl_bench.data.files.convert import FORMATS, clean, convert
+from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.data.source import Published, configured, load_config
 from fedcl_bench.core.errors import UserError
 
@@ -98,7 +98,7 @@ def publish(monkeypatch):
         def load(asked):
             config = load_config(asked)
             return dataclasses.replace(config, raw=Published(**facts)) if asked == name else config
-        monkeypatch.setattr("fedcl_bench.data.convert.load_config", load)
+        monkeypatch.setattr("fedcl_bench.data.files.convert.load_config", load)
         monkeypatch.setattr("fedcl_bench.data.source.load_config", load)
     return change
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.data.convert import convert
+from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import statistics
-from fedcl_bench.data.domain_streams import build_domains
-from fedcl_bench.data.overlap import shared_users
-from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.streams.domain_streams import build_domains
+from fedcl_bench.data.streams.overlap import shared_users
+from fedcl_bench.data.files.recbole_files import Interactions
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.data.settings import StreamSettings
 

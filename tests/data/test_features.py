@@ -15,11 +15,11 @@ import torch
 from helpers import lay_log
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import language_models, tfidf
+from fedcl_bench.data.items import language_models, tfidf
 from fedcl_bench.records.store import short_name
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.features import Callbacks, locate_features, notes, silent
-from fedcl_bench.data.item_texts import read_texts
+from fedcl_bench.data.items.features import Callbacks, locate_features, notes, silent
+from fedcl_bench.data.items.item_texts import read_texts
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError

@@ -10,8 +10,8 @@ import pytest
 
 from fedcl_bench.cli import located
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import table_reader
-from fedcl_bench.data.from_csv import Columns, Tables, condition, import_table
+from fedcl_bench.data.files import table_reader
+from fedcl_bench.data.files.from_csv import Columns, Tables, condition, import_table
 from fedcl_bench.core.errors import UserError
 
 COLUMNS = Columns("user", "item", "time")

@@ -9,9 +9,9 @@ import pytest
 from helpers import lay_log, stream_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.convert import convert
+from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.overlap import read_persons
+from fedcl_bench.data.streams.overlap import read_persons
 from fedcl_bench.data.source import Published
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.cross_silo import CrossSilo

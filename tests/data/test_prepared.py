@@ -11,12 +11,13 @@ import torch
 from helpers import build, train_round
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import datasets, prepared
+from fedcl_bench.data import datasets
+from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import Stream
-from fedcl_bench.data.synth import World, write
+from fedcl_bench.data.streams.synth import World, write
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.parameter_growth import grow, row_width
 from fedcl_bench.kernels.memory import Available

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.data import recbole_files, stream, table_reader
-from fedcl_bench.data.recbole_files import Interactions, load_interactions, pieces, read_table
+from fedcl_bench.data.files import recbole_files, table_reader
+from fedcl_bench.data import stream
+from fedcl_bench.data.files.recbole_files import Interactions, load_interactions, pieces, read_table
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import build_blocks, by_user, places
 

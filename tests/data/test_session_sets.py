@@ -11,7 +11,7 @@ import torch
 from helpers import stream_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.convert import convert
+from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import statistics
 from fedcl_bench.data.source import Published, load_config
 from fedcl_bench.core.errors import UserError

@@ -15,8 +15,8 @@ from hypothesis import given
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream, statistics
-from fedcl_bench.data.recbole_files import Interactions
-from fedcl_bench.data.session_streams import build_sessions
+from fedcl_bench.data.files.recbole_files import Interactions
+from fedcl_bench.data.streams.session_streams import build_sessions
 from fedcl_bench.data.source import load_config
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError

@@ -13,7 +13,7 @@ import torch
 from helpers import ROOT, recbole_config, stream_of
 from hypothesis import given, strategies as st
 
-from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
+from fedcl_bench.data.files.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured, load_config
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import block_of_rows, build_blocks, read_split_file, split_of_rows, statistics

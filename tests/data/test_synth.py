@@ -14,7 +14,7 @@ from scipy import stats
 from fedcl_bench import rng
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.source import load_config
-from fedcl_bench.data.synth import FACTORS, SPAN, START, World, activity, catalogue, step_of, write
+from fedcl_bench.data.streams.synth import FACTORS, SPAN, START, World, activity, catalogue, step_of, write
 from fedcl_bench.core.errors import UserError
 
 WORLD = World(400, 300, per_user=20.0, seed=3)

@@ -11,13 +11,13 @@ from helpers import stream_of
 from scipy import stats
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import prepared
-from fedcl_bench.data.domain_streams import build_domains
-from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
+from fedcl_bench.data.streams import prepared
+from fedcl_bench.data.streams.domain_streams import build_domains
+from fedcl_bench.data.files.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import build_blocks, build_static
-from fedcl_bench.data.tie_order import SHIPPED, time_order
+from fedcl_bench.data.streams.tie_order import SHIPPED, time_order
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config, resolve
 

@@ -12,7 +12,7 @@ from helpers import ROOT, one_step
 from fedcl_bench.audit import leaks
 from fedcl_bench.audit.leaks import Times, Unit
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.files.recbole_files import Interactions
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import Sessions, Step, build_static, rows_of_static
 from fedcl_bench.evaluation.metrics import Hit

@@ -20,7 +20,7 @@ import fedcl_bench as fb
 from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.files.recbole_files import Interactions
 from fedcl_bench.data.source import load_config
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import build_static

@@ -13,7 +13,7 @@ from helpers import executed, federation_of, finish, lay_log, stream_of, train_r
 from torch import nn
 
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.data.prepared import folder_of, save
+from fedcl_bench.data.streams.prepared import folder_of, save
 from fedcl_bench.evaluation.rating_errors import pooled, rating_errors
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.plugin.method import Method, NoSettings

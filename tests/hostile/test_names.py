@@ -14,7 +14,7 @@ from helpers import ROOT
 from synthetic import run_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import archives
+from fedcl_bench.data.files import archives
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.text import for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal

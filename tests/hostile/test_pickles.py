@@ -9,8 +9,9 @@ import pandas
 import pytest
 import torch
 
-from fedcl_bench.data import archives, prepared
-from fedcl_bench.data.convert import convert
+from fedcl_bench.data.files import archives
+from fedcl_bench.data.streams import prepared
+from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import build_stream
 from fedcl_bench.data.source import Published
 from fedcl_bench.core.errors import Corrupt, UserError

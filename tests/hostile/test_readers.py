@@ -20,10 +20,10 @@ from mutations import TRIES, changed_json, fuzz, in_time, refused, said
 
 import fedcl_bench as fb
 from fedcl_bench.audit import audit
-from fedcl_bench.data import prepared
+from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.datasets import build_stream
-from fedcl_bench.data.features import Callbacks, load_features, locate_features
-from fedcl_bench.data.overlap import persons_file, read_persons
+from fedcl_bench.data.items.features import Callbacks, load_features, locate_features
+from fedcl_bench.data.streams.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.records import published

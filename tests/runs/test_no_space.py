@@ -16,7 +16,7 @@ from helpers import ROOT
 
 from fedcl_bench.cli import main as command
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import prepared
+from fedcl_bench.data.streams import prepared
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.files import replacing, write_atomically
 

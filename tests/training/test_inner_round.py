@@ -15,7 +15,7 @@ from helpers import ROOT, build, strategy_of, train_round
 
 from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.core import parallel
-from fedcl_bench.data.synth import World, step_of
+from fedcl_bench.data.streams.synth import World, step_of
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import PluginError
 from fedcl_bench.federation import round as rounds

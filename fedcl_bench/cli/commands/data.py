@@ -16,7 +16,7 @@ from ...core.text import quoted, safe_name
 from .. import add_options, count, interrupted, located, names, seed, settings_of, writing
 
 if TYPE_CHECKING:
-    from ...data.from_csv import Tables
+    from ...data.files.from_csv import Tables
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare", "deal")
 
@@ -168,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream, statistics, thin_note
-    from ...data.features import texts_of
-    from ...data.overlap import shared_users
+    from ...data.items.features import texts_of
+    from ...data.streams.overlap import shared_users
     from ..show import show_statistics
 
     source, settings = located(args.name, args.data_dir, settings_of(args))
@@ -187,7 +187,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from ...data import prepared
+    from ...data.streams import prepared
     from ...data.datasets import build_stream
 
     source, settings = located(args.name, args.data_dir, settings_of(args))
@@ -225,7 +225,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _tables_of(args: argparse.Namespace) -> Tables:
     """The user's own tables, as the options say; raises UserError for options that lack another."""
-    from ...data.from_csv import Columns, Tables
+    from ...data.files.from_csv import Columns, Tables
 
     for option, needed in (("keep", "rating"), ("valid", "session"), ("test", "session"), ("items", "texts"),
                            ("texts", "items"), ("items_id", "items")):
@@ -247,7 +247,7 @@ def _tables_of(args: argparse.Namespace) -> Tables:
 
 def _import(args: argparse.Namespace) -> int:
     """Convert the user's own tables and say what was detected and done."""
-    from ...data.from_csv import import_table
+    from ...data.files.from_csv import import_table
 
     tables = _tables_of(args)
     _refuse_taken(args.name, "convert --table")
@@ -266,7 +266,7 @@ def _import(args: argparse.Namespace) -> int:
 
 
 def _refuse_taken(name: str, what: str) -> None:
-    from ...data.recbole_files import bundled
+    from ...data.files.recbole_files import bundled
     from ...data.source import configured
 
     if name.lower() in configured() or bundled(name):
@@ -274,8 +274,8 @@ def _refuse_taken(name: str, what: str) -> None:
 
 
 def _download(args: argparse.Namespace) -> int:
-    from ...data.archives import fetch
-    from ...data.convert import FORMATS
+    from ...data.files.archives import fetch
+    from ...data.files.convert import FORMATS
     from ...data.source import load_config, spelled
 
     args.name = spelled(args.name)
@@ -295,7 +295,7 @@ def _download(args: argparse.Namespace) -> int:
 
 def _synth(args: argparse.Namespace) -> int:
     from ...data.source import write_config
-    from ...data.synth import World, write
+    from ...data.streams.synth import World, write
     from ...core.files import bar
 
     safe_name(args.name, "data synth")
@@ -334,7 +334,7 @@ def _say_next(args: argparse.Namespace, run_as: str = "", settings: Mapping[str,
 
 def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
     """Convert and say what was done; ``label`` as for ``convert``."""
-    from ...data.convert import convert
+    from ...data.files.convert import convert
     from ...data.source import spelled
 
     args.name = spelled(args.name)

@@ -9,7 +9,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator
 
-from ..core.errors import UserError
+from ...core.errors import UserError
 from .hdf import HoldsObjects, PlainUnpickler
 from .table_reader import read_parquet
 

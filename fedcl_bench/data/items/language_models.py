@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
-from ..core.errors import UserError
+from ...core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .stream import DomainPart, Ragged, Sessions, Step, Stream
+from ..stream import DomainPart, Ragged, Sessions, Step, Stream
 
 SPLITS = ("train", "valid", "test")
 _SEED = 7

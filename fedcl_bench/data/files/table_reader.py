@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..core.errors import UserError
-from ..core.files import bar
+from ...core.errors import UserError
+from ...core.files import bar
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
-from ..core.errors import UserError
+from ...core.errors import UserError
 from .table_reader import (SEPARATORS, TableLayout, fields_of, first_lines, opened, parquet_batches, parquet_file,
                            reason_of, text_batches)
 

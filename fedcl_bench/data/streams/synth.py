@@ -29,12 +29,12 @@ from typing import Callable, Iterator
 import numpy as np
 import torch
 
-from .. import rng
-from ..core.errors import UserError
-from ..core.files import folder_beside, free_bytes
-from ..core.parallel import in_order, workers
-from .settings import StreamSettings
-from .stream import Ragged, Step
+from ... import rng
+from ...core.errors import UserError
+from ...core.files import folder_beside, free_bytes
+from ...core.parallel import in_order, workers
+from ..settings import StreamSettings
+from ..stream import Ragged, Step
 
 FACTORS = 4  # length f of the vectors of tastes and properties
 LATE = 0.5  # share of the users who are not there from the beginning

@@ -14,11 +14,11 @@ from typing import Mapping, Sequence
 
 import numpy as np
 
-from ..core.errors import UserError
-from ..core.text import quoted
-from .archives import arrays_of, one_array
+from ...core.errors import UserError
+from ...core.text import quoted
+from ..files.archives import arrays_of, one_array
 from .item_texts import read_texts
-from .table_reader import read_parquet
+from ..files.table_reader import read_parquet
 
 SUFFIXES = (".npz", ".parquet", ".npy")
 _CURE = "docs/domains.md says what such a file holds."

@@ -14,9 +14,9 @@ from typing import Callable
 
 import numpy as np
 
-from ..core.errors import Corrupt, UserError
-from ..core.files import bar
-from ..core.version import __version__
+from ...core.errors import Corrupt, UserError
+from ...core.files import bar
+from ...core.version import __version__
 
 TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 16

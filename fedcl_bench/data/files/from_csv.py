@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Iterator,
 
 import numpy as np
 
-from ..core.errors import UserError
-from ..core.files import replacing, write_atomically
-from ..core.text import safe_name
+from ...core.errors import UserError
+from ...core.files import replacing, write_atomically
+from ...core.text import safe_name
 from . import times as units
-from .item_texts import item_file, item_table
-from .source import write_config
+from ..items.item_texts import item_file, item_table
+from ..source import write_config
 from .table_files import BadRows, TableFile, detect
 from .table_reader import content_of, joined
 

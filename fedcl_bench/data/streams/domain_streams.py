@@ -15,11 +15,11 @@ from typing import Sequence
 import numpy as np
 import torch
 
-from .. import rng
-from ..core.errors import UserError
-from .recbole_files import Interactions, core
-from .settings import StreamSettings
-from .stream import DomainPart, Sessions, Step, Stream, block_of_rows, places
+from ... import rng
+from ...core.errors import UserError
+from ..files.recbole_files import Interactions, core
+from ..settings import StreamSettings
+from ..stream import DomainPart, Sessions, Step, Stream, block_of_rows, places
 from .tie_order import time_order
 
 _TESTED = 3  # interactions of a user of whom something is validated and tested, two of them in the block

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import UserError, unknown
-from ..core.files import replacing, sweep
-from .source import DatasetSource
-from .stream import Stream, fingerprint
+from ...core.errors import UserError, unknown
+from ...core.files import replacing, sweep
+from ..source import DatasetSource
+from ..stream import Stream, fingerprint
 
 if TYPE_CHECKING:  # what encodes texts is imported where a run reads them
     from .language_models import LanguageModel

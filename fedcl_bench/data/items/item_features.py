@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import UserError, unknown
-from ..core.text import quoted
+from ...core.errors import UserError, unknown
+from ...core.text import quoted
 from . import features as of_texts, tfidf
 from .features import GIVEN, TFIDF, Callbacks, FeatureSource
 from .item_texts import columns_of, item_file, joined, read_fields
-from .settings import ItemFeatureSettings
-from .source import DatasetSource, config_label
-from .stream import Stream, fingerprint
+from ..settings import ItemFeatureSettings
+from ..source import DatasetSource, config_label
+from ..stream import Stream, fingerprint
 
 KINDS = {"token_seq": "text", "token": "labels", "float": "numbers", "float_seq": "numbers"}  # of types of columns
 

@@ -13,9 +13,9 @@ import re
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from ..core.errors import UserError
-from ..core.text import quoted
-from .table_reader import TableLayout, fields_of, first_lines, line_of, text_batches
+from ...core.errors import UserError
+from ...core.text import quoted
+from ..files.table_reader import TableLayout, fields_of, first_lines, line_of, text_batches
 
 _WORDS = "token_seq"
 

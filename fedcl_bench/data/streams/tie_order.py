@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import rng
-from ..core.errors import UserError
+from ... import rng
+from ...core.errors import UserError
 
 # Of which rows each shipped order is.
 SHIPPED = {"numpy_quicksort": "ml-100k with k_core=10", "numpy_avx512": "lastfm-2k with k_core=5"}

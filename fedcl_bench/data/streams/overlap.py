@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import UserError
-from ..core.text import quoted
-from .recbole_files import read_table
-from .source import DatasetSource, persons_beside
-from .stream import Stream
-from .table_reader import line_of
+from ...core.errors import UserError
+from ...core.text import quoted
+from ..files.recbole_files import read_table
+from ..source import DatasetSource, persons_beside
+from ..stream import Stream
+from ..files.table_reader import line_of
 
 _HEADER = ("user_id:token", "person:token")
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
 
-from ..core.errors import UserError, unknown
-from ..core.files import write_atomically
+from ...core.errors import UserError, unknown
+from ...core.files import write_atomically
 from . import archives
-from .item_texts import clean, item_table
-from .overlap import persons_file
+from ..items.item_texts import clean, item_table
+from ..streams.overlap import persons_file
 from .publishers import FORMATS, TEXT, Format, Kind, RawTable
-from .source import Published, load_config
+from ..source import Published, load_config
 from .table_reader import (SEPARATORS, TableLayout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
                            parquet_batches, text_batches)
 

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping
 import numpy as np
 import torch
 
-from ..core.errors import UserError
-from ..core.files import folder_beside, free_bytes
-from ..core.version import NUMBERS
-from .recbole_files import SPLITS
-from .settings import CENTRAL_ONLY, DOMAINS_ONLY, StreamSettings
-from .stream import DomainPart, Ragged, Sessions, Step, Stream, fingerprint
+from ...core.errors import UserError
+from ...core.files import folder_beside, free_bytes
+from ...core.version import NUMBERS
+from ..files.recbole_files import SPLITS
+from ..settings import CENTRAL_ONLY, DOMAINS_ONLY, StreamSettings
+from ..stream import DomainPart, Ragged, Sessions, Step, Stream, fingerprint
 
 if TYPE_CHECKING:
-    from .source import DatasetConfig, DatasetSource
+    from ..source import DatasetConfig, DatasetSource
 
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _LISTS = ("indptr", "values")  # of lists; ratings are read from the dataset's file

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
 
-from ..core.errors import UserError
-from ..core.text import quoted
+from ...core.errors import UserError
+from ...core.text import quoted
 from . import hdf
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows
 from .table_reader import read_parquet

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from ..core.errors import UserError
-from ..core.text import quoted
+from ...core.errors import UserError
+from ...core.text import quoted
 
 if TYPE_CHECKING:
     import pandas as pd

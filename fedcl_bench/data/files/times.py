@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.errors import UserError
+from ...core.errors import UserError
 
 # Seconds count fewer than the first of these numbers until the year 5138, and so on.
 UNITS = ((1e11, 1, "seconds"), (1e14, 1e3, "milliseconds"), (1e17, 1e6, "microseconds"), (np.inf, 1e9, "nanoseconds"))

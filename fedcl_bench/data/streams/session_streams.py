@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.errors import UserError
-from .recbole_files import SPLITS, Interactions
-from .settings import StreamSettings
-from .stream import Sessions, Step, Stream
+from ...core.errors import UserError
+from ..files.recbole_files import SPLITS, Interactions
+from ..settings import StreamSettings
+from ..stream import Sessions, Step, Stream
 
 if TYPE_CHECKING:
     import pandas as pd

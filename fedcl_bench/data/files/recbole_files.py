@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Collection, Mapping
 
 import numpy as np
 
-from ..core.arrow import from_numbers, numbers
-from ..core.errors import UserError
+from ...core.arrow import from_numbers, numbers
+from ...core.errors import UserError
 from . import times
 from .table_reader import TableLayout, first_lines, line_of, text_batches
 

@@ -1,0 +1,1 @@
+"""Tables as files: publishers' and users' own made RecBole's atomic files, and those read."""
