@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedcl_bench.cli import count
 from fedcl_bench.data.stream import Ragged
-from fedcl_bench.evaluation.ranking import rank_all
+from fedcl_bench.evaluation.ranking import RankingTask, rank_all
 from fedcl_bench.plugin.backbone import ITEM, USER
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import keep_freed_blocks, peak_mib
@@ -77,7 +77,7 @@ def main():
 
     def ours():
         with workers():
-            rank_all(backbone, model, wanted, [masked], [args.topk])
+            rank_all(backbone, None, model, RankingTask(wanted, [masked], [args.topk]))
 
     print(heading(args.threads), flush=True)
     print(f"FedMF, d {args.dim}, {args.users:,} users, {args.items:,} items, top {args.topk}, {MASKED} items masked "

@@ -28,7 +28,7 @@ from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, locate, spelled
 from ..data.stream import Ragged, Step, Stream
 from ..evaluation.metrics import EvaluationSettings
-from ..evaluation.ranking import draw_candidates, rank_all
+from ..evaluation.ranking import RankingTask, draw_candidates, rank_all
 from ..evaluation.session_ranking import SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.backbone import ITEM, Backbone
 from ..plugin.method import Method, NoSettings
@@ -139,8 +139,9 @@ class Unit:
             task = SessionTask(step, "test", [k], self.candidates["test"], DrawKey(0, step.index, 0), (metric,))
             return rank_sessions(_Scorer(scores), Method(NoSettings()), model, task).scores.mean(name)
         drawn = self.candidates["test"]
-        return rank_all(_Scorer(scores), model, step.test, [step.train, step.valid], [k],
-                        candidates=None if drawn is None else drawn[step.test.lengths > 0], metrics=[metric]).mean(name)
+        task = RankingTask(step.test, [step.train, step.valid], [k],
+                           None if drawn is None else drawn[step.test.lengths > 0], [metric])
+        return rank_all(_Scorer(scores), None, model, task).mean(name)
 
     def counts(self, *splits: str) -> Tensor:
         """Interactions of every item in some splits of all steps so far."""

@@ -15,7 +15,7 @@ from ..plugin.backbone import Backbone
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from .metrics import Recall
-from .ranking import rank_all
+from .ranking import RankingTask, rank_all
 
 KIND = "er@"
 _TOPK = (5, 10)
@@ -47,5 +47,5 @@ def exposure(backbone: Backbone, model: Snapshot, steps: Sequence[Step], targets
         missing &= sample[:, None]
     to_find = Ragged(starts_of(missing.sum(1)), targets.expand(step.n_users, -1)[missing])
     topk = [k for k in _TOPK if k <= step.n_items]
-    scores = rank_all(backbone, model, to_find, [had], topk, method, metrics=[Recall()])
+    scores = rank_all(backbone, method, model, RankingTask(to_find, [had], topk, metrics=[Recall()]))
     return [(step.index, f"{KIND}{k}", scores.users, scores.values[f"recall@{k}"].double()) for k in topk]

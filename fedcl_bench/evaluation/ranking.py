@@ -77,28 +77,42 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
     return {"valid": items[:, :n].masked_fill(column >= half, -1), "test": items.gather(1, half + column)}
 
 
-def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
-             method: Method | None = None, candidates: Tensor | None = None, metrics: Sequence[Metric] = DEFAULT,
-             catalogue: Catalogue | None = None) -> UserScores:
-    """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
-    first.
+@dataclass(frozen=True)
+class RankingTask:
+    """Which items users are to find, among which; as ``SessionTask`` for sessions.
 
-    Args:
-        model: the tables to score with; candidates are all rows of its public tables.
+    Attributes:
         target: the items to find, per user.
         masks: items of each user that are not recommended.
         topk: list lengths.
-        method: may rescore.
         candidates: sampled items to rank besides those to find, (n, m), a row for each user with items to find in
             their order, -1 for none; None: all items.
         metrics: what is said of the lists.
         catalogue: for metrics of items, which are left out without it; with it the result has the lists too.
     """
-    topk, n_items = sorted(set(topk)), model.n_items
+
+    target: Ragged
+    masks: Sequence[Ragged]
+    topk: Iterable[int]
+    candidates: Tensor | None = None
+    metrics: Sequence[Metric] = DEFAULT
+    catalogue: Catalogue | None = None
+
+
+def rank_all(backbone: Backbone, method: Method | None, model: Snapshot, task: RankingTask) -> UserScores:
+    """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
+    first.
+
+    Args:
+        method: may rescore.
+        model: the tables to score with; candidates are all rows of its public tables.
+    """
+    target, candidates, catalogue = task.target, task.candidates, task.catalogue
+    topk, n_items = sorted(set(task.topk)), model.n_items
     users = (target.lengths > 0).nonzero().flatten()
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
-    lists = _Lists(backbone, model, target, list(masks), method)
+    lists = _Lists(backbone, method, model, task)
     wanted = pairs_of(target, users, n_items)
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
     kept = torch.full((len(users), topk[-1]), -1, device=users.device) if catalogue is not None else None
@@ -125,7 +139,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     for _ in in_order(mark_hits, positions.tensor_split(pieces) if pieces else (), users.device):
         pass
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
-    return UserScores(users, measure(metrics, RankedLists(hits, relevant, kept, catalogue), topk), kept)
+    return UserScores(users, measure(task.metrics, RankedLists(hits, relevant, kept, catalogue), topk), kept)
 
 
 @dataclass(frozen=True)
@@ -133,10 +147,9 @@ class _Lists:
     """What every user's list is made of; attributes as the arguments of ``rank_all``."""
 
     backbone: Backbone
-    model: Snapshot
-    target: Ragged
-    masks: list[Ragged]
     method: Method | None
+    model: Snapshot
+    task: RankingTask
 
     def of(self, users: Tensor, candidates: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """Items of these users, (n, m), or None: all in order; and their scores, (n, m): -inf for those that are not
@@ -150,26 +163,26 @@ class _Lists:
         """Scores of all items, (n, items): -inf for those that are not ranked."""
         n_items = self.model.n_items
         scores = finite_scores(self.backbone, self.method, self.model, users)
-        for mask in self.masks:
+        for mask in self.task.masks:
             scores[mask.select(users)] = -torch.inf
         if candidates is None:
             return scores
         ranked = torch.zeros(len(users), n_items + 1, dtype=torch.bool, device=scores.device)
         ranked.scatter_(1, candidates % (n_items + 1), True)  # -1 becomes the column beyond the last item
-        ranked[self.target.select(users)] = True
+        ranked[self.task.target.select(users)] = True
         return scores.masked_fill(~ranked[:, :n_items], -torch.inf)
 
     def _candidate_scores(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those
         that are masked, that stand there a second time, or are none."""
         n_items = self.model.n_items
-        items = torch.cat([candidates, padded(self.target, users)], 1).sort(1).values
+        items = torch.cat([candidates, padded(self.task.target, users)], 1).sort(1).values
         scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
         checks.require_finite_scores(self.backbone, "score", scores, users)
         out = items < 0
         out[:, 1:] |= items[:, 1:] == items[:, :-1]
         pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
-        for mask in self.masks:
+        for mask in self.task.masks:
             out |= contains(pairs_of(mask, users, n_items), pair)
         return items, scores.masked_fill(out, -torch.inf)
 

@@ -22,7 +22,7 @@ from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalo
 from ..evaluation.drift import NEGATIVE, TARGET
 from ..evaluation.exposure import exposure
 from ..evaluation.metrics import NDCG, RATING_ERRORS, Hit
-from ..evaluation.ranking import UserScores, draw_candidates, rank_all
+from ..evaluation.ranking import RankingTask, UserScores, draw_candidates, rank_all
 from ..evaluation.rating_errors import rating_errors
 from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.method import Method
@@ -60,17 +60,17 @@ class Lists:
         if by in RATING_ERRORS:
             errors = rating_errors(f.backbone, model, self._valid)
             return UserScores(errors.users, {by: -errors.values[by]})  # the highest is best
-        metric, k = f.validation
-        return rank_all(f.backbone, model, self._valid, self._masks_of_validation, [k], self.method,
-                        self._candidates_of_validation, [metric])
+        return rank_all(f.backbone, self.method, model, self._validation)
 
     @cached_property
     def _valid(self) -> Ragged:
         return self._to_find(self.step, "valid")
 
     @cached_property
-    def _candidates_of_validation(self) -> Tensor | None:
-        return self._candidates(self.step, "valid", self._valid)
+    def _validation(self) -> RankingTask:
+        metric, k = self.f.validation
+        return RankingTask(self._valid, [self.step.train, *self._had_before(self.step, "valid")], [k],
+                           self._candidates(self.step, "valid", self._valid), [metric])
 
     def _to_find(self, step: Step, split: str) -> Ragged:
         """The items to find of the users who are evaluated."""
@@ -81,10 +81,6 @@ class Lists:
         """Sampled items of the users with something to find; None if all items are ranked."""
         users = (to_find.lengths > 0).nonzero().flatten()
         return draw_candidates(step, self.f.evaluation, self.f.seed, users).get(split)
-
-    @cached_property
-    def _masks_of_validation(self) -> list[Ragged]:
-        return [self.step.train, *self._had_before(self.step, "valid")]
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """Row R[t, .]: tests of a step's model on this and every earlier step.
@@ -98,9 +94,10 @@ class Lists:
         catalogue = catalogue_of(steps, model.item_vectors, f.population.all_reduce)
         of_items = any(metric.of_items for metric in f.metrics)
         to_find = [self._to_find(earlier, "test") for earlier in steps]
-        tests = [rank_all(f.backbone, model, wanted, [step.train, step.valid, *self._had_before(earlier, "test")],
-                          f.topk, self.method, self._candidates(earlier, "test", wanted), f.metrics,
-                          catalogue if of_items or f.on_test or earlier is steps[-1] else None)
+        tests = [rank_all(f.backbone, self.method, model, RankingTask(
+            wanted, [step.train, step.valid, *self._had_before(earlier, "test")], f.topk,
+            self._candidates(earlier, "test", wanted), f.metrics,
+            catalogue if of_items or f.on_test or earlier is steps[-1] else None))
                  for earlier, wanted in zip(steps, to_find)]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)

@@ -16,7 +16,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.continual import summaries
 from fedcl_bench.evaluation.metrics import measure
 from fedcl_bench.evaluation.metrics import DEFAULT, parse_metric
-from fedcl_bench.evaluation.ranking import is_product, rank_all, users_at_once
+from fedcl_bench.evaluation.ranking import RankingTask, is_product, rank_all, users_at_once
 from fedcl_bench.plugin.metric import RankedLists
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
@@ -63,8 +63,8 @@ def test_rank_all_equals_plain_python(seed, compiled):
     if not any(target):
         target[0] = [1]
     with mock.patch.object(ops, "why_not", ops.why_not if compiled else lambda: "switched off"):
-        result = rank_all(TableBackbone(), Snapshot({"items": torch.zeros(items, 1)}, {"scores": scores}),
-                          ragged(*target), [ragged(*m) for m in masks], [k])
+        result = rank_all(TableBackbone(), None, Snapshot({"items": torch.zeros(items, 1)}, {"scores": scores}),
+                          RankingTask(ragged(*target), [ragged(*m) for m in masks], [k]))
     expected = []
     for u in range(users):
         if not target[u]:
@@ -82,14 +82,14 @@ def test_rank_all_equals_plain_python(seed, compiled):
 def test_masked_target_is_never_a_hit():
     """With fewer unmasked candidates than K, a masked item at the end of the list does not count."""
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
-    result = rank_all(TableBackbone(), model, ragged([0, 1]), [ragged([0, 2, 3])], [4])
+    result = rank_all(TableBackbone(), None, model, RankingTask(ragged([0, 1]), [ragged([0, 2, 3])], [4]))
     assert result.values["recall@4"].tolist() == [0.5]
 
 
 def test_lists_longer_than_the_items_are_refused():
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(1, 4)})
     with pytest.raises(UserError, match="at most the number of items, 4"):
-        rank_all(TableBackbone(), model, ragged([0]), [], [5])
+        rank_all(TableBackbone(), None, model, RankingTask(ragged([0]), [], [5]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -107,13 +107,13 @@ def test_highest_are_those_of_a_stable_sort(columns, k, dtype):
 
 def test_of_equal_scores_the_smaller_item_comes_first():
     model = Snapshot({"items": torch.zeros(50, 1)}, {"scores": torch.zeros(3, 50)})
-    result = rank_all(TableBackbone(), model, ragged([0], [4], [7]), [ragged([], [0, 2], [])], [3])
+    result = rank_all(TableBackbone(), None, model, RankingTask(ragged([0], [4], [7]), [ragged([], [0, 2], [])], [3]))
     assert result.values["mrr@3"].tolist() == [1.0, 1 / 3, 0.0]
 
 
 def test_an_item_to_find_twice_counts_once():
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
-    result = rank_all(TableBackbone(), model, ragged([0, 3, 0]), [], [2])
+    result = rank_all(TableBackbone(), None, model, RankingTask(ragged([0, 3, 0]), [], [2]))
     assert result.values["recall@2"].tolist() == [0.5]
 
 
@@ -130,7 +130,7 @@ def test_many_items_are_ranked_in_large_pieces(registry, users):
     scores = model.private[USER] @ model.public[ITEM].T
     order = scores.argsort(1, descending=True)
     target, mask = order[:, [3, 9, 50]], order[:, [0, 5]]
-    found = rank_all(backbone, model, ragged(*target.tolist()), [ragged(*mask.tolist())], [10])
+    found = rank_all(backbone, None, model, RankingTask(ragged(*target.tolist()), [ragged(*mask.tolist())], [10]))
     assert (users_at_once(20000, False), users_at_once(20000, is_product(backbone, model))) == (26, 64)
     assert found.values["mrr@10"].tolist() == [1 / 3] * users  # one of the three items before it is masked
     assert found.values["recall@10"].tolist() == pytest.approx([2 / 3] * users)
@@ -149,7 +149,7 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
         sizes = []
         monkeypatch.setattr("fedcl_bench.evaluation.ranking.score_pairs",
                             lambda *a: sizes.append(a[3].shape) or pairs(*a))
-        return sizes, rank_all(backbone, model, ragged(*target), masks, [5, 20], candidates=candidates)
+        return sizes, rank_all(backbone, None, model, RankingTask(ragged(*target), masks, [5, 20], candidates))
 
     pairs = sys.modules["fedcl_bench.evaluation.ranking"].score_pairs
     sizes, alone = scored_items()

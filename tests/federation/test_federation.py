@@ -11,7 +11,7 @@ import torch
 
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import RunFailed, UserError
-from fedcl_bench.evaluation.ranking import UserScores, rank_all
+from fedcl_bench.evaluation.ranking import RankingTask, UserScores, rank_all
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.early_stopping import require_finite
 from fedcl_bench.federation import parameter_growth
@@ -121,8 +121,8 @@ def test_tests_are_made_with_the_best_round(federation, ml100k):
         assert len(best.public[ITEM]) == step.n_items and len(best.private[USER]) == step.n_users
         for trained, tested, scores in progress.tests:
             if trained == t:
-                again = rank_all(f.backbone, progress.best.model, ml100k.steps[tested].test,
-                                 [step.train, step.valid], [20])
+                task = RankingTask(ml100k.steps[tested].test, [step.train, step.valid], [20])
+                again = rank_all(f.backbone, None, progress.best.model, task)
                 assert torch.equal(scores.values["ndcg@20"], again.values["ndcg@20"])
         assert [s for trained, s, _ in progress.tests if trained == t] == list(range(t + 1))
     assert torch.equal(progress.best.model.public[ITEM], progress.model.public[ITEM]) is False

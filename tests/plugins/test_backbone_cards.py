@@ -14,7 +14,7 @@ from fedcl_bench.plugin.backbone import Backbone, BackboneSettings
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import build_static
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.evaluation.ranking import rank_all
+from fedcl_bench.evaluation.ranking import RankingTask, rank_all
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.method import Method, NoSettings
@@ -243,11 +243,11 @@ def test_rlp2_mask_comes_after_the_correction(registry):
     keys = pair_keys(backbone, model, torch.tensor([0]), torch.arange(4)[None])
     torch.testing.assert_close(keys[0], torch.diag(model.private[USER][0]))  # FedMF's key of (u, i) is p_u * q_i
     method = with_memory(registry, keys, [[1.0, -1.0, -1.0, 1.0]], lambda_error=10.0, neighbours=1)
-    alone = rank_all(backbone, model, ragged([3]), [ragged([0])], [1, 2, 3])
+    alone = rank_all(backbone, None, model, RankingTask(ragged([3]), [ragged([0])], [1, 2, 3]))
     assert [float(alone.values[f"hit@{k}"]) for k in (1, 2, 3)] == [0, 0, 1]
-    found = rank_all(backbone, model, ragged([3]), [ragged([0])], [1, 2, 3], method)
+    found = rank_all(backbone, method, model, RankingTask(ragged([3]), [ragged([0])], [1, 2, 3]))
     assert [float(found.values[f"hit@{k}"]) for k in (1, 2, 3)] == [1, 1, 1]
-    masked = rank_all(backbone, model, ragged([0, 1]), [ragged([0])], [4], method)
+    masked = rank_all(backbone, method, model, RankingTask(ragged([0, 1]), [ragged([0])], [4]))
     assert float(masked.values["recall@4"]) == 0.5
 
 
