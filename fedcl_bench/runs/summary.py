@@ -231,8 +231,10 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
 def _items_to_find(progress: Progress, stream: Stream) -> list[int]:
     """Of each block's test, interactions of the users who are evaluated."""
     users = {s: scores.users.cpu() for t, s, scores in progress.tests if t == s}
-    return [len(unit.test.values) if stream.domains else int(unit.test.counts(users[number]).sum())
-            for number, unit in enumerate(stream.units())]
+    if stream.domains:
+        return [len(unit.test.values) for unit in stream.units()]
+    return [len(users[number]) if step.sessions else int(step.test.counts(users[number]).sum())  # of a session the last
+            for number, step in enumerate(stream.steps)]
 
 
 def _sampled(config: RunConfig, progress: Progress, stream: Stream | None) -> dict[str, Any]:

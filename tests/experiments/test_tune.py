@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from helpers import ROOT, SameProcess
 
+from fedcl_bench.records import frames
 from fedcl_bench.cli.commands import tune as tune_command
 from fedcl_bench.cli.grid_view import show_tuned
 from fedcl_bench.cli.main import main, parse
@@ -98,14 +99,13 @@ def test_a_failed_run_costs_what_was_done(tmp_path, registry):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """The folder, what was read of tables, and what the command printed."""
-    folder, read, parse_table = tmp_path_factory.mktemp("tuned"), [], pd.read_parquet
+    folder, read, parse_table = tmp_path_factory.mktemp("tuned"), [], frames._table
     shutil.copytree(ROOT / "results/tuned", folder / "results/tuned")
     (folder / "results/published").symlink_to(ROOT / "results/published")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(pool, "Processes", SameProcess)
-        patch.setattr(pd, "read_parquet", lambda content, columns: read.append(columns) or
-                      parse_table(content, columns=columns))
+        patch.setattr(frames, "_table", lambda content, columns: read.append(columns) or parse_table(content, columns))
         assert main([*COMMAND, "--quiet"]) == 0
     return folder, read
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.registry import discover
 
     registry = discover(args.plugins)
-    methods, proposed = _compared(args, registry.names("backbone"))
+    methods, proposed = _compared(args, registry)
     blocks = _asked_blocks(args)
     specs, runs = _gathered(args, registry, methods)
     first = next(iter(runs.values()))[proposed][0]
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(args: argparse.Namespace, known: list[str]) -> tuple[list[str], str]:
+def _compared(args: argparse.Namespace, registry: Registry) -> tuple[list[str], str]:
     """The methods, and the one that is tested against the others. Raises UserError unless this command can do so."""
     if args.backbones is None:
-        raise UserError(f"--backbone is missing. Known: {', '.join(known)}.")
+        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
     if not args.friedman and len(args.backbones) * len(args.datasets or ["ml-100k"]) > 1:
         raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
     methods = methods_of(args)

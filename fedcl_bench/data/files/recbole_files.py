@@ -231,8 +231,8 @@ class _Tokens:
         """The first row that is no id."""
         from pyarrow import compute as pc
 
-        empty = pc.index(values.dictionary, "").as_py()
-        return None if empty < 0 else pc.index(values.indices, empty).as_py()
+        empty = np.flatnonzero(numbers(pc.utf8_length(values.dictionary)) == 0)  # `pc.index` imports pandas
+        return int(np.argmax(numbers(values.indices) == empty[0])) if len(empty) else None
 
 
 class _Numbers:
