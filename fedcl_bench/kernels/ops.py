@@ -138,26 +138,54 @@ def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: T
          table.shape[1])
 
 
-def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None, steps: Tensor,
-                past: Tensor, done: int, batch: tuple[Tensor, int, int, Tensor], positive: Tensor,
+class MovedRows(NamedTuple):
+    """Clients' item rows, which updates have moved.
+
+    Attributes:
+        table: the rows before, (items, d).
+        items: of each client's slots, (C, slots); None: all, in order.
+        steps, vectors, done: the first ``done`` updates have moved a client's rows, by steps (C, slots, updates) times
+            vectors (C, updates, d).
+    """
+
+    table: Tensor
+    items: Tensor | None
+    steps: Tensor
+    vectors: Tensor
+    done: int
+
+
+class InnerSamples(NamedTuple):
+    """The samples of a local batch.
+
+    Attributes:
+        order, start, end: slots by local batch (see ``group``), and the columns of this one.
+        share: a sample's weight, (C, 1).
+        positive: whether a slot's item is a positive, (slots,) or (C, slots).
+    """
+
+    order: Tensor
+    start: int
+    end: int
+    share: Tensor
+    positive: Tensor
+
+
+def inner_batch(rows: MovedRows, vectors: Tensor, constants: Tensor | None, samples: InnerSamples,
                 needed: tuple[bool, bool, bool]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Cross-entropy of a local batch whose logits are inner products, and its gradients.
 
     Args:
-        table: item rows, (items, d).
-        items: of each client's slots, (C, slots); None: all, in order.
+        rows: the gradients of the slots' logits are written to the next step, if they are needed.
         vectors, constants: a logit is the client's vector (C, d) times the item's row, plus its constant (C, 1).
-        steps, past, done: the first ``done`` updates have moved a client's rows, by steps (C, slots, updates) times
-            vectors (C, updates, d). The slots' logits' gradients are written to the next step, if they are needed.
-        batch: slots by local batch (see ``group``), the columns of this one and a sample's weight, (C, 1).
-        positive: whether a slot's item is a positive, (slots,) or (C, slots).
         needed: whether gradients of vectors, of constants and of rows are.
 
     Returns:
         losses (C,); gradients of the vectors (C, d) and of the constants (C, 1).
     """
+    table, items, steps, past, done = rows
+    order, start, end, share, positive = samples
     (clients, slots, updates), d = steps.shape, table.shape[1]
-    order, start, end, share = batch
     to_vectors, to_constants, to_rows = needed
     n, loss = order.shape[1], vectors.new_empty(clients)
     made = (vectors.new_empty(clients, d) if to_vectors else None,

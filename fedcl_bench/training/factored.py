@@ -168,12 +168,11 @@ class FactoredTrainer(ListTrainer):
             loss = self._plus(batch.loss, term, self.method, "local_loss")
             return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
         needed = vectors.requires_grad, constants is not None and constants.requires_grad, self.name in parameters
-        members = view.members
+        outer, members = self.outer, view.members
         loss, to_vectors, to_constants = ops.inner_batch(
-            self.outer.table, self.outer.items, self.vectors,
-            None if constants is None else constants.detach().to(self.vectors).contiguous(), self.outer.steps,
-            self.outer.vectors, self.done, (members.order, members.start, members.end, members.share),
-            self.slots.positive, needed)
+            ops.MovedRows(outer.table, outer.items, outer.steps, outer.vectors, self.done), self.vectors,
+            None if constants is None else constants.detach().to(self.vectors).contiguous(),
+            ops.InnerSamples(members.order, members.start, members.end, members.share, self.slots.positive), needed)
         names = [name for name in parameters if name != self.name]
         gradients = dict(zip(names, self._through(vectors, constants, to_vectors, to_constants,
                                                   [parameters[name] for name in names])))

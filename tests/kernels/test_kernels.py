@@ -234,9 +234,9 @@ def test_what_is_looked_up_has_to_be_there(bad):
                                        max(bad, 0)),
         "ranks: items": lambda: ops.ranks(torch.zeros(1, 5), torch.zeros_like(items[0]), items[0]),
         "ranks: rows": lambda: ops.ranks(torch.zeros(5, 1), items[0], torch.zeros_like(items[0])),
-        "inner_batch": lambda: ops.inner_batch(table, items, vectors, None, steps, past, 0,
-                                               (order, 0, 3, torch.ones(1, 1)), torch.ones(3, dtype=torch.bool),
-                                               (True, False, True))}
+        "inner_batch": lambda: ops.inner_batch(
+            ops.MovedRows(table, items, steps, past, 0), vectors, None,
+            ops.InnerSamples(order, 0, 3, torch.ones(1, 1), torch.ones(3, dtype=torch.bool)), (True, False, True))}
     for name, look_up in calls.items():
         with pytest.raises(ValueError, match=f"kernels: {name}.* are .*, expected "):
             look_up()
