@@ -120,11 +120,14 @@ class Display:
             name = f"block {step} of 0-{len(stream.steps) - 1}" if several else "domains"
             self._task = self._bar.add_task(f"  {name}", total=rounds, status="")
         about = 0 if stream.domains else step  # the topology is said once
-        if self._verbose and self._told != about and (stream.domains or len(progress.ways) > step):
+        if self._verbose and self._told != about and (stream.domains or len(progress.strategies) > step):
             self._told = about
-            self._console.print(
-                f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}" if stream.domains else
-                f"  block {step}: clients are trained '{progress.ways[step]}' ({meaning_of(progress.ways[step])})")
+            if stream.domains:
+                said = f"topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}"
+            else:
+                said = "block {0}: clients are trained '{1}' ({2})".format(
+                    step, progress.strategies[step], meaning_of(progress.strategies[step]))
+            self._console.print(f"  {said}")
         done = progress.round - self._first
         if done > 1:
             later = sum(s.interactions for s in stream.steps[step + 1:]) / stream.steps[step].interactions

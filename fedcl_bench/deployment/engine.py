@@ -151,7 +151,7 @@ class Federates:
 
     def _state_for(self, member: Member, progress: Progress) -> bytes:
         """The server's progress for a client: all that is public, and untrained rows for its users."""
-        if not progress.ways:
+        if not progress.strategies:
             return b""
         if self.secret_state:
             progress = replace(progress, server_state={}, best=replace(progress.best, server_state={}))

@@ -197,7 +197,7 @@ def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[
     Args:
         names: ids of each part's clients.
     """
-    if "domains" in progress.ways:
+    if "domains" in progress.strategies:
         return _with_domains(progress, parts)
 
     def joined(model: Snapshot, models: Sequence[Snapshot]) -> Snapshot:

@@ -337,7 +337,7 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
             model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
     strategy = Strategy.CENTRAL if method.trains == "server" else training_of(f, step, model).strategy
     return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
-                   ways=(*progress.ways, strategy.recorded))
+                   strategies=(*progress.strategies, strategy.recorded))
 
 
 def training_of(f: Federation, step: Step, model: Snapshot) -> Training:

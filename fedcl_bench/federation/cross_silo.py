@@ -107,12 +107,12 @@ class CrossSilo:
         """The clients of a step of time, and the progress with what they begin it from: each domain's best model of the
         step before."""
         clients = cls(f, step)
-        if len(progress.ways) > clients.domains[0].unit:  # it has begun
+        if len(progress.strategies) > clients.domains[0].unit:  # it has begun
             return clients, progress
         model = clients._after(clients.method.begin_step, progress.best.model) if step.index else clients.start()
-        ways = ("domains",) * len(f.stream.domains) or ("central",)
-        return clients, replace(progress, model=model, best=Best(model), server_state={}, ways=progress.ways + ways,
-                                server_moments=clients._sent(model))
+        now = ("domains",) * len(f.stream.domains) or ("central",)
+        return clients, replace(progress, model=model, best=Best(model), server_state={},
+                                strategies=progress.strategies + now, server_moments=clients._sent(model))
 
     def _sent(self, model: Snapshot) -> Tables:
         """What the server's optimiser, if there is one, has to know of what domains begin with."""

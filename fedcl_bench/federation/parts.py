@@ -105,7 +105,7 @@ class Progress:
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
-        ways: how clients were trained in every step so far (see ``training/strategies.py``).
+        strategies: how clients were trained in every step so far (see ``training/strategies.py``).
         fraction_done: the share of the next round that is done; only shown, and not saved.
         within: gives how far that round is, if clients hold many users; it looks at what is being trained, so it is
             asked before the next progress is.
@@ -122,7 +122,7 @@ class Progress:
     curve: tuple[dict[str, Any], ...] = ()
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
-    ways: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
     server_moments: dict[str, Tensor] = field(default_factory=dict)
     attack_state: dict[str, Tensor] = field(default_factory=dict)

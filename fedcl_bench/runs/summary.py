@@ -223,7 +223,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                     "upload_noise": config.server.upload_noise,
                     "notes": _privacy_notes(config, progress, stream)},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
-        "environment": {**environment(config.device), "ways": list(progress.ways)},
+        "environment": {**environment(config.device), "strategies": list(progress.strategies)},
         **({"features": _of_features(config, stream)} if stream and config.features else {}),
     }
 

@@ -56,33 +56,33 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     for name in only:
         if name not in PROPERTIES:
             raise unknown("property", name, PROPERTIES)
-    judge = _Judge(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
+    checker = _Checker(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
     if plugin.kind == "metric":
-        return _of_metric(judge, registry, partners)
-    judge.holds("settings", "", lambda: properties.valid_settings(plugin))
+        return _of_metric(checker, registry, partners)
+    checker.holds("settings", "", lambda: properties.valid_settings(plugin))
     if plugin.kind == "attack":
-        return _of_attack(judge, registry, partners)
-    if plugin.kind == "backbone" and not is_of_domains(plugin.cls) and not _declares(judge):
-        return judge.report
+        return _of_attack(checker, registry, partners)
+    if plugin.kind == "backbone" and not is_of_domains(plugin.cls) and not _declares(checker):
+        return checker.report
     partners = partners if getattr(plugin.cls, "needs_backbone", True) else (NO_BACKBONE,)
     chosen = partners or (() if full or is_of_domains(plugin.cls) else FEW[plugin.kind])
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
-        judge.holds("has a partner", "", lambda: _no_partner(registry, plugin, chosen))
+        checker.holds("has a partner", "", lambda: _no_partner(registry, plugin, chosen))
     for number, pair in enumerate(pairs):
         run_through = domain_checks.runs if pair.kind == "domains" else properties.runs
-        if not judge.holds("runs", str(pair), lambda: run_through(pair)):
+        if not checker.holds("runs", str(pair), lambda: run_through(pair)):
             continue
         for name, test in _after_runs(pair):
-            judge.holds(name, str(pair), lambda: test(pair))
+            checker.holds(name, str(pair), lambda: test(pair))
         if number == 0 and process:
-            judge.holds("a new process", str(pair), lambda: elsewhere.a_new_process(pair))
-            judge.holds("worlds of their own", str(pair), lambda: elsewhere.worlds_of_their_own(pair))
+            checker.holds("a new process", str(pair), lambda: elsewhere.a_new_process(pair))
+            checker.holds("worlds of their own", str(pair), lambda: elsewhere.worlds_of_their_own(pair))
         if full and pair.kind == "blocks":
-            judge.holds("ML-100K", str(pair), lambda: on_real_data(pair))
+            checker.holds("ML-100K", str(pair), lambda: on_real_data(pair))
     if pairs:
-        judge.holds("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
-    return judge.report
+        checker.holds("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
+    return checker.report
 
 
 def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
@@ -96,27 +96,27 @@ def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
     return [each for each in (*properties.OF_PAIRS[1:], *interference.OF_PAIRS) if each[0] not in given_up]
 
 
-def _of_metric(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Report:
+def _of_metric(checker: _Checker, registry: Registry, partners: Iterable[str]) -> Report:
     """What is asked of a metric, which has no partners."""
     if partners:
         raise UserError(f"--with: found {', '.join(partners)}; a metric is checked without partners, leave it out.")
     for name, test in metric_checks.OF_METRICS:
-        judge.holds(name, "", lambda: test(judge.plugin))
-    judge.holds("runs", "", lambda: metric_checks.runs(registry, judge.plugin))
-    return judge.report
+        checker.holds(name, "", lambda: test(checker.plugin))
+    checker.holds("runs", "", lambda: metric_checks.runs(registry, checker.plugin))
+    return checker.report
 
 
-def _of_attack(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Report:
+def _of_attack(checker: _Checker, registry: Registry, partners: Iterable[str]) -> Report:
     """What is asked of an attack: with FT on backbones."""
     for backbone in partners or ("fedmf",):
-        pair = Pair(registry, "ft", backbone, "blocks", {"attack": judge.plugin.name, "malicious": 0.2})
-        if judge.holds("runs", str(pair), lambda: properties.runs(pair)):
+        pair = Pair(registry, "ft", backbone, "blocks", {"attack": checker.plugin.name, "malicious": 0.2})
+        if checker.holds("runs", str(pair), lambda: properties.runs(pair)):
             for name, test in (*attack_checks.OF_ATTACKS, *(p for p in properties.OF_PAIRS if p[0] in _OF_EVERY_RUN)):
-                judge.holds(name, str(pair), lambda: test(pair))
-    return judge.report
+                checker.holds(name, str(pair), lambda: test(pair))
+    return checker.report
 
 
-class _Judge:
+class _Checker:
     """Tries properties of a plugin and adds the verdicts to its report."""
 
     def __init__(self, plugin: Plugin, watch: Watch, only: Collection[str] | None):
@@ -143,17 +143,17 @@ class _Judge:
             return False, where(error, self.plugin.path)
 
 
-def _declares(judge: _Judge) -> bool:
+def _declares(checker: _Checker) -> bool:
     """What is asked of a backbone alone; False if its parameters are not declared, without which it cannot run."""
-    plugin, made = judge.plugin, []
+    plugin, made = checker.plugin, []
 
     def declared() -> str:
         made.append(plugin.cls(plugin.cls.Settings()))
         return properties.declared_parameters(plugin, made[0])
 
-    if not judge.holds("declares its parameters", "", declared):
+    if not checker.holds("declares its parameters", "", declared):
         return False
-    judge.holds("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
+    checker.holds("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
     return True
 
 

@@ -49,7 +49,7 @@ def test_a_user_sees_it(tmp_path, capsys):
     assert main(["--method", "kd", "--backbone", "fedmf", "-v", "--json", "--results", str(tmp_path), "--set",
                  "rounds=1", "--set", "blocks=2", "--set", "k_core=60"]) == 0
     out, err = capsys.readouterr()
-    strategies = json.loads(out)["environment"]["ways"]
+    strategies = json.loads(out)["environment"]["strategies"]
     assert len(strategies) == 2 and strategies[1] == "factored"
     for block, name in enumerate(strategies):
         assert f"block {block}: clients are trained '{name}' ({meaning_of(name)})" in err
