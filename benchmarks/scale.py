@@ -26,7 +26,7 @@ from machine import heading
 
 from fedcl_bench.cli import count, counts
 from fedcl_bench.training.strategies import Training, choose_strategy
-from fedcl_bench.data.streams.synth import World, step_of
+from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.parameter_growth import grow
@@ -46,7 +46,7 @@ COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per
 def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict[str, float]:
     """One size, in this process."""
     began = time.perf_counter()
-    step = step_of(World(clients, items, args.interactions_per_user, activity=args.activity))
+    step = step_of(SyntheticLog(clients, items, args.interactions_per_user, activity=args.activity))
     made, data_peak = time.perf_counter() - began, peak_mib()
     cls = discover().get("backbone", "fedmf").cls
     backbone, local, method = cls(cls.Settings(dim=dim)), LocalSettings(local_epochs=local_epochs), Method(NoSettings())
@@ -74,7 +74,7 @@ def main():
     parser.add_argument("--dim", type=counts, default=(32,), metavar="N,N")
     parser.add_argument("--local-epochs", type=counts, default=(1,), metavar="N,N")
     parser.add_argument("--interactions-per-user", type=float, default=20.0)
-    parser.add_argument("--activity", type=float, default=World.activity,
+    parser.add_argument("--activity", type=float, default=SyntheticLog.activity,
                         help="standard deviation of log interactions per user; 0: all have equally many")
     parser.add_argument("--rounds", type=count, default=3, help="timed, after one that is not; medians are shown")
     parser.add_argument("--seconds", type=float, default=1.0,

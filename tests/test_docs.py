@@ -154,7 +154,7 @@ def specs_of(args) -> list[RunSpec]:
         return [spec for part in grid.read_parts(None, _given(args)) for spec in part.specs()]
     if args.command == "tune":
         tables = tuple(args.table or [2]) if args.paper else ()
-        return grid.Part(args.methods, args.backbones, args.datasets, paper=args.paper, tables=tables).specs()
+        return grid.GridPart(args.methods, args.backbones, args.datasets, paper=args.paper, tables=tables).specs()
     return []
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from fedcl_bench.plugin.silo import Histories
 from fedcl_bench.recbole import client_facts, domain_facts, models
-from fedcl_bench.recbole.calls import Caller, Host, Trial, padded_sequences
+from fedcl_bench.recbole.calls import Caller, Host, TrialClients, padded_sequences
 from fedcl_bench.recbole.client_facts import Facts
 from fedcl_bench.recbole.domain_backbone import made_up, made_up_batch
 from fedcl_bench.recbole.domain_facts import DomainFacts
@@ -55,7 +55,7 @@ _HANDED_OVER = "dataset", "same_item_index"  # attributes that every batch of a 
 def _reason(refused: Refused) -> str:
     """Why a model is refused; of one that asks its dataset for what is not there, what that is."""
     error = refused.__cause__
-    if isinstance(error, AttributeError) and isinstance(error.obj, models.Client):
+    if isinstance(error, AttributeError) and isinstance(error.obj, models.ClientDataset):
         asked = error.name
     elif isinstance(error, KeyError):
         asked = f"num({error.args[0]!r})"
@@ -83,7 +83,7 @@ def _builder(name: str, values: Mapping[str, Any]) -> Callable[..., nn.Module]:
     attribute ``asked`` has the names it looked up in its configuration."""
     def build(users, items, negatives=1, device="cpu", history=None):
         config = _Config(models.configuration(name, values, WIDTH, negatives, device))
-        dataset = models.Client(users, items, WIDTH, history)
+        dataset = models.ClientDataset(users, items, WIDTH, history)
         model = models.built(models.model_class(name), config, dataset, 0)
         model.asked = frozenset(config.asked)
         return model
@@ -128,7 +128,7 @@ def _tried(name: str, values: Mapping[str, Any]) -> Facts:
         warnings.simplefilter("ignore")  # of RecBole's code
         build = _builder(name, values)
         parameters = classify(build, [])
-        trial = Trial(build, parameters, WIDTH)
+        trial = TrialClients(build, parameters, WIDTH)
         facts = _look_at_loss(trial, Facts("", history=_history_attributes(build)))
         facts = replace(facts, loss_alone=_blocked(lambda alone: _losses(trial, replace(facts, loss_alone=alone)),
                                                    "its loss"))
@@ -164,7 +164,7 @@ class _Keeping(Caller):
         return result, mode
 
 
-def _losses(trial: Trial, facts: Facts) -> list[Tensor]:
+def _losses(trial: TrialClients, facts: Facts) -> list[Tensor]:
     """Every client's loss on two batches, and the gradients of all parameters."""
     values = []
     for chosen in ([[0]] if facts.samples == "user" else [[1, 0, 2], [0]]):
@@ -181,7 +181,7 @@ def _history_attributes(build: Callable[..., nn.Module]) -> dict[str, str]:
         ids = torch.tensor([[0] * 4, items])
         real = (ids > 0).float()
         length = real.long().sum(1)
-        model = build(1, Trial.ITEMS, history=(ids, real, length))
+        model = build(1, TrialClients.ITEMS, history=(ids, real, length))
         values = {attribute: value for attribute, value in [*vars(model).items(), *model.named_buffers()]
                   if isinstance(value, Tensor)}
         seen.append((values, {"ids": ids, "values": real, "lengths": length}))
@@ -197,7 +197,7 @@ def _history_attributes(build: Callable[..., nn.Module]) -> dict[str, str]:
     return history
 
 
-def _look_at_loss(trial: Trial, facts: Facts) -> Facts:
+def _look_at_loss(trial: TrialClients, facts: Facts) -> Facts:
     """What the loss reads, counts and keeps, by calling it for one client."""
     facts = replace(facts, samples="point")
     count = trial.POSITIVES
@@ -258,7 +258,7 @@ def _changed(host: Host) -> dict[str, tuple]:
             if not name.startswith("_") and name != "training" and before.get(name) is not value}
 
 
-def _look_at_scores(trial: Trial, facts: Facts) -> Facts:
+def _look_at_scores(trial: TrialClients, facts: Facts) -> Facts:
     """Which method scores all items, and whether vmap takes it."""
     usable, why = {}, ""
     for method in ("full_sort_predict", "predict"):

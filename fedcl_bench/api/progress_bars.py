@@ -125,8 +125,8 @@ class Display:
             if stream.domains:
                 said = f"topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}"
             else:
-                said = "block {0}: clients are trained '{1}' ({2})".format(
-                    step, progress.strategies[step], meaning_of(progress.strategies[step]))
+                strategy = progress.strategies[step]
+                said = f"block {step}: clients are trained '{strategy}' ({meaning_of(strategy)})"
             self._console.print(f"  {said}")
         done = progress.round - self._first
         if done > 1:

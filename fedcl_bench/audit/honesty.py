@@ -41,7 +41,7 @@ _NO_HOOKS = ("__init__", "check", "uploads", "notes", "privacy", "downloads_prev
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WorldVerdict:
     """Whether nobody has noticed what differs in a world; None: it was not tried."""
 
     world: str
@@ -69,7 +69,7 @@ class RealRun:
 
 
 @dataclass(frozen=True)
-class Part:
+class WorldRun:
     """A world's run in plain data: what ``play`` makes a process do.
 
     Attributes:
@@ -93,7 +93,7 @@ class Part:
         return self.root / "-".join([str(list(WORLDS).index(self.world)), *self.muted, str(self.until)])
 
     @property
-    def as_it_is(self) -> "Part":
+    def as_it_is(self) -> "WorldRun":
         """The same in the world as it is."""
         return replace(self, world=AS_IT_IS)
 
@@ -128,7 +128,7 @@ class _Taped(Engine):
             yield progress
 
 
-def play(pipe: Connection, part: Part) -> None:
+def play(pipe: Connection, part: WorldRun) -> None:
     """Do a world's run. Sends ("progress", text) and at the end one of ("done", what plugins did outside, ...),
     ("skipped",), ("failed", text)."""
     try:
@@ -139,7 +139,7 @@ def play(pipe: Connection, part: Part) -> None:
         pipe.send(("failed", f"{kind}{error}"))
 
 
-def _played(part: Part, tell: Callable[[str], None]) -> tuple[str, ...]:
+def _played(part: WorldRun, tell: Callable[[str], None]) -> tuple[str, ...]:
     world, work = WORLDS[part.world], part.folder / "work"
     sys.argv, os.environ["TMPDIR"], tempfile.tempdir = list(part.words), str(work), None
     work.mkdir()
@@ -185,25 +185,25 @@ class Honesty:
     """
 
     config: RunConfig
-    part: Part
+    part: WorldRun
     tell: Callable[[str], None] = lambda text: None
     stop: Callable[[], bool] = lambda: False
     _done: dict[Path, tuple[str, ...]] = field(default_factory=dict)
 
-    def verdicts(self) -> Iterator[Verdict]:
+    def verdicts(self) -> Iterator[WorldVerdict]:
         """On each world in turn. Raises UserError if the run fails as it is, Interrupted."""
         state, *text = self._play(self.part)
         if state != "done":
             raise UserError("".join(text))
         for name, world in list(WORLDS.items())[1:]:
             honest, *evidence = self._verdict(replace(self.part, world=name))
-            yield Verdict(name, world.differs, honest, *evidence)
+            yield WorldVerdict(name, world.differs, honest, *evidence)
             if name == AGAIN and not honest:
                 return
         seen = list(dict.fromkeys(line for state, *lines in self._done.values() if state == "done" for line in lines))
-        yield Verdict("outside", "nothing", not seen, "; ".join(seen) or "no look at files, frames or objects")
+        yield WorldVerdict("outside", "nothing", not seen, "; ".join(seen) or "no look at files, frames or objects")
 
-    def _verdict(self, part: Part) -> tuple[Any, ...]:
+    def _verdict(self, part: WorldRun) -> tuple[Any, ...]:
         """``honest``, ``evidence`` and ``hooks`` of a world's verdict."""
         state, *text = self._play(part)
         if state == "skipped":
@@ -217,7 +217,7 @@ class Honesty:
             return None, f"{evidence} from one run to the next, so that nothing can be said"
         return False, evidence, tuple(self._culprits(replace(part, until=number)))
 
-    def _play(self, part: Part) -> tuple[str, ...]:
+    def _play(self, part: WorldRun) -> tuple[str, ...]:
         """Run a world, unless it was; returns the last message of ``play``."""
         if part.folder not in self._done:
             part.folder.mkdir()
@@ -240,7 +240,7 @@ class Honesty:
                 process.end(kill=True)  # it has nothing more to say
         raise Interrupted("stopped; nothing is kept of it.")
 
-    def _difference(self, part: Part) -> tuple[int, str] | None:
+    def _difference(self, part: WorldRun) -> tuple[int, str] | None:
         """The first event in which somebody has noticed, and what differs in it."""
         tolerance = ROUNDING if "" in WORLDS[part.world].hears else 0.0
         for number in range(len(list(part.folder.glob("*.pt")))):
@@ -251,7 +251,7 @@ class Honesty:
                     return number, f"{a['where']}: {name[0]} {how}"
         return None
 
-    def _culprits(self, part: Part) -> Iterator[str]:
+    def _culprits(self, part: WorldRun) -> Iterator[str]:
         """The plugins' hooks without which nothing differs, with file and line: the method's, or else the backbone's;
         or else a class."""
         classes = {kind: getattr(self.config, kind).cls for kind in ("method", "backbone")}
@@ -263,7 +263,7 @@ class Honesty:
         cls = classes["method" if _hooks(classes["method"]) else "backbone"]
         yield f"{cls.__name__} ({place(cls)})"
 
-    def _is_silent(self, part: Part) -> bool:
+    def _is_silent(self, part: WorldRun) -> bool:
         """Whether nothing differs without a hook, or without one of a method nothing runs."""
         states = {self._play(each)[0] for each in (part.as_it_is, part)}
         return self._difference(part) is None if states == {"done"} else part.muted[0] == "method"
@@ -309,7 +309,7 @@ def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, 
 
 def examine(config: RunConfig, run: Run, words: tuple[str, ...] = ("run_bench.py",), threads: int | None = None,
             tell: Callable[[str], None] = lambda text: None, stop: Callable[[], bool] = lambda: False
-            ) -> Iterator[Verdict]:
+            ) -> Iterator[WorldVerdict]:
     """The verdicts on a run; what its worlds write is gone at the end.
 
     Args:
@@ -317,4 +317,4 @@ def examine(config: RunConfig, run: Run, words: tuple[str, ...] = ("run_bench.py
         tell: shows what is being done; stop: whether to end.
     """
     with tempfile.TemporaryDirectory(prefix="run-") as folder:
-        yield from Honesty(config, Part(run, words, threads, Path(folder)), tell, stop).verdicts()
+        yield from Honesty(config, WorldRun(run, words, threads, Path(folder)), tell, stop).verdicts()

@@ -46,7 +46,7 @@ def _at(running: Running) -> str:
     return f"block {step} of 0-{steps - 1}, round {round_} of at most {rounds}" if running.at else "starting"
 
 
-class View:
+class GridView:
     """The live table where standard error is a terminal, else a line of progress a minute; a line per run that ends
     everywhere. ``clock`` gives monotonic seconds."""
 
@@ -58,7 +58,7 @@ class View:
         self._due = EveryMinute(clock)
         self._shown = 0.0
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "GridView":
         if self._shows:
             self._live.start()
         return self
@@ -111,7 +111,7 @@ def workers(args: argparse.Namespace) -> Iterator[Pool]:
             jobs = args.jobs or max(1, joined.cores // args.threads)
             folders = replace(folders, results=args.results.absolute(), data_dir=args.data_dir
                               and args.data_dir.absolute(), plugins=[folder.absolute() for folder in args.plugins])
-        view = stack.enter_context(View(args.quiet))
+        view = stack.enter_context(GridView(args.quiet))
         stop = stack.enter_context(stop_between_rounds())
         watch = PoolWatch(view.show, view.ended, view.warn, stop)
         yield stack.enter_context(Pool(folders, jobs, args.threads, watch, crew))

@@ -26,7 +26,7 @@ _MAKE_IT = ("Make one of a table with: run_bench.py data convert --table FILE --
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDataset:
     """What a dataset's publisher offers, and how to tell that it arrived whole.
 
     Attributes:
@@ -67,7 +67,7 @@ class DatasetConfig:
     source: str = ""
     licence: str = ""
     notes: str = ""
-    raw: Published = Published()
+    raw: PublishedDataset = PublishedDataset()
     USER_ID_FIELD: str = "user_id"
     ITEM_ID_FIELD: str = "item_id"
     TIME_FIELD: str = "timestamp"
@@ -287,8 +287,9 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
         if isinstance(value, str) and for_terminal(value) != value:
             raise UserError(f"{where}, field '{key}': found {quoted(value)}, accepted: a text without control "
                             f"characters.")
-        values[key] = (tuple(map(str, value)) if kind is list else
-                       _typed(Published, value, f"{where}, {key}") if isinstance(default, Published) else value)
+        if isinstance(default, PublishedDataset):
+            value = _typed(PublishedDataset, value, f"{where}, {key}")
+        values[key] = tuple(map(str, value)) if kind is list else value
     return cls(**values)
 
 

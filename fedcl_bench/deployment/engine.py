@@ -34,7 +34,7 @@ from .domain_files import stream_of_domains
 from .flower import VERSION, Letter, SuperLink, pause
 
 
-class TooFew(Exception):
+class TooFewClients(Exception):
     """Fewer clients are left than a round needs."""
 
 
@@ -161,7 +161,7 @@ class Federates:
         while True:
             active = self.active
             if len(active) < self.least:
-                raise TooFew(f"{len(active)} of at least {self.least} clients are left")
+                raise TooFewClients(f"{len(active)} of at least {self.least} clients are left")
             if all(member.request is not None for member in active.values()):
                 return {number: member.request for number, member in active.items()}
             self._poll()
@@ -382,7 +382,7 @@ class FlowerEngine(Engine):
                         yield (kept := latest)
                     latest = later
                 break
-            except TooFew as error:
+            except TooFewClients as error:
                 federates.note(f"{error}; the round begins again once there are enough")
                 federates.restart()
                 if latest is not None and not federates.have(latest):

@@ -23,7 +23,7 @@ HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Federation:
+class RealClients:
     """How real clients take part.
 
     Attributes:
@@ -55,7 +55,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def federates(how: Federation, config: RunConfig, load: Callable[[], Stream], note: Callable[[str], None],
+def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], note: Callable[[str], None],
               stop: Callable[[], None]) -> Iterator[Federates]:
     """The clients of a run and of others on the same data.
 

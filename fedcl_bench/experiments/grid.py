@@ -22,7 +22,7 @@ from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text, split_me
 
 
 @dataclass(frozen=True)
-class Part:
+class GridPart:
     """A product of runs, or the runs of a paper's tables.
 
     Attributes:
@@ -120,19 +120,19 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**below, **above, **merged}
 
 
-def read_parts(path: Path | None, given: Mapping[str, Any]) -> list[Part]:
+def read_parts(path: Path | None, given: Mapping[str, Any]) -> list[GridPart]:
     """The parts of a grid file, or the single part of the command line.
 
     Args:
-        path: a YAML file with fields of ``Part``, and optionally ``grids``: a list of such mappings, for which the
+        path: a YAML file with fields of ``GridPart``, and optionally ``grids``: a list of such mappings, for which the
             fields beside it are defaults.
-        given: fields of ``Part`` from the command line; they win over the file's.
+        given: fields of ``GridPart`` from the command line; they win over the file's.
 
     Raises:
         UserError: naming the file, the field, what was found and what is accepted.
     """
     if path is None:
-        return [Part(**given)]
+        return [GridPart(**given)]
     from ..data.source import read_yaml
 
     content = read_yaml(path)
@@ -140,7 +140,7 @@ def read_parts(path: Path | None, given: Mapping[str, Any]) -> list[Part]:
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
         raise UserError(f"{path}, field 'grids': accepted: a list of mappings with methods, backbones, ...")
     common = _fields(path, content)
-    return [Part(**_over(_over(common, _fields(path, grid)), given)) for grid in grids]
+    return [GridPart(**_over(_over(common, _fields(path, grid)), given)) for grid in grids]
 
 
 @dataclass(frozen=True)

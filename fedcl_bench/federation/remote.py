@@ -368,7 +368,7 @@ class ServerClients(CrossDevice):
         known, training = as_trained_on(f, step), training_of(f, step, progress.model)
         earlier = f.stream.steps[step.index - 1] if step.index > 0 else None
         f.population.method = training.method
-        protocol = SessionSteps(f, step, training) if step.sessions else Sizes(known)
+        protocol = SessionSteps(f, step, training) if step.sessions else RemoteProtocol(known)
         return cls(f, known, earlier, training.method, training, protocol, f.server.attendance, False,
                    cold_start_of(f, known, progress.model),
                    cold_items_of(f, step, progress.model, clients=False)), progress
@@ -513,7 +513,7 @@ class ServerClients(CrossDevice):
         return found
 
 
-class Sizes(NamedTuple):
+class RemoteProtocol(NamedTuple):
     """What the server knows of a block's clients in place of their protocol: how many interactions each trains on."""
 
     step: Step

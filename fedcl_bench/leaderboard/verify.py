@@ -32,7 +32,7 @@ _ROUNDING = ("processor", "instructions", "accelerator", "torch", "numpy", "comp
 Rerun = Callable[[RunConfig], Run]
 
 
-class Refused(RunFailed):
+class Rejected(RunFailed):
     """A submission that is not what it says. Exit status 1."""
 
 
@@ -47,7 +47,7 @@ def verify(folder: Path, data_dir: Path | None, rerun: Rerun) -> Iterator[tuple[
         A step and what was found, in words.
 
     Raises:
-        Refused: at the first step that finds something wrong. UserError: for a folder that is no submission, or whose
+        Rejected: at the first step that finds something wrong. UserError: for a folder that is no submission, or whose
             data are not here.
     """
     submission = read(folder)
@@ -79,9 +79,9 @@ def _files(folder: Path, submission: Submission) -> str:
         if found.get(name) != submission.files.get(name):
             how = "is missing" if name not in found else "was not submitted" if name not in submission.files else \
                 "has changed since it was submitted"
-            raise Refused(f"{folder / name}: {how}.\nTake the files as they were, or submit again.")
+            raise Rejected(f"{folder / name}: {how}.\nTake the files as they were, or submit again.")
     if digest_of_records(folder) != submission.records:
-        raise Refused(f"{folder}: field 'records' is not the digest of its Parquet files.\nSubmit again.")
+        raise Rejected(f"{folder}: field 'records' is not the digest of its Parquet files.\nSubmit again.")
     return f"{len(found)} have the digests that were submitted"
 
 
@@ -94,13 +94,13 @@ def _tuned(folder: Path, cells: Cells) -> str:
                 count += 1
                 for key, value in read_tuned(path)["settings"].items():
                     if (found := several[0].head["settings"].get(key)) != value:
-                        raise Refused(f"{path}: field 'settings.{key}' is {value}, and the runs have {found}.")
+                        raise Rejected(f"{path}: field 'settings.{key}' is {value}, and the runs have {found}.")
     return f"{count} files have those of the runs" if count else "none"
 
 
 def _same_hash(run: Run, config: RunConfig) -> bool:
     if config.hash != run.hash:
-        raise Refused(f"{describe(run.head)}: has the hash {run.hash[:12]}, and its settings, data and plugins give "
+        raise Rejected(f"{describe(run.head)}: has the hash {run.hash[:12]}, and its settings, data and plugins give "
                       f"{config.hash[:12]}.\nThe plugin, the suite or the data are others than those of the run.")
     return True
 
@@ -109,13 +109,13 @@ def _means(run: Run) -> float:
     """How far the means of a record are from those over its users, at most."""
     meta, users = run.meta, run.users
     if meta["settings"]["valid_metric"] not in users["metric"].unique():
-        raise Refused(f"{describe(meta)}: has no {meta['settings']['valid_metric']} of single users.")
+        raise Rejected(f"{describe(meta)}: has no {meta['settings']['valid_metric']} of single users.")
     off = [0.0]
     for (metric, t, s), values in users.groupby(["metric", "trained_block", "tested_block"], observed=True)["value"]:
         off.append(_close(values.mean(), meta["matrix"][metric][t][s],
                           f"{describe(meta)}: {metric} on block {s} after block {t}"))
         if t == s and len(values) != meta["tested"]["users"][t]:
-            raise Refused(f"{describe(meta)}: field 'tested.users[{t}]' is {meta['tested']['users'][t]}, and there are "
+            raise Rejected(f"{describe(meta)}: field 'tested.users[{t}]' is {meta['tested']['users'][t]}, there are "
                           f"scores of {len(values)}.")
     for metric, values in meta["metrics"].items():
         if values["avg_incremental"] is not None:
@@ -126,7 +126,7 @@ def _means(run: Run) -> float:
 
 def _close(found: float, said: float, what: str) -> float:
     if not abs(found - said) <= TOLERANCE and not (np.isnan(found) and np.isnan(said)):
-        raise Refused(f"{what} is {said:.6f} in the record, and {found:.6f} by what it is the mean of.")
+        raise Rejected(f"{what} is {said:.6f} in the record, and {found:.6f} by what it is the mean of.")
     return 0.0 if np.isnan(found) else float(abs(found - said))
 
 
@@ -135,11 +135,11 @@ def _rows(folder: Path, submission: Submission, cells: Cells, registry: Registry
     said, found = (msgspec.to_builtins(rows) for rows in (
         submission.rows, rows_of(folder, cells, submission.method, registry)))
     if len(said) != len(found):
-        raise Refused(f"{folder}: found {len(said)} rows, and the records make {len(found)}.")
+        raise Rejected(f"{folder}: found {len(said)} rows, and the records make {len(found)}.")
     for number, (mine, theirs) in enumerate(zip(said, found)):
         for name, value in theirs.items():
             if not _alike(mine[name], value):
-                raise Refused(f"{folder}: field 'rows[{number}].{name}' is {mine[name]}, and the records give {value}.")
+                raise Rejected(f"{folder}: field 'rows[{number}].{name}' is {mine[name]}, the records give {value}.")
     return f"{len(found)} computed again from the records"
 
 
@@ -162,10 +162,10 @@ def repeated(again: Run, run: Run, runs: Mapping[str, Sequence[Run]]) -> str:
         runs: those of its backbone and dataset, by method.
 
     Raises:
-        Refused
+        Rejected
     """
     if again.meta["tested"] != run.meta["tested"]:
-        raise Refused(f"{describe(run.meta)}: tested {run.meta['tested']}, and run again {again.meta['tested']}.")
+        raise Rejected(f"{describe(run.meta)}: tested {run.meta['tested']}, and run again {again.meta['tested']}.")
     before, now = (each.meta["environment"] for each in (run, again))
     others = [f"{name} {now.get(name)} instead of {before.get(name)}" for name in _ROUNDING
               if now.get(name) != before.get(name)]
@@ -179,12 +179,12 @@ def _exactly(again: Run, run: Run) -> str:
         for t, (said, found) in enumerate(zip(matrix, again.meta["matrix"].get(metric, []))):
             off = float(np.nanmax([0.0, *np.abs(np.subtract(said, found))]))
             if off > TOLERANCE:
-                raise Refused(f"{describe(run.meta)}: run again, {metric} after block {t} is {_numbers(found)}; "
+                raise Rejected(f"{describe(run.meta)}: run again, {metric} after block {t} is {_numbers(found)}; "
                               f"recorded is {_numbers(said)}, more than {TOLERANCE:g} away.")
             largest = max(largest, off)
     for name in ("rounds", "best_round", "bytes"):
         if again.meta[name] != run.meta[name]:
-            raise Refused(f"{describe(run.meta)}: run again, field '{name}' is {again.meta[name]}; recorded is "
+            raise Rejected(f"{describe(run.meta)}: run again, field '{name}' is {again.meta[name]}; recorded is "
                           f"{run.meta[name]}.")
     return f"every mean is that of the record, to {largest:.0e}"
 
@@ -205,6 +205,6 @@ def _in_spread(again: Run, run: Run, runs: Mapping[str, Sequence[Run]], others: 
     text = (f"{metric} is {found:.4f}, recorded is {said:.4f}; here {', '.join(others)}, which rounds differently and "
             f"acts like another seed: ")
     if abs(found - mine.mean()) > max(width, TOLERANCE):
-        raise Refused(f"{describe(run.meta)}: {text}that lies within {width:.4f} of the mean over seeds, "
+        raise Rejected(f"{describe(run.meta)}: {text}that lies within {width:.4f} of the mean over seeds, "
                       f"{mine.mean():.4f}.")
     return f"{text}within {width:.4f} of the mean over seeds, {mine.mean():.4f}"

@@ -258,7 +258,7 @@ def _rows(tables: Tables, clients: Tensor) -> Tables:
             for name, value in tables.items()}
 
 
-class Trial:
+class TrialClients:
     """Made-up clients of a model: parameters, items and random numbers.
 
     Args:
@@ -340,11 +340,11 @@ class Elements:
             return max(counts)
 
         loss, score = [], []
-        samples = 1 if facts.samples == "user" else Trial.POSITIVES - 1
-        for items in (Trial.ITEMS, 2 * Trial.ITEMS):
-            trial = Trial(build, parameters, width, items)
+        samples = 1 if facts.samples == "user" else TrialClients.POSITIVES - 1
+        for items in (TrialClients.ITEMS, 2 * TrialClients.ITEMS):
+            trial = TrialClients(build, parameters, width, items)
             caller = trial.caller(replace(facts, loss_alone="trial", score_alone="trial"), Counting)
-            chosen = torch.arange(samples).expand(Trial.CLIENTS, -1)
+            chosen = torch.arange(samples).expand(TrialClients.CLIENTS, -1)
             loss.append(-(-most("its loss", lambda: trial.loss(caller, trial.tables, chosen)) // samples))
             score.append(most(facts.score, lambda: trial.scores(caller)))
         return Elements(_line(*loss), _line(*score))
@@ -352,5 +352,5 @@ class Elements:
 
 def _line(few: int, twice: int) -> tuple[int, int]:
     """A fixed part and one per item, from the numbers with few items and with twice as many."""
-    slope = -(-(twice - few) // Trial.ITEMS)
-    return max(1, few - slope * Trial.ITEMS), slope
+    slope = -(-(twice - few) // TrialClients.ITEMS)
+    return max(1, few - slope * TrialClients.ITEMS), slope

@@ -39,7 +39,7 @@ def configuration(name: str, values: Mapping[str, Any], length: int, device: str
                                 length, device=device)
 
 
-class Stub(models.Client):
+class Stub(models.ClientDataset):
     """What a model sees of its dataset: the numbers of users and items, and a field of items that stands for texts."""
 
     def __init__(self, data: DomainData, length: int):

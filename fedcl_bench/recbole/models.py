@@ -167,7 +167,7 @@ def configuration(name: str, values: Mapping[str, Any], length: int, negatives: 
                    "train_neg_sample_args": {"distribution": "uniform", "sample_num": negatives}, **values})
 
 
-class Client:
+class ClientDataset:
     """What a model sees of its dataset: one user's number of items and own history.
 
     Args:
@@ -199,7 +199,7 @@ def build(name: str, values: Mapping[str, Any], length: int, n_users: int, n_ite
         seed: of its own initial values.
     """
     return built(model_class(name), configuration(name, values, length, negatives, device),
-                 Client(n_users, n_items, length), seed)
+                 ClientDataset(n_users, n_items, length), seed)
 
 
 def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:

@@ -71,7 +71,7 @@ class LightGCNSettings(BPRSettings):
 
 
 @dataclass(frozen=True)
-class SASRecSettings(TrainedSettings):
+class RecBoleSASRecSettings(TrainedSettings):
     hidden_size: int = setting(64, "length of embeddings and hidden states", low=1)
     inner_size: int = setting(256, "width of feed-forward layers", low=1)
     n_layers: int = setting(2, "blocks of attention", low=1, search=(1, 2, 3))
@@ -249,7 +249,7 @@ class Fitted(RecBoleMethod):
             self.server_state = {"scores": pooled.scores()}
 
 
-class Trained(RecBoleMethod):
+class RecBoleTrained(RecBoleMethod):
     """BPR, LightGCN and SASRec: a round is an epoch of RecBole's trainer."""
 
     trains = "server"
@@ -269,9 +269,9 @@ KINDS: Mapping[str, tuple[type[RecBoleMethod], type, str]] = {
     "Pop": (Fitted, NoSettings, "items by their counts"),
     "ItemKNN": (Fitted, ItemKNNSettings, "Aiolli, RecSys 2013"),
     "EASE": (Fitted, EASESettings, "Steck, WWW 2019"),
-    "BPR": (Trained, BPRSettings, "Rendle et al., UAI 2009"),
-    "LightGCN": (Trained, LightGCNSettings, "He et al., SIGIR 2020"),
-    "SASRec": (Trained, SASRecSettings, "Kang and McAuley, ICDM 2018")}
+    "BPR": (RecBoleTrained, BPRSettings, "Rendle et al., UAI 2009"),
+    "LightGCN": (RecBoleTrained, LightGCNSettings, "He et al., SIGIR 2020"),
+    "SASRec": (RecBoleTrained, RecBoleSASRecSettings, "Kang and McAuley, ICDM 2018")}
 
 
 def find(name: str) -> str:

@@ -71,7 +71,7 @@ class Environment(Struct):
     python: str
 
 
-class Metric(Struct, forbid_unknown_fields=True):
+class MetricMeans(Struct, forbid_unknown_fields=True):
     """Means over users: after each block on that block, and their mean from block 1 on."""
 
     per_block: list[float]
@@ -167,7 +167,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     data_fingerprint: Hash
     environment: Environment
     inactive_settings: dict[str, str]
-    metrics: dict[str, Metric]
+    metrics: dict[str, MetricMeans]
     matrix: dict[str, list[list[float]]]
     continual: dict[str, Continual]
     tested: Tested

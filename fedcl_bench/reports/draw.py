@@ -120,7 +120,7 @@ def _legend(figure: Figure, title: str, handles: Iterable[Line2D], missing: str 
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """Numbers of one kind, a line each from the top.
 
     Attributes:
@@ -140,7 +140,7 @@ class Panel:
 
 
 @styled
-def estimates(rows: Sequence[Sequence[Panel]], look: Mapping[str, Look], title: str) -> Figure:
+def estimates(rows: Sequence[Sequence[FigurePanel]], look: Mapping[str, Look], title: str) -> Figure:
     """Means with a whisker of one standard deviation over seeds, and an outlined diamond where a paper's number is.
 
     Args:
@@ -171,7 +171,7 @@ def _panels(grid: np.ndarray, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[A
             axes.set_visible(False)
 
 
-def _draw_estimates(axes, panel: Panel, look: Mapping[str, Look]) -> None:
+def _draw_estimates(axes, panel: FigurePanel, look: Mapping[str, Look]) -> None:
     """One panel of ``estimates``."""
     reach = _reach(panel) if panel.written else np.inf
     for y, (name, value) in enumerate(panel.ours.items()):
@@ -208,7 +208,7 @@ def _draw_estimates(axes, panel: Panel, look: Mapping[str, Look]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
-def _reach(panel: Panel) -> float:
+def _reach(panel: FigurePanel) -> float:
     """How far an axis goes from the base: to the largest change, or to that before those five times as large as the
     next, if they are fewer than the others."""
     changes = sorted(abs(value.mean - (panel.base or 0.0)) + value.deviation for value in panel.ours.values() if value)

@@ -23,7 +23,7 @@ from ..stats.significance import TooFew
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from . import draw, frame
 from .comparison import over_grid
-from .draw import Look, Panel, SettingPanel
+from .draw import Look, FigurePanel, SettingPanel
 from .selection import DAGGER, Source, checked_spec, command_for, find, grid_command
 from .tables import Table, build
 
@@ -182,7 +182,7 @@ def _improvements(job: FigureJob) -> Drawn:
                     yield (f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} above 0: "
                            f"left empty")
             theirs = {m: printed.get(Key(dataset, backbone, m, job.metric, "change")) for m in methods}
-            panels.append(Panel(f"{job.label(dataset)}, {job.label(backbone)}", "%", ours, 0.0,
+            panels.append(FigurePanel(f"{job.label(dataset)}, {job.label(backbone)}", "%", ours, 0.0,
                                 {m: cell.value for m, cell in theirs.items() if cell and cell.value is not None}))
         rows += [panels[i:i + 3] for i in range(0, len(panels), 3)]
     if not any(value for row in rows for panel in row for value in panel.ours.values()):
@@ -423,7 +423,7 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
                     frame.OverSeeds(cell.mean, cell.std or 0.0, len(cell.seeds))
                     for key, cell in cells.items() if (key.metric, key.column) == (job.metric, f"D{i}")}
             best = [value.mean for label in strong if (value := ours.get(label))]
-            panels.append(Panel(name, job.label(job.metric), ours, best[0] if best else None))
+            panels.append(FigurePanel(name, job.label(job.metric), ours, best[0] if best else None))
         drawn = True
         yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, _title(job, built, dataset))
     if not drawn:

@@ -15,7 +15,7 @@ from ..experiments.sensitivity import Case
 from ..records.run import Run
 from ..runs.readings import READING
 from ..runs.specs import seed_text
-from .draw import Panel, estimates
+from .draw import FigurePanel, estimates
 from .frame import OverSeeds, over_seeds, seed_averages
 
 NONE = "–"
@@ -85,9 +85,9 @@ def _label(effect: Effect) -> str:
     return f"{effect.case.setting}\n{textwrap.shorten(effect.case.other, _LETTERS, placeholder=' ...')}"
 
 
-def _panel(name: str, default: OverSeeds, changes: Mapping[str, OverSeeds | None]) -> Panel:
+def _panel(name: str, default: OverSeeds, changes: Mapping[str, OverSeeds | None]) -> FigurePanel:
     """How far each reading moves a number; the deviation is that of the change."""
-    return Panel(f"default: {default.mean:.4f}", name, {
+    return FigurePanel(f"default: {default.mean:.4f}", name, {
         label: change and replace(change, mean=default.mean + change.mean) for label, change in changes.items()},
         default.mean, written=True)
 

@@ -25,7 +25,7 @@ KINDS = ("tensorboard", "csv", "wandb")
 Row = Mapping[str, Any]
 
 
-class Writer:
+class LogWriter:
     """Where a log goes; made from the run's folder and configuration."""
 
     def write(self, kind: str, number: int, row: Row) -> None:
@@ -47,7 +47,7 @@ def scalars(kind: str, row: Row) -> dict[str, float]:
             and isinstance(value, (int, float)) and math.isfinite(value)}
 
 
-class CsvWriter(Writer):
+class CsvWriter(LogWriter):
     """``rounds.csv`` and ``tests.csv``, complete after every round."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -66,7 +66,7 @@ class CsvWriter(Writer):
                 writer.writerows(rows)
 
 
-class TensorBoardWriter(Writer):
+class TensorBoardWriter(LogWriter):
     """An event file with the scalars ``round/...`` and ``test/METRIC/block N``, and the settings as text."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -86,7 +86,7 @@ class TensorBoardWriter(Writer):
             self._writer.add_scalar(name, value, number)
 
 
-class WandbWriter(Writer):
+class WandbWriter(LogWriter):
     """A run of Weights & Biases; offline unless the variable WANDB_MODE says otherwise."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -149,7 +149,7 @@ class RunLog:
 
     def __init__(self, config: RunConfig, targets: Iterable[Target]):
         self._config, self._targets = config, list(targets)
-        self._writers: list[Writer] = []
+        self._writers: list[LogWriter] = []
         self._rounds = 0  # rows written
         self._tests: set[tuple[int, int, str]] = set()
 

@@ -33,7 +33,7 @@ METADATA = "ir_metadata.yaml"
 
 
 @dataclass(frozen=True)
-class RankedLists:
+class RankedListWriter:
     """Writes what a run's tests have ranked.
 
     Attributes:
@@ -45,7 +45,7 @@ class RankedLists:
     stream: Stream
 
     @classmethod
-    def of(cls, config: RunConfig, stream: Stream, results: Path) -> "RankedLists":
+    def of(cls, config: RunConfig, stream: Stream, results: Path) -> "RankedListWriter":
         """The lists of a run in a results folder."""
         return cls(folder_of(config.name, results), config, stream)
 

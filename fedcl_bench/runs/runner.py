@@ -21,7 +21,7 @@ from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require, require_disk
 from .model_file import write_model
-from .ranked_lists import RankedLists, folder_of, require_lists
+from .ranked_lists import RankedListWriter, folder_of, require_lists
 from .summary import failed, frames, summary
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
@@ -109,7 +109,7 @@ class _Job:
     results: Path
     watch: Watch
     options: RunOptions
-    lists: RankedLists | None
+    lists: RankedListWriter | None
     began: float
 
     def require(self) -> None:
@@ -309,7 +309,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             require_lists(record.folder, folder_of(config.name, results))
         return {**done, **there, "reused": True}
     stream = load()
-    lists = RankedLists.of(config, stream, results) if options.save_lists else None
+    lists = RankedListWriter.of(config, stream, results) if options.save_lists else None
     federation = replace(config.federation(stream), on_test=lists and lists.write)
     job = _Job(config, federation, record, results, watch, options, lists, began)
     job.require()

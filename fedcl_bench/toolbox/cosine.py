@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .transformer import EncoderSettings, TransformerEncoder, by_length
+from .transformer import TransformerSettings, TransformerEncoder, by_length
 from ..plugin.silo import DomainModule, Histories, TextSettings
 from ..core.settings import setting
 
 
 @dataclass(frozen=True)
-class CosineSettings(EncoderSettings, TextSettings):
+class CosineSettings(TransformerSettings, TextSettings):
     """Settings of recommenders that make item vectors of one encoding per text, and rank by a cosine."""
 
     text_layers: int = setting(1, "the encoder's last so many layers are taken, and the mean of them", low=1, high=100)
@@ -25,7 +25,7 @@ class CosineSettings(EncoderSettings, TextSettings):
 class Positioned(nn.Module):
     """A Transformer over dropout(LN(item vector + position)); positions are counted from the first item."""
 
-    def __init__(self, settings: EncoderSettings):
+    def __init__(self, settings: TransformerSettings):
         super().__init__()
         self.positions = nn.Parameter(torch.randn(settings.max_length, settings.dim) * 0.02)
         self.norm = nn.LayerNorm(settings.dim, eps=1e-12)

@@ -19,7 +19,7 @@ from ..core.tuning import SIZES
 
 
 @dataclass(frozen=True)
-class EncoderSettings(ModuleSettings):
+class TransformerSettings(ModuleSettings):
     """Settings of backbones with a ``TransformerEncoder``, with FFMSR's values, which are RecBole's but for dim."""
 
     layers: int = setting(2, "layers of the Transformer", low=1)
@@ -55,7 +55,7 @@ def by_length(batch: Histories, encode: Callable[[Histories], Tensor]) -> Tensor
 class TransformerLayer(nn.Module):
     """x = LN(x + Attention(x, x, x)), then LN(x + FFN(x)) with GELU, as RecBole 1.2.0's of that name."""
 
-    def __init__(self, settings: EncoderSettings):
+    def __init__(self, settings: TransformerSettings):
         super().__init__()
         d, self.heads = settings.dim, settings.heads
         self.attention_dropout = settings.attention_dropout
@@ -83,7 +83,7 @@ class TransformerLayer(nn.Module):
 class TransformerEncoder(nn.Module):
     """RecBole's encoder: layers with normalisation after each part (eps 1e-12), started with N(0, .02^2)."""
 
-    def __init__(self, settings: EncoderSettings):
+    def __init__(self, settings: TransformerSettings):
         """
         Raises:
             UserError: if ``heads`` does not divide ``dim``.

@@ -29,7 +29,7 @@ from ..plugin import checks
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from .chunk_trainer import Slots
-from .list_trainer import BatchView, ListTrainer, LocalBatch
+from .list_trainer import BatchView, ListTrainer, BatchScoring
 from .sampling import Chunk
 from .strategies import FusedLayout, Training, fused_layout
 
@@ -152,7 +152,7 @@ class FactoredTrainer(ListTrainer):
     def _logits_of(self, vectors: Tensor, constants: Tensor | None) -> Tensor:
         return _Logits.apply(vectors, constants, self.rows[self.name], self.outer.first(self.done))
 
-    def _gradients(self, view: LocalBatch, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def _gradients(self, view: BatchScoring, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         if not self.fused:
             return super()._gradients(view, parameters, number)
         vectors, constants = self._factors(self.clients)

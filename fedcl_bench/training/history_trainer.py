@@ -14,7 +14,7 @@ from ..plugin import checks
 from ..plugin.history import History
 from .chunk_trainer import Slots
 from .factored import FactoredTrainer, Outer
-from .list_trainer import LocalBatch
+from .list_trainer import BatchScoring
 
 
 class HistoryTrainer(FactoredTrainer):
@@ -34,7 +34,7 @@ class HistoryTrainer(FactoredTrainer):
         return {name: table.new_zeros(()).expand(count, self.n_items) if name == self.name else rows[self.slots.items]
                 for name, rows in self.model.public.items()}
 
-    def _own_loss(self, view: LocalBatch, draw: DrawKey) -> Tensor:
+    def _own_loss(self, view: BatchScoring, draw: DrawKey) -> Tensor:
         items = self.slots.items
         history = History(self.users, items, self.slots.first_copy, draw)
         tables = {**self.clients, **self.rows}

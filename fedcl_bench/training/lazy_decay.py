@@ -19,7 +19,7 @@ from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from .sampling import Chunk
 from .chunk_trainer import Slots
-from .list_trainer import ListTrainer, LocalBatch
+from .list_trainer import ListTrainer, BatchScoring
 from .strategies import Training
 
 
@@ -59,7 +59,7 @@ class LazyDecayTrainer(ListTrainer):
         """Of the held rows, in a table with a row per client of the chunk and item."""
         return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
-    def _local_batch(self, view: LocalBatch, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+    def _local_batch(self, view: BatchScoring, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
         rest = next(iter(self.decay.values()))
         beyond = 0.5 * self.pull * self.squares * rest.square()  # what the pull on the other rows adds to the loss
         part = torch.ones_like(rest) if taking is None else taking.double()

@@ -49,7 +49,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class LocalBatch:
+class BatchScoring:
     """One local batch: which rows it scores and what it makes of the scores.
 
     Attributes:
@@ -77,7 +77,7 @@ class LocalBatch:
 class BatchView(TrainerView, views.LocalBatch):
     """``views.LocalBatch`` of a trainer's clients."""
 
-    def __init__(self, trainer: "ListTrainer", view: LocalBatch, draw: DrawKey, scores: Callable[[], Tensor],
+    def __init__(self, trainer: "ListTrainer", view: BatchScoring, draw: DrawKey, scores: Callable[[], Tensor],
                  loss: Callable[[Tensor], Tensor]):
         super().__init__(trainer, draw)
         self._view, self._score, self._loss = view, scores, loss
@@ -208,14 +208,14 @@ class ListTrainer(ChunkTrainer):
             of_positive = torch.cat([positive, of_positive])
         return of_positive < self.chunk.count[:, None]
 
-    def _epoch(self, epoch: int) -> Iterator[LocalBatch]:
+    def _epoch(self, epoch: int) -> Iterator[BatchScoring]:
         """The local batches of one epoch, in order."""
         size, batches = self.settings.batch_size, self.batches
         if self.own_samples is not None:
             order = self._shuffle(epoch).argsort(1) if batches > 1 else self.valid.cumsum(1) - 1
             for chosen in order.split(self.own_samples.per_batch, 1) if batches else ():
                 weights = torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype, device=chosen.device)
-                yield LocalBatch(listed_weights=weights, chosen=chosen)
+                yield BatchScoring(listed_weights=weights, chosen=chosen)
             return
         if not self.backbone.explicit:  # an item that is rated twice has two labels, so its samples are scored apart
             if batches == 1:
@@ -232,11 +232,11 @@ class ListTrainer(ChunkTrainer):
             if self.backbone.pairwise:
                 n = torch.arange(batch_samples.shape[1], device=batch_samples.device).expand_as(batch_samples)
                 slots = torch.cat([slots.gather(1, batch_samples) for slots in self.pairs], 1)
-                yield LocalBatch(slots, pairs=(n, n + batch_samples.shape[1]), listed_weights=weights)
+                yield BatchScoring(slots, pairs=(n, n + batch_samples.shape[1]), listed_weights=weights)
             else:
                 labels = (self.chunk.ratings.gather(1, batch_samples) if self.backbone.explicit else
                           batch_samples < self.chunk.positives.shape[1]).to(self.dtype)
-                yield LocalBatch(self.slots.sample.gather(1, batch_samples), labels, listed_weights=weights)
+                yield BatchScoring(self.slots.sample.gather(1, batch_samples), labels, listed_weights=weights)
 
     def _shuffle_keys(self, epoch: int) -> Tensor:
         """Keys of the streams that shuffle each client's samples in an epoch, shape (C,)."""
@@ -254,14 +254,14 @@ class ListTrainer(ChunkTrainer):
         order_key = rng.sort_keys(rng.bits(keys[:, None], number))
         return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
 
-    def _covering(self, epoch: int) -> Iterator[LocalBatch]:
+    def _covering(self, epoch: int) -> Iterator[BatchScoring]:
         """Local batches over all the client's rows: the same sums in another order, without copying rows."""
         order, size = self._dealt(epoch), self.settings.batch_size
         width = self.slots.items.shape[1]
         if self.backbone.pairwise:
             width = self.negatives.shape[1]
         for batch, share in enumerate(self._shares):
-            yield LocalBatch(pairs=self.pairs if self.backbone.pairwise else None,
+            yield BatchScoring(pairs=self.pairs if self.backbone.pairwise else None,
                        members=Members(order, batch * size, (batch + 1) * size, share, width))
 
     def _dealt(self, epoch: int) -> Tensor:
@@ -288,7 +288,7 @@ class ListTrainer(ChunkTrainer):
         return (self.samples - before[:, None, None]).clamp(min=1, max=size).to(self.dtype).reciprocal()
 
     @cached_property
-    def _only_batch(self) -> LocalBatch:
+    def _only_batch(self) -> BatchScoring:
         """The local batch of clients that have one per epoch."""
         return next(self._covering(0))
 
@@ -297,7 +297,7 @@ class ListTrainer(ChunkTrainer):
         """1 at slots of positives and 0 elsewhere, (C, slots)."""
         return self.slots.positive.to(self.dtype).expand_as(self.slots.items).contiguous()
 
-    def _loss(self, view: LocalBatch, number: int) -> Tensor:
+    def _loss(self, view: BatchScoring, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""
         draw = replace(self.draw, batch=number)
         if self.own_samples is not None:  # scores are made only if the method asks for them
@@ -323,7 +323,7 @@ class ListTrainer(ChunkTrainer):
         checks.check_tensor(plugin, hook, term, (len(self.users),), "(C,): one number per client")
         return term if loss is None else loss + term
 
-    def _scored_loss(self, view: LocalBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _scored_loss(self, view: BatchScoring) -> tuple[Tensor, Tensor, Tensor | None]:
         """Scores, the loss on them, and the backbone's own term."""
         rows, clients = self.rows, self.clients
         if view.slots is not None:
@@ -340,7 +340,7 @@ class ListTrainer(ChunkTrainer):
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
         return self.backbone.score(clients, rows)
 
-    def _own_loss(self, view: LocalBatch, draw: DrawKey) -> Tensor:
+    def _own_loss(self, view: BatchScoring, draw: DrawKey) -> Tensor:
         """The loss of a backbone that makes it itself."""
         done = draw.round * self.batches * self.settings.local_epochs + draw.batch
         return self.backbone.own_loss(self.clients, self.rows, OwnBatch(
@@ -355,7 +355,7 @@ class ListTrainer(ChunkTrainer):
         else:
             self.moved[name] = update
 
-    def _local_batch(self, view: LocalBatch, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+    def _local_batch(self, view: BatchScoring, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
         """Train on one local batch: every group of parameters in turn.
 
         Args:
@@ -398,7 +398,7 @@ class ListTrainer(ChunkTrainer):
             first_loss = loss.detach() if first_loss is None else first_loss
         return first_loss
 
-    def _gradients(self, view: LocalBatch, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def _gradients(self, view: BatchScoring, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Each client's loss on a local batch, (C,), and its gradients with respect to some parameters."""
         loss = self._loss(view, number)
         checks.require_gradient(self.backbone, loss)

@@ -16,13 +16,13 @@ from fedcl_bench.toolbox.clustering import ALGORITHMS, Clustering, Lloyd, cluste
 from fedcl_bench.toolbox.quantisation import of_texts
 from fedcl_bench.toolbox.text_fusion import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule,
                                              SemanticSettings, TextFusion)
-from fedcl_bench.toolbox.transformer import EncoderSettings, TransformerEncoder, by_length, normal_start
+from fedcl_bench.toolbox.transformer import TransformerSettings, TransformerEncoder, by_length, normal_start
 
 FINETUNE = "finetune"
 
 
 @dataclass(frozen=True)
-class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
+class FFMSRBackboneSettings(SemanticSettings, TransformerSettings):
     filter_layers: int = setting(2, "filter layers before the Transformer (Eq. 18)", low=0,
                                  only_if="without!=encoder-filter")
     filter_dropout: float = setting(0.2, "share of a filter layer's values that are dropped in training", low=0.0,

@@ -19,10 +19,10 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.files.archives import fetch
 from fedcl_bench.data.files.convert import FORMATS, clean, convert
 from fedcl_bench.data.files.recbole_files import bundled
-from fedcl_bench.data.source import Published, configured, load_config
+from fedcl_bench.data.source import PublishedDataset, configured, load_config
 from fedcl_bench.core.errors import UserError
 
-UNCHECKED = Published()
+UNCHECKED = PublishedDataset()
 ITEM_100K = "{}|{}|01-Jan-1995||http://us.imdb.com/M/title-exact?x|" + "|".join("0000010010000000000")  # Comedy, Drama
 
 HETREC = ("id", "title", "imdbID", "spanishTitle", *(f"column {number}" for number in range(5, 22)))
@@ -97,7 +97,7 @@ def publish(monkeypatch):
     def change(name, **facts):
         def load(asked):
             config = load_config(asked)
-            return dataclasses.replace(config, raw=Published(**facts)) if asked == name else config
+            return dataclasses.replace(config, raw=PublishedDataset(**facts)) if asked == name else config
         monkeypatch.setattr("fedcl_bench.data.files.convert.load_config", load)
         monkeypatch.setattr("fedcl_bench.data.source.load_config", load)
     return change

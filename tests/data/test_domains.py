@@ -20,7 +20,7 @@ from fedcl_bench.data.datasets import statistics
 from fedcl_bench.data.streams.domain_streams import build_domains
 from fedcl_bench.data.streams.overlap import shared_users
 from fedcl_bench.data.files.recbole_files import Interactions
-from fedcl_bench.data.source import Published, load_config
+from fedcl_bench.data.source import PublishedDataset, load_config
 from fedcl_bench.data.settings import StreamSettings
 
 # Histories of users, in order; both domains have a user u1 and an item i1.
@@ -248,7 +248,7 @@ def tables(folder="raw", **changed):
 
 def test_parquet_tables_become_atomic_files():
     tables()
-    done = convert("amazon-pantry", Path("raw"), Path("data"), published=Published())
+    done = convert("amazon-pantry", Path("raw"), Path("data"), published=PublishedDataset())
     assert done.counts == {"rows": 3, "users": 2, "items": 2, "titles": 2}
     assert Path("data/amazon-pantry/amazon-pantry.inter").read_text() == (
         "user_id:token\titem_id:token\ttimestamp:float\n0\t2\t0\n0\t1\t1\n1\t2\t0\n")
@@ -265,7 +265,7 @@ def test_parquet_tables_become_atomic_files():
 def test_other_tables_are_refused(frame, message):
     tables(inter=frame)
     with pytest.raises(UserError, match=message):
-        convert("amazon-pantry", Path("raw"), Path("data"), published=Published())
+        convert("amazon-pantry", Path("raw"), Path("data"), published=PublishedDataset())
     assert not Path("data").exists()
 
 
@@ -273,7 +273,7 @@ def test_what_is_no_table_is_refused():
     tables()
     Path("raw/inter.parquet").write_text("no table")
     with pytest.raises(UserError, match="cannot be read as a Parquet table"):
-        convert("online-retail-ffmsr", Path("raw"), Path("data"), published=Published())
+        convert("online-retail-ffmsr", Path("raw"), Path("data"), published=PublishedDataset())
 
 
 @pytest.mark.parametrize("folder, names, samples, same_users", [

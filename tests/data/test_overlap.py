@@ -12,7 +12,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.streams.overlap import read_persons
-from fedcl_bench.data.source import Published
+from fedcl_bench.data.source import PublishedDataset
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.config import make_config
@@ -29,7 +29,7 @@ def converted(**changed):
     Path("raw").mkdir(exist_ok=True)
     frame = pd.DataFrame(ROWS, columns=["domain", "split", "user_id", "item_id"]).astype({"domain": "category"})
     frame.assign(**changed).dropna(axis=1, how="all").to_parquet("raw/inter.parquet")
-    return convert("amazon-sport", Path("raw"), Path("data"), published=Published())
+    return convert("amazon-sport", Path("raw"), Path("data"), published=PublishedDataset())
 
 
 def test_a_domain_of_a_table_has_each_interaction_once_in_order_of_the_splits():

@@ -17,7 +17,7 @@ from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import Stream
-from fedcl_bench.data.streams.synth import World, write
+from fedcl_bench.data.streams.synth import SyntheticLog, write
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.parameter_growth import grow, row_width
 from fedcl_bench.kernels.memory import Available
@@ -36,7 +36,7 @@ DOMAINS = StreamSettings(stream="domains", k_core=0)
 @pytest.fixture
 def folder(tmp_path):
     for seed, name in enumerate("wv"):
-        write(World(60, 40, per_user=12.0, seed=seed), tmp_path / name / f"{name}.inter")
+        write(SyntheticLog(60, 40, per_user=12.0, seed=seed), tmp_path / name / f"{name}.inter")
     return tmp_path
 
 

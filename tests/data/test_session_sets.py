@@ -13,7 +13,7 @@ from helpers import stream_of
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import statistics
-from fedcl_bench.data.source import Published, load_config
+from fedcl_bench.data.source import PublishedDataset, load_config
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 
@@ -34,7 +34,7 @@ def lay(train=TRAIN, test=TEST, folder="raw", protocol=2):
 
 
 def converted(**options):
-    return convert(NAME, Path("raw"), Path("data"), published=Published(), **options)
+    return convert(NAME, Path("raw"), Path("data"), published=PublishedDataset(), **options)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -49,7 +49,7 @@ def test_pickled_lists_and_tables_become_one_atomic_file(protocol):
     for split, sessions in rows.items():
         pd.DataFrame([(number, item) for number, session in enumerate(sessions) for item in session],
                      columns=["session", "item_id"]).astype("int32").to_parquet(f"tables/{split}.parquet")
-    assert not convert(NAME, Path("tables"), Path("data"), published=Published()).changed
+    assert not convert(NAME, Path("tables"), Path("data"), published=PublishedDataset()).changed
 
 
 @pytest.mark.parametrize("train, test, message", [

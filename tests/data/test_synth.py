@@ -14,10 +14,10 @@ from scipy import stats
 from fedcl_bench import rng
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.source import load_config
-from fedcl_bench.data.streams.synth import FACTORS, SPAN, START, World, activity, catalogue, step_of, write
+from fedcl_bench.data.streams.synth import FACTORS, SPAN, START, SyntheticLog, activity, catalogue, step_of, write
 from fedcl_bench.core.errors import UserError
 
-WORLD = World(400, 300, per_user=20.0, seed=3)
+WORLD = SyntheticLog(400, 300, per_user=20.0, seed=3)
 
 
 def read(path: Path) -> np.ndarray:
@@ -42,7 +42,7 @@ def test_every_user_has_its_number_of_different_items_in_order_of_time(rows):
 
 
 @settings(max_examples=25)
-@given(world=st.builds(World, users=st.integers(1, 30), items=st.integers(2, 40), per_user=st.just(1.0),
+@given(world=st.builds(SyntheticLog, users=st.integers(1, 30), items=st.integers(2, 40), per_user=st.just(1.0),
                        blocks=st.integers(1, 5), base_share=st.sampled_from([0.1, 0.6, 1.0]),
                        exponent=st.sampled_from([0.0, 1.0, 3.0]), activity=st.sampled_from([0.0, 1.0, 3.0]),
                        taste=st.sampled_from([0.0, 3.0, 50.0]), drift=st.sampled_from([0.0, 0.5, 1.0]),
@@ -68,16 +68,16 @@ def test_the_seed_makes_the_bytes(tmp_path):
 
 
 def test_activity_is_log_normal_with_the_mean_asked_for():
-    counts = activity(World(20000, 10 ** 6, per_user=1000.0, activity=0.5), range(20000)).double().numpy()
+    counts = activity(SyntheticLog(20000, 10 ** 6, per_user=1000.0, activity=0.5), range(20000)).double().numpy()
     z = (np.log(counts / 1000.0) + 0.5 ** 2 / 2) / 0.5
     assert stats.kstest(z, "norm").pvalue > 1e-3
-    assert np.array_equal(activity(World(9, 100, per_user=7.0, activity=0.0), range(9)), [7] * 9)
-    assert activity(World(500, 10, per_user=5.0, activity=5.0), range(500)).aminmax() == (1, 5)
+    assert np.array_equal(activity(SyntheticLog(9, 100, per_user=7.0, activity=0.0), range(9)), [7] * 9)
+    assert activity(SyntheticLog(500, 10, per_user=5.0, activity=5.0), range(500)).aminmax() == (1, 5)
 
 
 def test_first_choices_follow_zipf():
     """One interaction each and no taste: the ranks of the items are Zipf's law itself."""
-    world = World(20000, 50, per_user=1.0, activity=0.0, taste=0.0, drift=0.0, exponent=1.3)
+    world = SyntheticLog(20000, 50, per_user=1.0, activity=0.0, taste=0.0, drift=0.0, exponent=1.3)
     items = catalogue(world)
     rank = items.ranked[0].argsort()[step_of(world).train.values]
     weight = np.arange(1, 51) ** -1.3
@@ -86,7 +86,7 @@ def test_first_choices_follow_zipf():
 
 def test_first_choices_follow_tastes():
     """One interaction each: a user takes an item with a probability in proportion to popularity x sigmoid."""
-    world = World(3000, 40, per_user=1.0, activity=0.0, blocks=1, base_share=1.0)
+    world = SyntheticLog(3000, 40, per_user=1.0, activity=0.0, blocks=1, base_share=1.0)
     items = catalogue(world)
     popularity = torch.empty(40, dtype=torch.float64)
     popularity[items.ranked[0]] = torch.arange(1, 41, dtype=torch.float64) ** -1.0
@@ -130,7 +130,7 @@ def test_the_command_makes_a_dataset_that_runs(tmp_path, capsys):
 
 def test_uniform_numbers_of_interactions_with_repeats(tmp_path):
     """The data of the federated tutorial: all items alike to everybody, and some several times."""
-    world = World(2000, 500, 14.5, exponent=0.0, taste=0.0, drift=0.0, counts=(10, 19), repeats=True)
+    world = SyntheticLog(2000, 500, 14.5, exponent=0.0, taste=0.0, drift=0.0, counts=(10, 19), repeats=True)
     write(world, tmp_path / "t.inter")
     rows = read(tmp_path / "t.inter")
     counts = np.bincount(rows[:, 0])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import ROOT, SameProcess, records, same_numbers
 
-from fedcl_bench.cli.grid_view import View
+from fedcl_bench.cli.grid_view import GridView
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid
@@ -30,7 +30,7 @@ CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", 
 DISTURBED = """
 import os, signal, sys
 from fedcl_bench.cli import grid_view
-from fedcl_bench.cli.grid_view import View
+from fedcl_bench.cli.grid_view import GridView
 from fedcl_bench.cli.main import main
 
 condition, action, *arguments = sys.argv[1:]
@@ -39,7 +39,7 @@ def show(self, board):
     if eval(condition):
         exec(action)
 
-grid_view.View.show = show
+grid_view.GridView.show = show
 sys.exit(main(arguments))
 """
 
@@ -88,16 +88,16 @@ def test_seeds_in_words(seeds, text):
 
 def test_a_product_with_seeds_innermost(registry):
     """Of names and of what varies; of a paper, its runs with what the command line asks for over them."""
-    part = grid.Part(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
+    part = grid.GridPart(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
     assert part.specs() == [RunSpec(m, "fedmf", "ml-100k", (("rounds", 5),)) for m in ("ft", "f3crec")]
     planned = grid.make_tasks(registry, part.specs(), (3, 4))
     assert [(t.spec.method, t.config.seed, t.config.server.rounds) for t in planned] == [
         ("ft", 3, 5), ("ft", 4, 5), ("f3crec", 3, 5), ("f3crec", 4, 5)]
     assert planned[1].config.base_hash == planned[3].config.base_hash != planned[0].config.base_hash
-    varied = grid.Part(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
+    varied = grid.GridPart(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
     assert [dict(spec.settings) for spec in varied.specs()] == [
         {"eps": eps, "beta": beta} for eps in (0.1, 0.2) for beta in (0, 1)]
-    of_paper = grid.Part(("f3crec",), ("fedmf",), ("ml-100k",), set={"rounds": 2}, paper="f3crec", tables=(2,))
+    of_paper = grid.GridPart(("f3crec",), ("fedmf",), ("ml-100k",), set={"rounds": 2}, paper="f3crec", tables=(2,))
     assert of_paper.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("rounds", 2),))]
 
 
@@ -345,7 +345,7 @@ def test_a_log_gets_a_line_of_progress_a_minute(tasks, monkeypatch, capsys):
     ft0, ft1, kd0, _ = tasks("ft", "kd", seeds=2)
     board = GridState(3, 1, [Outcome(ft0, "finished", 99.0, took=50.0)], [Running(ft1, 100.0, (1, 5, 7, 100))], [kd0])
     now = [0.0]
-    views = [View(clock=lambda: now[0]), View(quiet=True, clock=lambda: now[0])]
+    views = [GridView(clock=lambda: now[0]), GridView(quiet=True, clock=lambda: now[0])]
     for now[0] in (0.25, 59.75, 60.0, 60.25, 119.75, 3725.0):
         for view in views:
             view.show(board)

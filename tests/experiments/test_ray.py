@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers import ROOT, records, same_numbers
 
-from fedcl_bench.cli.grid_view import View
+from fedcl_bench.cli.grid_view import GridView
 from fedcl_bench.cli.main import main
 from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.records.record import Record
@@ -76,7 +76,7 @@ def test_a_grid_loses_a_node(second, tmp_path, capsys, monkeypatch):
         if not killed and board.count("finished") and len([r for r in board.running if r.at]) == 2:
             killed.append(True)
             kill()
-    monkeypatch.setattr(View, "show", show)
+    monkeypatch.setattr(GridView, "show", show)
     assert main(["grid", *CELLS, "--ray", address, "--results", str(tmp_path / "ray"), "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)

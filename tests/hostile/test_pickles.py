@@ -13,7 +13,7 @@ from fedcl_bench.data.files import archives
 from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import build_stream
-from fedcl_bench.data.source import Published
+from fedcl_bench.data.source import PublishedDataset
 from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
@@ -73,7 +73,7 @@ def test_objects_in_pickled_sessions_are_not_read(protocol, planted, tmp_path):
     for file in ("all_train_seq.txt", "test.txt"):
         (tmp_path / file).write_bytes(pickle.dumps([[1, 2], planted], protocol=protocol))
     with pytest.raises(UserError, match="pickle of more than lists of numbers"):
-        convert("session-diginetica", tmp_path, tmp_path / "data", published=Published())
+        convert("session-diginetica", tmp_path, tmp_path / "data", published=PublishedDataset())
     assert not (tmp_path / "data").exists()
 
 
@@ -91,5 +91,5 @@ def test_objects_in_an_hdf_file_are_not_read(place, planted, tmp_path):
         with tables.open_file(path, "a") as file:
             file.root.valid._v_attrs["pandas_type"] = planted
     with pytest.raises(UserError, match=r"session.hdf: table '.*' holds pickled objects \("):
-        convert("xing", tmp_path, tmp_path / "data", published=Published())
+        convert("xing", tmp_path, tmp_path / "data", published=PublishedDataset())
     assert not (tmp_path / "data").exists()

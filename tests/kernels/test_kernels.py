@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from fedcl_bench import rng
 from fedcl_bench.training.list_trainer import ListTrainer
 from fedcl_bench.data.stream import Step
-from fedcl_bench.data.streams.synth import World, step_of
+from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import nearest_entries, weighted_bce
@@ -29,7 +29,7 @@ compiled = pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled ke
 
 @pytest.fixture(scope="module")
 def step():
-    return step_of(World(200, 150, per_user=40.0, activity=1.0))
+    return step_of(SyntheticLog(200, 150, per_user=40.0, activity=1.0))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ SIZES = {"BPR": {"embedding_size": 6}, "LightGCN": {"embedding_size": 6}, "Pop":
          "SASRec": {"hidden_size": 6, "inner_size": 8, "max_length": 4}}
 SMALL = {name: {**sizes, **({"train_batch_size": 32} if name in ("BPR", "LightGCN", "SASRec") else {})}
          for name, sizes in SIZES.items()}
-TRAINED = [name for name in SMALL if issubclass(pooled.KINDS[name][0], pooled.Trained)]
+TRAINED = [name for name in SMALL if issubclass(pooled.KINDS[name][0], pooled.RecBoleTrained)]
 KEY = DrawKey(3, 1, 0)
 
 

@@ -14,7 +14,7 @@ from synthetic import SETTINGS, flat_runs, make_run
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import frame
-from fedcl_bench.reports.draw import (COLUMN, PAGE, Panel, SettingPanel, critical_difference_diagram, estimates,
+from fedcl_bench.reports.draw import (COLUMN, PAGE, FigurePanel, SettingPanel, critical_difference_diagram, estimates,
                                       forgetting_maps, looks, round_curves, save, sensitivity, user_histograms,
                                       validation_curves)
 from fedcl_bench.reports.frame import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
@@ -43,7 +43,7 @@ def texts(figure):
 
 def improvements():
     rng = np.random.default_rng(0)
-    return [[Panel(f"{dataset}, {backbone}", "%",
+    return [[FigurePanel(f"{dataset}, {backbone}", "%",
                    {m: None if (m, backbone) == ("rlp2", "PFedRec") else OverSeeds(float(rng.normal(10, 9)), 2.0, 5)
                     for m in list(LABELS)[1:]}, 0.0, {m: float(rng.normal(10, 9)) for m in list(LABELS)[1:]})
              for backbone in ("FedMF", "FedNCF", "PFedRec")] for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
@@ -87,7 +87,7 @@ READINGS = {"item_lr\nplain (paper)": -0.09, "inc_split\nrandom (paper)": 0.006,
 def changes():
     """With a change far larger than the others, and one without records."""
     def panel(name, default):
-        return Panel(f"default: {default:.4f}", name, {
+        return FigurePanel(f"default: {default:.4f}", name, {
             label: None if change is None else OverSeeds(default + change, 0.002 if i < 3 else 0.0, 5)
             for i, (label, change) in enumerate(READINGS.items())}, default, written=True)
     return [[panel("N@20", 0.1), panel("lead over FT", 0.004)]]
@@ -95,7 +95,7 @@ def changes():
 
 def domains():
     lines = {"local": OverSeeds(0.031, 0.002, 5), "pooled": None, "FFMSR": OverSeeds(0.04, 0.001, 5)}
-    return [[Panel(domain, "Recall@10", lines, 0.04) for domain in ("books", "games")]]
+    return [[FigurePanel(domain, "Recall@10", lines, 0.04) for domain in ("books", "games")]]
 
 
 def grid_test(methods):
@@ -233,7 +233,7 @@ def test_changes_are_the_numbers():
             "-0.0900 ◂", "+0.0060", "-0.0041", "+0.0000"))}
         assert f"missing:{names[4]}" in drawn
     assert len(artists(figure, "zero")) == 1
-    together = estimates([[Panel("", "N@20", {"a": OverSeeds(0.19, 0.0, 1), "b": OverSeeds(0.02, 0.0, 1)}, 0.1,
+    together = estimates([[FigurePanel("", "N@20", {"a": OverSeeds(0.19, 0.0, 1), "b": OverSeeds(0.02, 0.0, 1)}, 0.1,
                                  written=True)]], {}, "title")
     assert {line.get_gid() for line in together.axes[0].lines} >= {"ours:a", "ours:b"}  # neither is cut
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.toolbox.transformer import (EncoderSettings, ExpertDropout, MoEAdapter, TransformerEncoder, by_length,
-                                             normal_start)
+from fedcl_bench.toolbox.transformer import (ExpertDropout, MoEAdapter, TransformerEncoder, TransformerSettings,
+                                             by_length, normal_start)
 from fedcl_bench.plugin.silo import Histories
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
 
-_SIZES = EncoderSettings(dim=12, layers=3, heads=3, inner_size=7)
+_SIZES = TransformerSettings(dim=12, layers=3, heads=3, inner_size=7)
 # RecBole's name of each part of a layer.
 _RECBOLES = {"query": "multi_head_attention.query", "key": "multi_head_attention.key",
              "value": "multi_head_attention.value", "out": "multi_head_attention.dense",
@@ -48,7 +48,7 @@ def test_encoder_is_recboles(twins, causal):
 
 @pytest.mark.parametrize("part", ["dropout", "attention_dropout"])
 def test_each_dropout_acts_in_training_alone(part):
-    sizes = EncoderSettings(**{"dim": 4, "heads": 1, "dropout": 0.0, "attention_dropout": 0.0, part: 0.5})
+    sizes = TransformerSettings(**{"dim": 4, "heads": 1, "dropout": 0.0, "attention_dropout": 0.0, part: 0.5})
     encoder, x = TransformerEncoder(sizes), torch.randn(6, 5, 4)
     lengths = torch.full((6,), 5)
     assert not torch.equal(encoder.last(x, lengths), encoder.last(x, lengths))
@@ -57,7 +57,7 @@ def test_each_dropout_acts_in_training_alone(part):
 
 
 def test_starts_are_recboles():
-    encoder = TransformerEncoder(EncoderSettings())
+    encoder = TransformerEncoder(TransformerSettings())
     assert encoder.layers[1].query.weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert not encoder.layers[0].inner.bias.any() and encoder.layers[0].norm.weight.eq(1).all()
     table = torch.nn.Embedding(300, 50)
@@ -67,7 +67,7 @@ def test_starts_are_recboles():
 
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(UserError, match="'heads': found 7, accepted: a divisor of dim=300"):
-        TransformerEncoder(EncoderSettings(heads=7))
+        TransformerEncoder(TransformerSettings(heads=7))
 
 
 def _adapter(dropout=0.2):

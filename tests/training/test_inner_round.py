@@ -15,7 +15,7 @@ from helpers import ROOT, build, strategy_of, train_round
 
 from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.core import parallel
-from fedcl_bench.data.streams.synth import World, step_of
+from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import PluginError
 from fedcl_bench.federation import round as rounds
@@ -35,7 +35,7 @@ FT, PLACE = Method(NoSettings()), DrawKey(3, 1, 2)
 
 @pytest.fixture(scope="module")
 def step():
-    return step_of(World(150, 120, per_user=25.0, activity=1.0))
+    return step_of(SyntheticLog(150, 120, per_user=25.0, activity=1.0))
 
 
 def start(backbone, step, dtype=torch.float32):

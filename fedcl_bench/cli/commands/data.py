@@ -295,13 +295,13 @@ def _download(args: argparse.Namespace) -> int:
 
 def _synth(args: argparse.Namespace) -> int:
     from ...data.source import write_config
-    from ...data.streams.synth import World, write
+    from ...data.streams.synth import SyntheticLog, write
     from ...core.files import bar
 
     safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
     per_user = sum(args.counts) / 2 if args.counts else args.interactions_per_user
-    world = World(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
+    world = SyntheticLog(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
                   args.taste, args.drift, args.seed, args.counts, args.repeats)
     world.check()
     path = args.out / args.name / f"{args.name}.inter"

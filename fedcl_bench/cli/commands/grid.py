@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of ``grid.Part`` that the command line names."""
+    """Fields of ``grid.GridPart`` that the command line names."""
     from ...core.settings import parse_assignments
 
     given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}

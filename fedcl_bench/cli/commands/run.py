@@ -15,7 +15,7 @@ from .. import add_options, cores, count, print_json, say_tuned, seed, seeds, se
 
 if TYPE_CHECKING:
     from ...data.stream import Stream
-    from ...deployment.starting import Federation
+    from ...deployment.starting import RealClients
     from ...runs.config import RunConfig
     from ...runs.runner import Engine
     from ...runs.specs import Layers
@@ -242,10 +242,10 @@ def _real_clients(args: argparse.Namespace, stack: ExitStack, config: RunConfig,
     return {"load_data": load, "engine_of": lambda config, warn: FlowerEngine(config, lambda: found[0])}
 
 
-def _federation(args: argparse.Namespace) -> Federation:
+def _federation(args: argparse.Namespace) -> RealClients:
     """What the options say of real clients."""
     from ...deployment.client_files import read_published
-    from ...deployment.starting import Federation
+    from ...deployment.starting import RealClients
 
     kind, _, address = args.engine.partition(":")
     if kind != "flower":
@@ -257,7 +257,7 @@ def _federation(args: argparse.Namespace) -> Federation:
     if not address and args.federation is not None:
         raise UserError("--federation: needs an address, as --engine flower:0.0.0.0:9092.")
     published = read_published(args.federation) if address else None
-    return Federation(address, published, args.clients or 0, args.min_clients or 0, args.round_timeout or 600,
+    return RealClients(address, published, args.clients or 0, args.min_clients or 0, args.round_timeout or 600,
                       tuple(folder.absolute() for folder in args.plugins), args.results, args.threads or 1)
 
 

@@ -78,7 +78,7 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import tune
-    from ...experiments.grid import Part
+    from ...experiments.grid import GridPart
     from ...experiments.search import Combination, Effort
     from ...runs.registry import discover
     from ...runs.specs import parse_method, spelled_spec
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.table and not args.paper:
         raise UserError("--table is a paper's; say which with --paper.")
-    part = Part(args.methods, args.backbones, args.datasets, paper=args.paper,
+    part = GridPart(args.methods, args.backbones, args.datasets, paper=args.paper,
                 tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
     if own := [text for text in args.methods or () if parse_method(text)[1]]:
         raise UserError(f"tune: found {own[0]}, accepted: names of methods; what is not to be searched belongs to "

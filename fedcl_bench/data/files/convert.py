@@ -19,7 +19,7 @@ from . import archives
 from ..items.item_texts import clean, item_table
 from ..streams.overlap import persons_file
 from .publishers import FORMATS, TEXT, Format, Kind, RawTable
-from ..source import Published, load_config
+from ..source import PublishedDataset, load_config
 from .table_reader import (SEPARATORS, TableLayout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
                            parquet_batches, text_batches)
 
@@ -60,7 +60,7 @@ class Conversion:
 
 
 def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: bool = False,
-            published: Published | None = None, label: str = "") -> Conversion:
+            published: PublishedDataset | None = None, label: str = "") -> Conversion:
     """Write ``out/name/name.inter`` from the publisher's files, and ``.item`` where the publisher describes items and
     ``.overlap`` where it identifies users.
 
@@ -109,7 +109,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     return Conversion(counts, interactions, tuple(targets), changed, tuple(checks), tuple(warnings), format.settings)
 
 
-def _compare_checksums(published: Published, files: list[RawFile], archive: tuple[Path, str] | None,
+def _compare_checksums(published: PublishedDataset, files: list[RawFile], archive: tuple[Path, str] | None,
                        any_checksum: bool) -> tuple[list[str], list[str], bool]:
     """What was checked, what to warn of, and whether a file has another checksum than the publisher's and is taken all
     the same; raises UserError for one that is not to be taken.
@@ -170,7 +170,7 @@ def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
 
 @contextmanager
 def _raw_files(name: str, raw: Path, label: str, format: Format,
-               published: Published) -> Iterator[tuple[Format, list[RawFile]]]:
+               published: PublishedDataset) -> Iterator[tuple[Format, list[RawFile]]]:
     """The format that is there and the file of each of its tables; those of a zip lie there while the context lasts."""
     tables = format.tables + (format.otherwise.tables if format.otherwise else ())
     if raw.is_dir():
@@ -184,7 +184,7 @@ def _raw_files(name: str, raw: Path, label: str, format: Format,
 
 
 def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[Path], str],
-              published: Published) -> tuple[Format, list[RawFile]]:
+              published: PublishedDataset) -> tuple[Format, list[RawFile]]:
     """The format that is there, with each table's file."""
     missing: list[str] = []
     for candidate in (format, format.otherwise) if format.otherwise else (format,):

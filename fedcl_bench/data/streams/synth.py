@@ -45,7 +45,7 @@ _ROW = np.dtype([("user", np.int64), ("item", np.int64), ("second", np.int64)])
 
 
 @dataclass(frozen=True)
-class World:
+class SyntheticLog:
     """What is to be made; see the module's description.
 
     Attributes:
@@ -116,7 +116,7 @@ class Written:
     items: int
 
 
-def catalogue(world: World) -> SyntheticItems:
+def catalogue(world: SyntheticLog) -> SyntheticItems:
     """The items of a world: memory grows with items x blocks."""
     weight = torch.arange(1, world.items + 1, dtype=torch.float64) ** -world.exponent
     score = _drifting(rng.normal_rows(world.seed, "synth popularity", 0, world.items, world.blocks).T, world.drift)
@@ -133,7 +133,7 @@ def _drifting(noise: torch.Tensor, drift: float) -> torch.Tensor:
     return torch.stack(states)
 
 
-def activity(world: World, users: range) -> torch.Tensor:
+def activity(world: SyntheticLog, users: range) -> torch.Tensor:
     """How many interactions some users have, int64, shape (n,)."""
     if world.counts:
         low, high = world.counts
@@ -144,7 +144,7 @@ def activity(world: World, users: range) -> torch.Tensor:
     return mean.round().long().clamp(1, max(1, world.items // 2))
 
 
-def interactions(world: World, items: SyntheticItems, users: range) -> np.ndarray:
+def interactions(world: SyntheticLog, items: SyntheticItems, users: range) -> np.ndarray:
     """All interactions of some users, by user and within a user by time: ``user``, ``item`` and ``second``, int64. They
     depend on no other user."""
     count = activity(world, users)
@@ -164,7 +164,7 @@ def interactions(world: World, items: SyntheticItems, users: range) -> np.ndarra
     return rows[np.lexsort((rows["second"], rows["user"]))]
 
 
-def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def _times(world: SyntheticLog, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """The time of each row on [0, 1), float64: uniform over all users' rows together.
 
     A user that begins at a has uniform times on [a, 1). With a = 0 for a share 1 - L of the users and uniform for the
@@ -179,8 +179,8 @@ def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, position: torc
     return (t + LATE * torch.special.xlogy(left, left)).clamp_(0.0, math.nextafter(1.0, 0.0))
 
 
-def _choices(world: World, items: SyntheticItems, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor,
-             block: torch.Tensor, tastes: torch.Tensor) -> torch.Tensor:
+def _choices(world: SyntheticLog, items: SyntheticItems, ids: torch.Tensor, of_row: torch.Tensor,
+             position: torch.Tensor, block: torch.Tensor, tastes: torch.Tensor) -> torch.Tensor:
     """The item of each row: proposals are made for all rows at once until each has one.
 
     Where several rows of a user would take one item, the one that comes first among the user's rows gets it.
@@ -223,7 +223,7 @@ def _untaken(pair: np.ndarray, candidates: np.ndarray, taken: np.ndarray) -> tup
     return candidates[lowest], np.sort(np.concatenate([taken, new]), kind="stable")  # merges the two
 
 
-def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, np.ndarray]]:
+def all_interactions(world: SyntheticLog, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, np.ndarray]]:
     """All users in ascending order, in groups of about so many interactions, and theirs."""
     items = catalogue(world)
     size = max(1, int(rows_at_once / world.per_user))
@@ -232,7 +232,7 @@ def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator
         yield from zip(groups, in_order(partial(interactions, world, items), groups, torch.device("cpu")))
 
 
-def step_of(world: World) -> Step:
+def step_of(world: SyntheticLog) -> Step:
     """All interactions of a world as the training data of one step, in memory (16 bytes each while it is made)."""
     lengths, values = [], []
     for users, rows in all_interactions(world):
@@ -244,7 +244,7 @@ def step_of(world: World) -> Step:
     return Step(0, world.users, world.items, 0, 0, len(train.values), train, none, none)
 
 
-def _require_room(world: World, path: Path) -> None:
+def _require_room(world: SyntheticLog, path: Path) -> None:
     """Raise UserError if a world's file, and its parts while it is made, are larger than what the disk has left."""
     needed = int(world.users * world.per_user * (24 + 20))  # bytes of a row in the parts, and about those in the file
     free = free_bytes(path)
@@ -253,7 +253,7 @@ def _require_room(world: World, path: Path) -> None:
                         f"--users, at most {world.users * free // needed:,}, or choose another disk with --out DIR.")
 
 
-def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
+def write(world: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
           done: Callable[[int], None] = lambda rows: None) -> Written:
     """Write a world as a RecBole atomic file, rows in order of time, then user.
 
