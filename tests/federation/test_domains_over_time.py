@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import executed, federation_of, same_numbers, stopped_everywhere
+from helpers import executed, federation_of, lay_log, same_numbers, stopped_everywhere
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
@@ -22,31 +23,27 @@ from fedcl_bench.runs.model_file import read_model
 
 SMALL = {"max_length": 4, "dim": 6, "batch_size": 16, "rounds": 2, "topk": [3], "valid_metric": "recall@3",
          "base_share": 0.4, "domain_blocks": 3}
-FFMSR = {"encoder": "given:vectors", "clusters": 3, "heads": 2, "inner_size": 8, "batch_size": 32}
-BLOCKS, DOMAINS = 3, ("books", "games")
+FFMSR = {"encoder": "given:vectors", "clusters": 3, "heads": 2, "inner_size": 8, "batch_size": 32,
+         "federated_rounds": 2}
+BLOCKS = 3
 
 
-@pytest.fixture(autouse=True)
-def shops(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("vectors").mkdir()
-    for name, seed, users, items in (("books", 1, 16, 15), ("games", 2, 14, 11)):
-        generator = np.random.default_rng(seed)
-        rows = [f"u{user}\ti{(user + place * (1 + user % 2)) % items}\t{time}\n" for user in range(users)
-                for place, time in enumerate(sorted(generator.random(12)))]
-        Path("data", name).mkdir(parents=True)
-        Path("data", name, f"{name}.inter").write_text(
-            "user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
-        np.savez(Path("vectors", name), item_id=[f"i{item}" for item in range(items)],
-                 vectors=generator.normal(size=(items, 3, 4)))
+@pytest.fixture(autouse=True, scope="module")
+def shops(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("shops"))
+        Path("vectors").mkdir()
+        for name, seed, users, items in (("books", 1, 16, 15), ("games", 2, 14, 11)):
+            generator = np.random.default_rng(seed)
+            lay_log(name, [(f"u{user}", f"i{(user + place * (1 + user % 2)) % items}", time) for user in range(users)
+                           for place, time in enumerate(sorted(generator.random(12)))])
+            np.savez(Path("vectors", name), item_id=[f"i{item}" for item in range(items)],
+                     vectors=generator.normal(size=(items, 3, 4)))
+        yield
 
 
 def configured(registry, method="ft", backbone="sasrec", **settings):
     return make_config(registry, method, backbone, "books+games", overrides=[("test", {**SMALL, **settings})])
-
-
-def loaded(config):
-    return load_stream(config.source, config.stream, config.features)
 
 
 def ends(federation):
@@ -54,17 +51,30 @@ def ends(federation):
     return [progress for progress in run(federation) if not progress.round and not progress.fraction_done]
 
 
+@pytest.fixture(scope="module")
+def ended(registry):
+    """A federation and the ends of its steps: of SASRec under a topology, or FFMSR."""
+    @functools.cache
+    def ended(kind):
+        config = configured(registry, "ffmsr", "ffmsr", **FFMSR) if kind == "ffmsr" else configured(
+            registry, topology=kind)
+        federation = federation_of(config)
+        return federation, ends(federation)
+    return ended
+
+
+@pytest.fixture(scope="module")
+def record(registry):
+    return executed(configured(registry))
+
+
 def tables_of(progress):
     return progress.best.model.public | progress.best.model.dense
 
 
-@pytest.mark.parametrize("method, backbone, settings", [
-    *(("ft", "sasrec", {"topology": topology}) for topology in ("federated", "local", "central")),
-    ("ffmsr", "ffmsr", FFMSR)])
-def test_a_block_is_a_run_from_the_model_of_the_one_before(registry, method, backbone, settings, monkeypatch):
-    config = configured(registry, method, backbone, **settings)
-    federation = federation_of(config)
-    whole, before = ends(federation), None
+@pytest.mark.parametrize("kind", ["federated", "local", "central", "ffmsr"])
+def test_a_block_is_a_run_from_the_model_of_the_one_before(ended, kind, monkeypatch):
+    (federation, whole), before = ended(kind), None
     assert [progress.step for progress in whole] == [1, 2, 3]
     for step, progress in zip(federation.stream.steps, whole):
         parts = tuple(replace(part, interactions=part.interactions[step.index:][:1])
@@ -85,33 +95,32 @@ def test_a_block_is_a_run_from_the_model_of_the_one_before(registry, method, bac
             assert all(torch.equal(values, there.values[name]) for name, values in here.values.items())
 
 
-def test_one_record_has_every_domains_row_of_tests(registry):
-    result = executed(configured(registry))
-    users = pd.read_parquet(Path(result["record"]) / "users.parquet")
+def test_one_record_has_every_domains_row_of_tests_and_the_last_blocks_model(registry, record, ended):
+    users = pd.read_parquet(Path(record["record"]) / "users.parquet")
     assert sorted(set(zip(users["trained_block"], users["tested_block"]))) == sorted(
         (2 * t + domain, 2 * s + domain) for t in range(BLOCKS) for s in range(t + 1) for domain in (0, 1))
-    matrix, diagonal = result["matrix"]["recall@3"], result["metrics"]["recall@3"]["per_block"]
-    assert len(diagonal) == 2 * BLOCKS and result["metrics"]["recall@3"]["avg_incremental"] == np.mean(diagonal[2:])
+    matrix, diagonal = record["matrix"]["recall@3"], record["metrics"]["recall@3"]["per_block"]
+    assert len(diagonal) == 2 * BLOCKS and record["metrics"]["recall@3"]["avg_incremental"] == np.mean(diagonal[2:])
     for (t, s), mean in users[users["metric"] == "recall@3"].groupby(["trained_block", "tested_block"])["value"].mean(
             ).items():
         assert matrix[t][s] == pytest.approx(mean)
     transfer = np.mean([matrix[-1][s] - diagonal[s] for s in range(4)])
-    assert result["continual"]["recall@3"]["BWT"] == pytest.approx(transfer)
-    assert result["tested"]["interactions"] == result["tested"]["users"]
+    assert record["continual"]["recall@3"]["BWT"] == pytest.approx(transfer)
+    assert record["tested"]["interactions"] == record["tested"]["users"]
+    saved, last = read_model(Path(record["record"])).tables, tables_of(ended("federated")[1][-1])
+    assert all(torch.equal(table, last[name]) for name, table in (saved.public | saved.dense).items())
     assert executed(configured(registry))["reused"]
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(registry):
+def test_an_interrupted_run_ends_with_the_same_bits(registry, record):
     config = configured(registry)
-    whole = executed(config)
-    stopped, where = stopped_everywhere(config, loaded(config), Path("again"))
+    stopped, where = stopped_everywhere(config, load_stream(config.source, config.stream), Path("again"))
     assert len(where) >= 2 * BLOCKS
-    same_numbers(stopped, whole)
+    same_numbers(stopped, record)
 
 
-def test_ffmsr_clusters_anew_in_every_block(registry):
-    config = configured(registry, "ffmsr", "ffmsr", **FFMSR)
-    progress = ends(federation_of(config))
+def test_ffmsr_clusters_anew_in_every_block(ended):
+    _, progress = ended("ffmsr")
     received = [{name: table for name, table in tables_of(each).items() if "centroid" in name} for each in progress]
     assert received[0] and all(not torch.equal(table, received[1][name]) for name, table in received[0].items())
     curve = pd.DataFrame(progress[-1].curve)
@@ -140,35 +149,28 @@ class Keeps(DomainMethod):
 def test_a_method_hears_of_steps_at_each_domain(registry):
     config = configured(registry, "ft", "recbole:GRU4Rec", topology="local", lr=1e-9)
     method = Keeps()
-    federation = replace(federation_of(config), method=method)
-    whole = ends(federation)
+    points = list(run(replace(federation_of(config), method=method)))
     assert method.heard == [(what, step, items) for step in range(BLOCKS) for what in ("begin", "end")
                             for items in (15, 11) if (what, step) != ("begin", 0)]
-    name = next(name for name in tables_of(whole[0]) if name.startswith("books/"))
-    assert not tables_of(whole[0])[name].any()
-    points = [progress for progress in run(federation) if progress.step == 1 and progress.round == 1]
-    assert points[0].model.public[name].min() > 99
+    first = tables_of(next(progress for progress in points if progress.step == 1 and not progress.round))
+    assert not first[next(name for name in first if name.startswith("books/"))].any()
+    begun = next(progress for progress in points if progress.step == 1 and progress.round == 1)
+    assert begun.model.public[next(iter(begun.model.public))].min() > 99
 
 
 def test_the_command_line_runs_and_tables_it(capsys, same_process):
-    settings = [word for name, value in {**SMALL, "topk": "3"}.items() for word in ("--set", f"{name}={value}")]
-    cell = ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings]
+    settings = [word for name, value in {**SMALL, "rounds": 1, "topk": "3"}.items()
+                for word in ("--set", f"{name}={value}")]
+    results = ["--results", "commands"]
+    cell = ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings, *results]
     assert main(cell) == 0
     shown = capsys.readouterr().out
     assert "books, block 0" in shown and "games, block 2" in shown and "over R[t,s]: LA" in shown
-    assert len(list(Path("results/runs").iterdir())) == 1
-    assert main(["grid", "--methods", "ft", "--backbones", "sasrec", "--datasets", "books+games", *settings, "--vary",
-                 "topology=federated,local", "--jobs", "1", "--threads", "1", "--quiet"]) == 0
-    assert len(list(Path("results/runs").iterdir())) == 2
+    assert len(list(Path("commands/runs").iterdir())) == 1
+    assert main(["grid", "--methods", "ft", "--backbones", "sasrec", "--datasets", "books+games", *settings, *results,
+                 "--vary", "topology=federated,local", "--jobs", "1", "--threads", "1", "--quiet"]) == 0
+    assert len(list(Path("commands/runs").iterdir())) == 2
     capsys.readouterr()
-    assert main(["tables", *settings, "--rows", "method", "--columns", "block", "--metrics", "recall@3", "--methods",
-                 "ft,ft:topology=local"]) == 0
+    assert main(["tables", *settings, "--records", "commands", "--rows", "method", "--columns", "block", "--metrics",
+                 "recall@3", "--methods", "ft,ft:topology=local"]) == 0
     assert "games, block 2" in capsys.readouterr().out
-
-
-def test_the_saved_model_is_the_last_blocks(registry):
-    result = executed(configured(registry))
-    config = configured(registry)
-    last = ends(federation_of(config))[-1]
-    saved = read_model(Path(result["record"])).tables
-    assert all(torch.equal(table, tables_of(last)[name]) for name, table in (saved.public | saved.dense).items())
