@@ -148,33 +148,33 @@ def test_the_server_sees_dense_parameters(registry, monkeypatch):
         next(run(parts(registry, Halves(NoSettings()), "ncf")))
 
 
-@pytest.mark.parametrize("settings, said", [
-    ({"aggregator": "krum", "krum_malicious": 10}, "'krum_malicious': found 10, accepted: less than .N - 2. / 2 of"),
-    ({"aggregator": "krum", "krum_selected": 30}, "'krum_selected': found 30, accepted: at most 17, the 18 that take"),
-    ({"aggregator": "median", "backbone": "gpfedrec"}, "aggregator=median aggregates clients' updates, as does the"),
-    ({"aggregator": "median", "backbone": "sasrec", "init": "per_client"}, "accepted: server with aggregator=median"),
-    ({"aggregator": "median", "method": PlainMean(NoSettings())}, "accepted: mean with method 'plain-mean'")])
-def test_what_aggregators_do_not_go_with(registry, settings, said):
-    more = {"method": build(registry, "method", "ft"), "backbone": "fedmf", **settings}
-    with pytest.raises(UserError, match=said):
-        parts(registry, **more).check()
+def test_what_does_not_go_together(registry):
+    plain = PlainMean(NoSettings())
+    for settings, said in [
+        ({"aggregator": "krum", "krum_malicious": 10},
+         "'krum_malicious': found 10, accepted: less than .N - 2. / 2 of"),
+        ({"aggregator": "krum", "krum_selected": 30},
+         "'krum_selected': found 30, accepted: at most 17, the 18 that take"),
+        ({"aggregator": "median", "backbone": "gpfedrec"},
+         "aggregator=median aggregates clients' updates, as does the"),
+        ({"aggregator": "median", "backbone": "sasrec", "init": "per_client"},
+         "accepted: server with aggregator=median"),
+        ({"aggregator": "median", "method": plain}, "accepted: mean with method 'plain-mean'"),
+        ({"method": plain, "backbone": "sasrec", "init": "per_client"},
+         "'init': found per_client, accepted: server with method 'plain-mean'"),
+        ({"method": plain, "backbone": "gpfedrec"}, "as does the server of 'gpfedrec'"),
+    ]:
+        more = {"method": build(registry, "method", "ft"), "backbone": "fedmf", **settings}
+        with pytest.raises(UserError, match=said):
+            parts(registry, **more).check()
+    with pytest.raises(UserError, match="is about many clients, and with topology=central one holds all"):
+        replace(parts(registry, plain, "sasrec"), topology="central").check()
 
 
 def test_aggregators_give_up_secure_aggregation(registry):
     config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", {"aggregator": "median"})])
     assert config.gives_up == {"F7": "the server looks at each client's change, for aggregator=median"}
     assert registry.gives_up("kd", config.settings) == ("F7",) and registry.gives_up("kd", {}) == ()
-    for settings, wrong in (({"aggregator": "trimmed_mean", "trimmed_share": 0.5}, "accepted: a number .* below 0.5"),):
-        with pytest.raises(UserError, match=wrong):
-            make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", settings)])
-
-
-def test_what_does_not_go_with_it(registry):
-    method = PlainMean(NoSettings())
-    with pytest.raises(UserError, match="'init': found per_client, accepted: server with method 'plain-mean'"):
-        parts(registry, method, "sasrec", init="per_client").check()
-    f = parts(registry, method, "fedmf")
-    with pytest.raises(UserError, match="as does the server of 'gpfedrec'"):
-        replace(f, backbone=build(registry, "backbone", "gpfedrec")).check()
-    with pytest.raises(UserError, match="is about many clients, and with topology=central one holds all"):
-        replace(parts(registry, method, "sasrec"), topology="central").check()
+    with pytest.raises(UserError, match="accepted: a number .* below 0.5"):
+        make_config(registry, "kd", "fedmf", "ml-100k", overrides=[
+            ("test", {"aggregator": "trimmed_mean", "trimmed_share": 0.5})])

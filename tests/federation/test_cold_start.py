@@ -108,12 +108,12 @@ def test_new_users_take_no_part_in_the_rounds(registry, stream, backbone):
 def test_later_interactions_are_unused(registry, stream, method, backbone):
     """No parameter and no state of a method depends on a new user's interactions after the first K."""
     others = with_train(stream, lambda items: items[:K] + sorted(set(range(40)) - set(items))[:len(items) - K])
-    first, second = (points(made(registry, world, method, backbone))[-1] for world in (stream, others))
+    first, second = (points(made(registry, world, method, backbone, rounds=1))[-1] for world in (stream, others))
     same(first.model, second.model)
     for state in ("client_state", "server_state"):
         for a, b in zip(getattr(first, state).values(), getattr(second, state).values(), strict=True):
             assert torch.equal(a, b)
-    usual = [points(made(registry, world, method, backbone, fold_in=0))[-1] for world in (stream, others)]
+    usual = [points(made(registry, world, method, backbone, fold_in=0, rounds=1))[-1] for world in (stream, others)]
     assert not all(map(torch.equal, *(p.model.tables() for p in usual)))
 
 
@@ -211,12 +211,12 @@ def test_resumed_anywhere(registry, stream, tmp_path, backbone, settings):
     pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 3 > 0))
     for i, method in enumerate(("ft", "reg", "kd", "f3crec", "rlp2", "spp")) for j, backbone in enumerate(BACKBONES)])
 def test_chunks_and_threads(registry, stream, monkeypatch, method, backbone):
-    expected = points(made(registry, stream, method, backbone))[-1]
+    expected = points(made(registry, stream, method, backbone, rounds=1))[-1]
     monkeypatch.setattr(SIZES, "padding_elements", 0)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        other = points(made(registry, stream, method, backbone))[-1]
+        other = points(made(registry, stream, method, backbone, rounds=1))[-1]
     finally:
         torch.set_num_threads(threads)
     same(other.model, expected.model, atol=1e-9)

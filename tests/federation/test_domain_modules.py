@@ -193,9 +193,10 @@ class PlainLoop:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_equals_a_plain_loop(known, shops, topology):
-    f = federation_of(configured(known, topology=topology))
+    config = configured(known, topology=topology, rounds=2)
+    f = federation_of(config)
     plain, number = PlainLoop(f), 0
-    for progress in run(federation_of(configured(known, topology=topology))):
+    for progress in run(federation_of(config)):
         if progress.fraction_done or progress.step:
             continue
         rows = progress.curve[-2:]
@@ -212,13 +213,13 @@ def test_equals_a_plain_loop(known, shops, topology):
                     scores = plain.score(module, domain.step.train.of(user)[-4:].tolist()).detach()
                     ranks.append(int((scores >= scores[domain.step.valid.of(user)[0]]).sum()))
             assert row["valid"] == pytest.approx(sum(1 / rank for rank in ranks if rank <= 3) / len(ranks), abs=1e-6)
-    assert number == 3
+    assert number == 2
 
 
-@pytest.mark.parametrize("method, topology", [*(("ft", topology) for topology in TOPOLOGIES), ("hints", "federated")])
+@pytest.mark.parametrize("method, topology", [("ft", "central"), ("hints", "federated")])  # others: test_silos.py
 def test_a_run_stopped_after_any_batch_goes_on_to_the_same_bits(known, shops, tmp_path, monkeypatch, method,
                                                                 topology):
-    config = configured(known, method, topology=topology, dropout=0.4, precision="float32")
+    config = configured(known, method, topology=topology, dropout=0.4, precision="float32", rounds=2, batch_size=24)
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
     monkeypatch.setattr(SIZES, "report_every", 0.0)
@@ -262,7 +263,8 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_parameter_of_several_names_is_one(known, shops, topology):
     """It counts under the first name: once is it sent, trained and set."""
-    once, twice = (finish(configured(known, backbone=name, topology=topology)) for name in ("pooled", "twice"))
+    once, twice = (finish(configured(known, backbone=name, topology=topology, rounds=2))
+                   for name in ("pooled", "twice"))
     assert once.model.dense.keys() == twice.model.dense.keys()
     assert all(torch.equal(value, twice.model.dense[name]) for name, value in once.model.dense.items())
     same = ("loss", "valid", "bytes_up", "bytes_down")
@@ -272,7 +274,7 @@ def test_a_parameter_of_several_names_is_one(known, shops, topology):
 def test_distances_are_those_of_the_items_vectors(known, shops):
     """By default of the first table of items' rows, else of what the module says: here 1 number, its sign."""
     for name, signs in (("pooled", False), ("twice", True)):
-        progress = finish(configured(known, backbone=name, extra_metrics="distance,novelty"))
+        progress = finish(configured(known, backbone=name, extra_metrics="distance,novelty", rounds=1))
         distances = torch.cat([scores.values["distance@3"] for _, _, scores in progress.tests])
         thirds = distances * 3 / 4  # of 3 pairs none or two have different signs
         assert (distances >= 0).all() and distances.max() > 0
@@ -297,7 +299,7 @@ def test_domains_that_train_together_are_prepared_together(known, shops, method,
 
 
 def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):
-    config = configured(known, "hints", topk=[1, 3])
+    config = configured(known, "hints", topk=[1, 3], rounds=1)
     result = executed(config, tmp_path / "results")
     users = pd.read_parquet(Path(result["record"]) / "users.parquet")
     hits = users[users["metric"] == "hit@3"].set_index("user")["value"]

@@ -29,12 +29,6 @@ def federation(registry, ml100k):
         registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(ml100k)
 
 
-def test_everybody_with_data_takes_part(ml100k):
-    for step in ml100k.steps:
-        users = Attendance().of(step, 0, 0).users
-        assert torch.equal(users, (step.train.lengths > 0).nonzero().flatten())
-
-
 def test_sampled_clients(ml100k, federation):
     """A share of the clients, without replacement, anew in every round; the others keep their private vectors."""
     step = ml100k.steps[0]
@@ -162,12 +156,6 @@ def test_upload_noise_reaches_the_tables(federation):
     assert torch.equal(noisy.model.private[USER], plain.model.private[USER])
 
 
-def test_double_precision(federation):
-    single, double = (next(iter(run(federation(precision=p)))).model for p in ("float32", "float64"))
-    assert double.public[ITEM].dtype == torch.float64
-    torch.testing.assert_close(single.public[ITEM].double(), double.public[ITEM], atol=1e-6, rtol=0)
-
-
 def test_divergence_names_block_round_and_rate(federation):
     with pytest.raises(RunFailed, match=r"block 1, round \d+:[\s\S]*lr=1 "):
         for _ in run(federation("reg", lambda_reg=1.0, rounds=8)):
@@ -201,16 +189,6 @@ def test_new_users_are_folded_in_at_the_rate_of_their_block(federation):
     ends = [next(iter(run(federation(rounds=1, fold_in=3, fold_in_rounds=1, **rate), first))).model.private[USER]
             for rate in ({"lr_later": 0.1}, {"lr": 0.1}, {})]
     assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
-
-
-def test_continuing_from_any_progress(federation):
-    """`run` resumed from each of its own yields ends in the same tables."""
-    f = federation("f3crec", rounds=2)
-    points = list(run(f))
-    for point in points[::3]:
-        *_, last = run(federation("f3crec", rounds=2), replace(point)) if point.step < 4 else [point]
-        assert torch.equal(last.model.public[ITEM], points[-1].model.public[ITEM])
-        assert last.curve[-1]["valid"] == points[-1].curve[-1]["valid"]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -6,6 +6,7 @@ where, are caught as they are called.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections import Counter
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ OURS = (ROOT / "fedcl_bench", ROOT / "plugins", ROOT / "tests")  # not all of it
 NAMES = discover()
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
 BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 80}
+
+
+loaded = functools.cache(load_stream)
 
 
 def is_sequential(backbone):
@@ -124,11 +128,11 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     own = registry.get("method", method).cls.rescore_session is not Method.rescore_session
     settings = SESSIONS if own or is_sequential(backbone) else BLOCKS
     config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
-    f = config.federation(load_stream(config.source, config.stream, config.features))
+    f = config.federation(loaded(config.source, config.stream, config.features))
     f.check()  # as every run is
     f.method.client_state, f.method.server_state = {}, {}
     model, step, acting = opened(f)
-    users = (step.train.lengths > 0).nonzero().flatten()[:20]
+    users = (step.train.lengths > 0).nonzero().flatten()[:8]
     step_opened = open_step(f, step, model)
     chunks = step_opened.protocol.chunks(users, 1, model)
     acting.begin_round(step, 1, f.backbone)

@@ -137,7 +137,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
     monkeypatch.setattr(SIZES, "central_encoded", 3)
     lay_shop("books", 1, 11, 15)  # half the users
     lay_shop("games", 2, 7, 11)
-    f = federation_of(configured(registry, topology, name, **more))
+    f = federation_of(configured(registry, topology, name, rounds=2, **more))
     plain, domains, rounds, best = PlainDomains(f, name), CrossSilo(f).domains, 0, {}
     for progress in run(f):
         if progress.fraction_done or progress.step:
@@ -156,7 +156,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
             hits = (of_domain.ranks("test") < 3).double()
             if progress.best_round(domain.number, "first") == rounds:
                 best[domain.number] = hits
-    assert rounds == 3
+    assert rounds == 2
     for domain, _, scores in progress.tests:
         assert scores.values["hit@3"].tolist() == best[domain].tolist()
         assert scores.users.tolist() == list(domains[domain].users)
@@ -165,7 +165,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shops, tmp_path, monkeypatch, topology):
     """Stopped after every batch and every round, the run gives the numbers of an uninterrupted one."""
-    config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2, batch_size=16)
+    config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2, batch_size=24)
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
     monkeypatch.setattr(SIZES, "report_every", 0.0)
@@ -203,7 +203,7 @@ def test_shared_training_goes_on_until_all_would_end(registry, shops):
 
 def test_another_domains_data_changes_nothing_of_one_alone(registry, shops):
     def tested(topology):
-        last = list(run(federation_of(configured(registry, topology))))[-1]
+        last = list(run(federation_of(configured(registry, topology, rounds=2, batch_size=16))))[-1]
         return [row["loss"] for row in last.curve if row["step"] == 0], last.tests[0][2].values["mrr@3"].tolist()
 
     before = {topology: tested(topology) for topology in TOPOLOGIES}
@@ -227,7 +227,8 @@ def test_items_of_two_domains_never_share_a_row(registry, shops):
 def test_the_record_says_what_was_shared(registry, shops, tmp_path):
     results = {}
     for topology in TOPOLOGIES:
-        config = configured(registry, topology, topk=[3, 5], rounds=2)
+        config = configured(registry, topology, topk=[3, 5], rounds=2, batch_size=16,
+                            extra_metrics=["novelty", "popularity"])
         results[topology] = executed(config, tmp_path / "results")
     result = results["federated"]
     folder = Path(result["record"])
@@ -239,6 +240,8 @@ def test_the_record_says_what_was_shared(registry, shops, tmp_path):
     assert result["privacy"]["uploaded"] == list(dense) and result["privacy"]["kept_at_client"] == [ITEM]
     assert results["local"]["privacy"]["uploaded"] == [] and results["local"]["bytes"]["total_up"] == 0
     assert results["central"]["privacy"]["kept_at_client"] == [] and results["central"]["bytes"]["total_down"] == 0
+    assert all(0.0 < value < 20.0 for value in result["metrics"]["popularity@3"]["per_block"])
+    assert all(value > 0.5 for value in result["metrics"]["novelty@3"]["per_block"])
     assert result["dataset"] == "books+games" and result["rounds"] == [2, 2]
     assert result["tested"] == {"users": [20, 12], "interactions": [20, 12]}
     for metric, values in result["metrics"].items():
@@ -270,13 +273,6 @@ def test_history_is_ranked_unless_it_is_masked(registry, shops, masked):
     assert (differ > 0) == masked
 
 
-def test_metrics_of_items_count_the_domains_users(registry, shops, tmp_path):
-    config = configured(registry, "federated", extra_metrics=["novelty", "popularity"], rounds=1)
-    result = executed(config, tmp_path / "results")
-    assert all(0.0 < value < 20.0 for value in result["metrics"]["popularity@3"]["per_block"])
-    assert all(value > 0.5 for value in result["metrics"]["novelty@3"]["per_block"])
-
-
 def test_a_checkpoint_of_other_data_is_not_gone_on_from(registry, shops, tmp_path):
     f = federation_of(configured(registry))
     progress = next(progress for progress in run(f) if progress.round)
@@ -287,28 +283,24 @@ def test_a_checkpoint_of_other_data_is_not_gone_on_from(registry, shops, tmp_pat
         load_progress(tmp_path / "kept.pt", "cpu", federation_of(configured(registry)))
 
 
-@pytest.mark.parametrize("changed, message", [
-    ({"method": "kd"}, "method 'kd' is about clients of one user each"),
-    ({"backbone": "fedmf"}, "backbone 'fedmf' is not sequential"),
-    ({"backbone": "miasrec", "loss": "bce"}, "accepted: cross_entropy with stream=domains"),
-    ({"topk": [12]}, "found 12, accepted: at most the number of items, 11 in domain 'games'")])
-def test_what_makes_no_sense_is_refused(registry, shops, changed, message):
-    names = {"method": "ft", "backbone": "sasrec", **changed}
-    settings = {name: value for name, value in {"topk": [3], "valid_metric": "mrr@3", **changed}.items()
-                if name not in ("method", "backbone")}
-    with pytest.raises(UserError, match=message):
-        federation_of(make_config(registry, names["method"], names["backbone"], "books+games", 0, [("test", settings)]))
+def test_what_makes_no_sense_is_refused(registry, shops):
+    for method, backbone, settings, message in (
+            ("kd", "sasrec", {}, "method 'kd' is about clients of one user each"),
+            ("ft", "fedmf", {}, "backbone 'fedmf' is not sequential"),
+            ("ft", "miasrec", {"loss": "bce"}, "accepted: cross_entropy with stream=domains"),
+            ("ft", "sasrec", {"topk": [12]}, "found 12, accepted: at most the number of items, 11 in domain 'games'")):
+        settings = {"topk": [3], "valid_metric": "mrr@3", **settings}
+        with pytest.raises(UserError, match=message):
+            federation_of(make_config(registry, method, backbone, "books+games", 0, [("test", settings)]))
 
 
-@pytest.mark.parametrize("setting, reason", [
-    ("client_ratio=0.5", "with stream=domains"),
-    ("upload_noise=0.1", "with stream=domains"),
-    ("local_epochs=2", "with stream=domains"),
-    ("candidates=sampled", "with stream=domains"), ("lr_decay=0.5", "without lr_step"),
-    ("session_gap=5", "with stream=domains"), ("train_share=0.5", "with topology=federated")])
-def test_settings_of_other_clients_have_no_effect(shops, capsys, setting, reason):
-    assert main(["--method", "ft", "--backbone", "gru4rec", "--dataset", "books+games", "--set", setting]) == 2
-    assert reason in capsys.readouterr().err
+def test_settings_of_other_clients_have_no_effect(registry, shops):
+    for setting, reason in (("client_ratio=0.5", "with stream=domains"), ("upload_noise=0.1", "with stream=domains"),
+                            ("local_epochs=2", "with stream=domains"), ("candidates=sampled", "with stream=domains"),
+                            ("lr_decay=0.5", "without lr_step"), ("session_gap=5", "with stream=domains"),
+                            ("train_share=0.5", "with topology=federated")):
+        with pytest.raises(UserError, match=reason):
+            make_config(registry, "ft", "gru4rec", "books+games", 0, [("test", dict([setting.split("=")]))])
 
 
 def command(*more):
@@ -342,38 +334,30 @@ def test_it_runs_from_the_command_line(shops, capsys):
     assert result["reused"] and result["settings"]["pilot_users"] == 10
 
 
-def test_pairs_of_domains_stand_in_one_table(shops, capsys):
-    """Those of several pairs are called by their number, and the mean is that of the domains."""
+def test_tables_and_tests_of_topologies_and_pairs(shops, capsys):
+    """Domains of several pairs are called by their number, and the mean is that of the domains."""
     lay_shop("tea", 3, 12, 11)
-    for pair in ("books+games", "books+tea"):
-        assert main(command("--quiet", "--dataset", pair)) == 0
-    capsys.readouterr()
-    assert main(["tables", "--rows", "method", "--columns", "dataset,block", "--metrics", "recall@3", "--backbones",
-                 "sasrec", "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set",
-                 "valid_metric=recall@3"]) == 0
-    table = capsys.readouterr().out
-    assert "| books+games domain 1 |" in table and "| books+tea mean |" in table
-    assert "averaged over the domains" in table and "block 0" not in table
-
-
-def test_topologies_stand_in_one_table_and_test(shops, capsys):
-    for topology in TOPOLOGIES:
-        assert main(command("--quiet", "--set", f"topology={topology}")) == 0
-    capsys.readouterr()
+    for more in (*(("--set", f"topology={topology}") for topology in TOPOLOGIES), ("--dataset", "books+tea"),
+                 ("--set", "mask_history=true")):
+        assert main(command("--quiet", *more)) == 0
     same = ["--records", "results", "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set",
             "valid_metric=recall@3"]
     methods = ["ft", "ft:topology=local", "ft:topology=central"]
-    assert main(["tables", "--methods", ",".join(methods), "--rows", "method", "--columns", "block", "--metrics",
-                 "recall@3", "--backbones", "sasrec", "--datasets", "books+games", *same]) == 0
-    table = capsys.readouterr().out
+
+    def shown(*words):
+        capsys.readouterr()
+        assert main([*words, *same]) == 0
+        return capsys.readouterr().out
+    tables = ["tables", "--rows", "method", "--metrics", "recall@3", "--backbones", "sasrec"]
+    table = shown(*tables, "--methods", ",".join(methods), "--columns", "block", "--datasets", "books+games")
     assert "| books | games | mean |" in table and "averaged over the domains" in table and "(games)" in table
-    assert main(["compare", *methods, "--backbone", "sasrec", "--dataset", "books+games", "--metric", "recall@3",
-                 *same]) == 0
-    assert "blocks 0, 1" in capsys.readouterr().out
-    assert main(command("--quiet", "--set", "mask_history=true")) == 0
+    table = shown(*tables, "--methods", "ft", "--columns", "dataset,block")
+    assert "| books+games domain 1 |" in table and "| books+tea mean |" in table
+    assert "averaged over the domains" in table and "block 0" not in table
+    compare = ["--backbone", "sasrec", "--dataset", "books+games", "--metric", "recall@3"]
+    assert "blocks 0, 1" in shown("compare", *methods, *compare)
     with pytest.raises(AssertionError):  # another protocol
-        assert main(["compare", "ft", "ft:mask_history=true", "--backbone", "sasrec", "--dataset", "books+games",
-                     "--metric", "recall@3", *same]) == 0
+        shown("compare", "ft", "ft:mask_history=true", *compare)
 
 
 def test_tuning_looks_at_every_domain(shops, capsys, same_process):
