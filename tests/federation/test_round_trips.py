@@ -6,7 +6,6 @@ where, are caught as they are called.
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections import Counter
 from contextlib import contextmanager
@@ -45,9 +44,15 @@ OURS = (ROOT / "fedcl_bench", ROOT / "plugins", ROOT / "tests")  # not all of it
 NAMES = discover()
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
 BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 80}
+STREAMS = {}
 
 
-loaded = functools.cache(load_stream)
+def stream_of(config):
+    """Loaded once for all combinations."""
+    key = str((config.source, config.stream, config.features))
+    if key not in STREAMS:
+        STREAMS[key] = load_stream(config.source, config.stream, config.features)
+    return STREAMS[key]
 
 
 def is_sequential(backbone):
@@ -128,7 +133,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     own = registry.get("method", method).cls.rescore_session is not Method.rescore_session
     settings = SESSIONS if own or is_sequential(backbone) else BLOCKS
     config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
-    f = config.federation(loaded(config.source, config.stream, config.features))
+    f = config.federation(stream_of(config))
     f.check()  # as every run is
     f.method.client_state, f.method.server_state = {}, {}
     model, step, acting = opened(f)
