@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench.plugin.backbone import BackboneSettings
+from fedcl_bench import BackboneSettings, Method, SessionBackbone, SessionVectors, setting, zeros
 from fedcl_bench.kernels.functional import weighted_bce
-from fedcl_bench.plugin.method import Method
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.plugin.sequential import SessionBackbone, SessionVectors, zeros
-from fedcl_bench.core.settings import setting
 
 FedMF = discover().get("backbone", "fedmf").cls
 

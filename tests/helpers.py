@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fedcl_bench import LocalSettings, Snapshot
 from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
@@ -25,6 +26,7 @@ from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation import round as rounds, server
 from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.records.record import Record
@@ -32,7 +34,6 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
 from fedcl_bench.experiments.shards import Died, Shard
@@ -105,6 +106,36 @@ def finish(f):
     for progress in run(f):
         pass
     return progress
+
+
+def grown(backbone, step, seed=0, dtype=torch.float64, method=None):
+    """What a run that begins with this step begins with."""
+    return grow(Snapshot({}, {}), backbone, seed, step, dtype, torch.device("cpu"), method)
+
+
+@contextmanager
+def threads(number):
+    """PyTorch's operations take so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def same_tables(found, expected, near=0.0):
+    """Two models are equal to the bit, or but for rounding."""
+    for table, other in zip(found.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(table, other, rtol=near, atol=near)
+
+
+def same_clients(private, expected, near=1e-9):
+    """Private tables of all users have what is expected of some, by user and name, whatever its shape there."""
+    for user, values in expected.items():
+        for name, value in values.items():
+            found = private[name][user]
+            torch.testing.assert_close(found, value.reshape(found.shape), rtol=near, atol=near)
 
 
 def strategy_of(backbone, method, model, settings):

@@ -8,15 +8,13 @@ from __future__ import annotations
 import pytest
 from helpers import SMALL, STABLE, assert_same
 
+from fedcl_bench import DomainMethod, Method, ModuleBackbone, SequentialBackbone
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.plugin.silo import DomainMethod, ModuleBackbone
 from fedcl_bench.evaluation import beyond_accuracy
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.plugin.method import Method
-from fedcl_bench.plugin.sequential import SequentialBackbone
 
 NAMES = discover()
 BLOCKS = {**SMALL, "blocks": 3}

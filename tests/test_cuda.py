@@ -18,19 +18,18 @@ from helpers import STABLE, lay_shop, same_numbers, stopped_everywhere, train_ro
 from pretended_gpu import pretended
 from torch import nn
 
+from fedcl_bench import SIZES, Snapshot
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.plugin.silo import TOPOLOGIES, ModuleBackbone
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.cross_device import begin_step, open_step
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import available
 from fedcl_bench.kernels.ops import highest
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.trials import Pair, all_tables, finished, is_of_domains, is_sequential, runs_differ, stable
 
 REAL = torch.cuda.is_available()

@@ -23,11 +23,10 @@ from helpers import ITEM, ROOT, USER, script
 from matplotlib import image
 
 import fedcl_bench
-from fedcl_bench import testing, toolbox
+from fedcl_bench import UserError, testing, toolbox
 from fedcl_bench.cli import commands, main
 from fedcl_bench.cli.commands import new_plugin
 from fedcl_bench.cli.commands.grid import _given
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import describe, parse_assignments
 from fedcl_bench.data.files.convert import FORMATS
 from fedcl_bench.data.datasets import load_stream

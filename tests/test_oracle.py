@@ -9,8 +9,9 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build, federation, strategy_of, train_round
+from helpers import build, federation, grown, same_clients, same_tables, strategy_of, threads, train_round
 
+from fedcl_bench import SIZES, LocalSettings, Snapshot
 from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
@@ -19,13 +20,10 @@ from fedcl_bench.federation.aggregators import Aggregator
 from fedcl_bench.federation.cold_start import cold_start_of, truncated_for_new_users
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.server import aggregate
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.core.parallel import workers
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.training.sampling import Needs, make_chunks
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.stats.clip_noise import OPEN
 
 ITEM = "item_embedding.weight"
@@ -60,8 +58,8 @@ LOCAL = {"batch512x1": dict(batch_size=512, local_epochs=1), "batch512x3": dict(
 
 @pytest.fixture(scope="module")
 def stream(registry):
-    """A third of ML-100K's pairs of users and items, with light and heavy clients, new users and a new item."""
-    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"k_core": 45})])
+    """A part of ML-100K's pairs of users and items, with light and heavy clients, new users and a new item."""
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"k_core": 50})])
     return load_stream(config.source, config.stream)
 
 
@@ -86,7 +84,7 @@ def tables(step, backbone, dtype, scale=0.3):
     """A previous model and the grown model that block 1 starts from; they differ, as with init_from=last."""
     generator = torch.Generator().manual_seed(11)
     before = replace(step, n_users=step.old_users, n_items=step.old_items, old_users=0, old_items=0)
-    previous = noisy(grow(Snapshot({}, {}), backbone, SEED, before, dtype, torch.device("cpu")), generator, scale)
+    previous = noisy(grown(backbone, before, SEED, dtype), generator, scale)
     start = noisy(previous, generator, 0.1 * scale)
     return previous, grow(start, backbone, SEED, step, dtype, torch.device("cpu"))
 
@@ -179,9 +177,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
         close(ours, expected)
         moved = max(moved, float((ours - model.public.get(key, model.dense.get(key))).abs().max()))
     assert moved > 1e-4  # the round did something
-    for user, values in private.items():
-        for key, expected in values.items():
-            close(after.private[key][user], expected)
+    same_clients(after.private, private, tolerance)
     others = torch.ones(len(step.train.lengths), dtype=torch.bool).index_fill(0, users, False)
     for key, table in after.private.items():
         assert torch.equal(table[others], model.private[key][others])
@@ -323,7 +319,7 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
     step = stream.steps[1]
     previous, model = tables(step, backbone, torch.float64)
     method = build(registry, "method", "rlp2", memory=40, errors=16, neighbours=3)
-    users = some_clients(stream.steps[1], 6)
+    users = some_clients(stream.steps[1], 4)
     old = users[users < step.old_users]
     method.end_step(stream.steps[0], previous, backbone, old, DrawKey(SEED, 0))
 
@@ -354,7 +350,7 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
 
 @pytest.mark.parametrize("backbone, local", [
     ("fedmf", "batch20x2"), ("fedncf", "batch512x1"), ("pfedrec-local", "batch512x1"), ("fedrap", "batch20x2"),
-    ("fedrap-tolerance", "batch512x1"), ("gpfedrec", "batch20x2"), ("ncf", "batch20x2")])
+    ("fedrap-tolerance", "batch512x1"), ("gpfedrec", "batch512x1"), ("ncf", "batch20x2")])
 def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     """Whatever their private parameters were before; nothing else changes."""
     k, rounds = 3, 2
@@ -367,8 +363,7 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     model = noisy(tables(step, backbone, torch.float64)[1], torch.Generator().manual_seed(5), 0.1)
     after = cold_start_of(f, step, model).arrived(model)
 
-    fresh = grow(Snapshot({}, {}), backbone, SEED, replace(step, old_users=0, old_items=0), torch.float64,
-                 torch.device("cpu")).private
+    fresh = grown(backbone, replace(step, old_users=0, old_items=0), SEED).private
     start = replace(model, private={key: torch.cat([table[:step.old_users], fresh[key][step.old_users:]])
                                     for key, table in model.private.items()})
     lists = {user: stream.steps[1].train.of(user).tolist()[:k] for user in range(step.old_users, step.n_users)}
@@ -402,22 +397,16 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     users = users[::8] if name == "fedmf" else users[::16]
     train = LocalSettings(batch_size=64, **training)
     results = []
-    threads = torch.get_num_threads()
-    try:
-        for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 14, 3)):
-            torch.set_num_threads(number)
-            chunks = make_chunks(step, users, train, backbone.settings.dim,
-                                 Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
-            with workers():
-                results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
-    finally:
-        torch.set_num_threads(threads)
+    for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 14, 3)):
+        chunks = make_chunks(step, users, train, backbone.settings.dim,
+                               Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
+        with threads(number), workers():
+            results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
     assert results[0][0] == len(users) > results[1][0] >= results[2][0]
     one, three = results[1][1][0], results[3][1][0]  # the same chunks on one thread and on three: bit-identical
-    assert all(torch.equal(a, b) for a, b in zip(one.tables(), three.tables(), strict=True))
+    same_tables(one, three)
     for _, (after, loss, _) in results[1:]:
-        for table, expected in zip(after.tables(), results[0][1][0].tables(), strict=True):
-            torch.testing.assert_close(table, expected, atol=1e-11, rtol=1e-11)
+        same_tables(after, results[0][1][0], 1e-11)
         assert loss == pytest.approx(results[0][1][1], abs=1e-11)
 
 

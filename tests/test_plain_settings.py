@@ -9,6 +9,7 @@ from fedcl_bench.data.files.recbole_files import read_table
 from fedcl_bench.data.source import load_config, read_yaml
 from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.core.settings import plain_number
+from fedcl_bench.runs.config import make_config
 
 
 @pytest.mark.parametrize("text", ["010", "1:30", "1_000", "0x10", "inf", "1e", "٣", "1,5", "9" * 5000, ""])
@@ -66,3 +67,39 @@ def test_a_divergence_names_all_settings_that_may_have_caused_it(method, setting
         fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=30, k_core=70, **settings)
     message = str(caught.value)
     assert [words for words in said if words not in message] + [words for words in unsaid if words in message] == []
+
+
+@pytest.mark.parametrize("method, backbone, default, others", [
+    ("ft", "fedmf", {"evaluate_every": 1}, [{"evaluate_every": 2}]),
+    ("ft", "biasmf", {"loss": "bpr"}, [{"loss": "squared_error"}]),
+    ("f3crec", "fedmf", {"repeated_positives": "every"}, [{"repeated_positives": "once"}]),
+    ("f3crec", "fedmf", {"fold_in": 0}, [{"fold_in": 6}, *({"fold_in": 5, **more} for more in (
+        {}, {"fold_in_rounds": 7}, {"cold_start": "mean"}, {"cold_start": "popularity"}))]),
+    ("ft", "fedmf", {"cold_items": "none"}, [{"cold_items": "similar", "similar_items": 3}, *(
+        {"cold_items": kind} for kind in ("untrained", "similar", "popularity", "fold_in"))])], ids=str)
+def test_a_default_changes_no_hash_and_other_values_do(registry, method, backbone, default, others):
+    usual, same, *found = [make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
+                           for settings in ({}, default, *others)]
+    assert same.hash == usual.hash and len({config.hash for config in (usual, *found)}) == 1 + len(others)
+    assert all(config.settings[name] == value for settings, config in zip(others, found)
+               for name, value in settings.items())
+    for name in {"loss", "cold_items"} & default.keys():
+        assert name not in usual.settings and usual.inactive[name] == "at its default"
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"evaluate_every": 0}, "'evaluate_every' .*found 0, accepted: a whole number at least 1"),
+    ({"stream": "sessions", "repeated_positives": "once"}, "'repeated_positives'.*no effect with stream=sessions"),
+    ({"cold_start": "mean"}, "'cold_start' .* has no effect without fold_in"),
+    ({"fold_in_rounds": 7}, "'fold_in_rounds' .* has no effect .*without fold_in"),
+    ({"fold_in": 5, "cold_start": "mean", "fold_in_rounds": 7}, "with cold_start=mean"),
+    ({"fold_in": 5, "stream": "static"}, "'fold_in' .* with stream=static"),
+    ({"fold_in": 5, "stream": "sessions"}, "with stream=sessions"),
+    ({"similar_items": 3}, "'similar_items' .* has no effect"),
+    ({"cold_items": "similar", "stream": "static"}, "no effect with stream=static"),
+    ({"lr_later": 0.1, "stream": "static"}, "'lr_later'.*no effect with stream=static"),
+    ({"server_optimiser": "momentum", "server_beta2": 0.9}, "'server_beta2'.*no effect with server_optimiser=momentum"),
+    ({"aggregator": "trimmed_mean", "trimmed_share": 0.5}, "accepted: a number .* below 0.5")])
+def test_settings_without_effect_and_out_of_range(registry, settings, message):
+    with pytest.raises(UserError, match=message):
+        make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", settings)])

@@ -10,13 +10,9 @@ from helpers import one_step
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from fedcl_bench import rng
+from fedcl_bench import SIZES, LocalSettings, UserError, draw_negatives, make_chunks, rng
 from fedcl_bench.training import chunk_trainer
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.kernels import ops
-from fedcl_bench.training.sampling import draw_negatives, make_chunks
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers import assert_same, numbers_of
 
-from fedcl_bench import rng
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import SIZES, UserError, draw_negatives, rng
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation.session_ranking import SessionTask, session_scores
 from fedcl_bench.federation import cross_device, protocols
@@ -20,8 +19,6 @@ from fedcl_bench.plugin.state import score_pairs
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
-from fedcl_bench.training.sampling import draw_negatives
-from fedcl_bench.core.tuning import SIZES
 
 CUT = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}  # and the default gap of 30 minutes
 

@@ -10,7 +10,7 @@ import torch
 from helpers import ITEM, USER, build, executed, federation, federation_of
 from torch.nn import functional
 
-from fedcl_bench import Attack, rng
+from fedcl_bench import Attack, LocalSettings, Seen, Snapshot, rng, score_users
 from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.evaluation.exposure import exposure
 from fedcl_bench.evaluation.metrics import EvaluationSettings
@@ -18,9 +18,6 @@ from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.malicious import known_to, targets_of
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.plugin.attack import Seen
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.plugin.state import Snapshot, score_users
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing import assert_passed, check_attack

@@ -7,21 +7,19 @@ from dataclasses import replace
 import oracle
 import pytest
 import torch
-from helpers import finish, recbole_config
+from helpers import finish, grown, recbole_config, same_clients, same_tables
 from recbole.config import Config
 from recbole.data.interaction import Interaction
 from recbole.trainer import Trainer
 
+from fedcl_bench import Snapshot, UserError
 from fedcl_bench.cli import main
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.cold_start import ranks_by
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.parts import Best, Progress
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
@@ -51,11 +49,6 @@ def all_so_far(stream):
     return replace(stream, steps=tuple(steps))
 
 
-def same_tables(a: Snapshot, b: Snapshot):
-    for ours, theirs in zip(a.tables(), b.tables(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_earlier_items_come_first():
     first = Ragged(torch.tensor([0, 2, 2]), torch.tensor([5, 3]))
     later = Ragged(torch.tensor([0, 1, 3, 4]), torch.tensor([7, 8, 5, 9]))
@@ -77,7 +70,7 @@ def test_joint_warm_is_ft_on_all_data_up_to_the_block(started):
 def test_joint_is_ft_on_the_concatenated_block_from_the_beginning(started):
     f, ft = started("joint"), started("ft")
     ft = replace(ft, stream=all_so_far(f.stream))
-    untrained = grow(Snapshot({}, {}), ft.backbone, ft.seed, ft.stream.steps[0], torch.float64, ft.device)
+    untrained = grown(ft.backbone, ft.stream.steps[0], ft.seed)
     expected = next(p for p in run(ft, Progress(step=1, model=untrained, best=Best(untrained))) if p.trained)
     found = next(p for p in run(f) if p.step == 1 and p.trained)
     same_tables(found.model, expected.model)
@@ -145,9 +138,7 @@ def test_alone_is_a_client_s_own_loop(started, name, settings, monkeypatch):
                    for key, table in private.items()}
             model = Snapshot({key: values[key] for key in tables}, own, {key: values[key] for key in dense})
             private = own
-        for key, expected in values.items():
-            ours = after.model.private[key][user]
-            torch.testing.assert_close(ours, expected.reshape(ours.shape), atol=1e-9, rtol=1e-9)
+        same_clients(after.model.private, {user: values})
     assert after.curve[0]["bytes_up"] == after.curve[0]["bytes_down"] == 0
 
 
@@ -160,7 +151,7 @@ def test_central_is_the_first_epoch_of_recbole_s_trainer(registry, started, tmp_
     f = replace(f, backbone=Pairwise(f.backbone.settings))
     step = f.stream.steps[0]
     users, items = f.method.samples(step.training, DrawKey(f.seed, 0, 0))
-    start = grow(Snapshot({}, {}), f.backbone, f.seed, step, torch.float32, f.device)
+    start = grown(f.backbone, step, f.seed, torch.float32)
     model = oracle.recbole_bpr(step.n_users, step.n_items, f.backbone.settings.dim)
     model.load_state_dict({**start.public, **start.private})
     batches = [Interaction({"user_id": user, "item_id": item[:, 0], "neg_item_id": item[:, 1]})

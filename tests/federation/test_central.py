@@ -11,24 +11,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import executed, federation_of, same_numbers, stopped_everywhere
+from helpers import executed, federation_of, grown, same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from session_oracle import clicked_together, left_padded, single_client
 from torch import nn
 
+from fedcl_bench import SIZES, UserError, setting
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.core.errors import UserError
-from fedcl_bench.core.settings import setting
 from fedcl_bench.experiments.partition import check_divisible
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.sequential import EncoderSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config, resolve, without_effect
 from fedcl_bench.runs.memory_check import ended, require
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.core.tuning import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}
@@ -159,7 +155,7 @@ def test_nothing_is_guessed_from_names_of_settings(registry, log):
 def test_equals_a_plain_module_on_the_same_batches(registry, log, name, more, near):
     """Adam divides gradients by their size, so it makes rounding of the smallest large."""
     f = federation_of(configured(registry, name, rounds=2, **more))
-    start = grow(Snapshot({}, {}), f.backbone, f.seed, f.stream.steps[0], torch.float64, f.device)
+    start = grown(f.backbone, f.stream.steps[0], f.seed)
     plain, rounds, best = Plain(f, name.split(",")[0], start), 0, None
     for progress in run(f):
         if progress.fraction_done or not progress.round:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from helpers import ITEM, STABLE, build, federation, lay_log, stream_of
 
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import LocalSettings, UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.cold_items import cold_items_of
 from fedcl_bench.federation.loop import run
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing.worlds import growing_stream, ragged
@@ -144,19 +143,6 @@ def test_texts_come_from_the_item_file(registry, tmp_path, monkeypatch):
     config.federation(stream).check()
     texts.write_text(texts.read_text().replace("word1", "word9"))
     assert stream_of(registry, "shop", "fedmf", **settings)[0].hash != config.hash
-
-
-def test_hashes_and_settings_without_effect(registry):
-    def config(**settings):
-        return make_config(registry, "ft", "fedmf", "ml-100k", 0, [("test", settings)])
-    kinds = [config(cold_items=kind).hash for kind in ("untrained", "similar", "popularity", "fold_in")]
-    assert len({config().hash, config(cold_items="similar", similar_items=3).hash, *kinds}) == 6
-    assert "cold_items" not in config().settings and config().inactive["cold_items"] == "at its default"
-    assert config(cold_items="none").hash == config().hash
-    for settings, message in (({"similar_items": 3}, "'similar_items' .* has no effect"),
-                              ({"cold_items": "similar", "stream": "static"}, "no effect with stream=static")):
-        with pytest.raises(UserError, match=message):
-            config(**settings)
 
 
 @pytest.mark.parametrize("backbone, settings, message", [

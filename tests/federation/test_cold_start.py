@@ -6,21 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import ITEM, STABLE, USER, build, federation
+from helpers import ITEM, STABLE, USER, build, federation, threads
 
+from fedcl_bench import SIZES, LocalSettings, UserError, score_users
 from fedcl_bench.api import running
 from fedcl_bench.data.stream import Ragged
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.cold_start import notes, ranks_by, truncated_for_new_users
 from fedcl_bench.federation.loop import run
-from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.summary import summary
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import growing_stream, ragged
 
 K = 3
@@ -213,12 +210,8 @@ def test_resumed_anywhere(registry, stream, tmp_path, backbone, settings):
 def test_chunks_and_threads(registry, stream, monkeypatch, method, backbone):
     expected = points(made(registry, stream, method, backbone, rounds=1))[-1]
     monkeypatch.setattr(SIZES, "padding_elements", 0)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with threads(3):
         other = points(made(registry, stream, method, backbone, rounds=1))[-1]
-    finally:
-        torch.set_num_threads(threads)
     same(other.model, expected.model, atol=1e-9)
     for (_, _, ours), (_, _, theirs) in zip(other.tests, expected.tests, strict=True):
         torch.testing.assert_close(ours.values["ndcg@5"], theirs.values["ndcg@5"], rtol=0.0, atol=1e-12)
@@ -247,22 +240,6 @@ def test_who_is_asked(stream):
         assert len(users) and int(users.max()) < stream.steps[1].old_users
         first, *_ = Attendance(**settings, known_only=True).of(stream.steps[0], 0, 1)
         assert torch.equal(first, Attendance(**settings).of(stream.steps[0], 0, 1).users)
-
-
-def test_hashes_and_settings_without_effect(registry):
-    def config(**settings):
-        return make_config(registry, "f3crec", "fedmf", "ml-100k", 0, [("test", settings)])
-    assert config(fold_in=0).hash == config().hash
-    hashes = [config(fold_in=5, **more).hash for more in (
-        {}, {"fold_in_rounds": 7}, {"cold_start": "mean"}, {"cold_start": "popularity"})]
-    assert len({*hashes, config().hash, config(fold_in=6).hash}) == 6
-    for settings, message in (({"cold_start": "mean"}, "'cold_start' .* has no effect without fold_in"),
-                              ({"fold_in_rounds": 7}, "'fold_in_rounds' .* has no effect .*without fold_in"),
-                              ({"fold_in": 5, "cold_start": "mean", "fold_in_rounds": 7}, "with cold_start=mean"),
-                              ({"fold_in": 5, "stream": "static"}, "'fold_in' .* with stream=static"),
-                              ({"fold_in": 5, "stream": "sessions"}, "with stream=sessions")):
-        with pytest.raises(UserError, match=message):
-            config(**settings)
 
 
 def test_what_is_refused(registry, stream):

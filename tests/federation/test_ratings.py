@@ -9,15 +9,13 @@ import oracle
 import pandas as pd
 import pytest
 import torch
-from helpers import executed, federation_of, finish, lay_log, stream_of, train_round
+from helpers import executed, federation_of, finish, grown, lay_log, same_clients, stream_of, train_round
 from torch import nn
 
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.streams.prepared import folder_of, save
 from fedcl_bench.evaluation.rating_errors import pooled, rating_errors
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.training.sampling import Needs, make_chunks
 
@@ -57,7 +55,7 @@ class RatingRound(oracle.Round):
 def test_a_round_equals_the_oracle(registry, rated, batch_size, local_epochs):
     config, stream = stream_of(registry, "rated", "biasmf", **SMALL, batch_size=batch_size, local_epochs=local_epochs)
     f, step = config.federation(stream), stream.steps[0]
-    model = grow(Snapshot({}, {}), f.backbone, 3, step, torch.float64, torch.device("cpu"))
+    model = grown(f.backbone, step, 3)
     users = (step.train.lengths > 0).nonzero().flatten()
     assert any(len(step.train.of(int(u))) > len(step.train.of(int(u)).unique()) for u in users)
     chunks = make_chunks(step, users, f.local, 16, Needs())
@@ -68,10 +66,7 @@ def test_a_round_equals_the_oracle(registry, rated, batch_size, local_epochs):
     mean, _, private = plain.run({int(u): step.train.of(int(u)).tolist() for u in users}, model, oracle.nothing)
     for key, expected in mean.items():
         torch.testing.assert_close(after.public[key], expected.reshape(after.public[key].shape), atol=1e-9, rtol=1e-9)
-    for user, values in private.items():
-        for key, expected in values.items():
-            ours = after.private[key][user]
-            torch.testing.assert_close(ours, expected.reshape(ours.shape), atol=1e-9, rtol=1e-9)
+    same_clients(after.private, private)
 
 
 class SumsErrors(Method):
@@ -86,7 +81,7 @@ class SumsErrors(Method):
 def test_a_method_sees_ratings_as_labels(registry, rated):
     config, stream = stream_of(registry, "rated", "biasmf", **SMALL, batch_size=8)
     f, step = config.federation(stream), stream.steps[0]
-    model = grow(Snapshot({}, {}), f.backbone, 3, step, torch.float64, torch.device("cpu"))
+    model = grown(f.backbone, step, 3)
     chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), f.local, 16, Needs())
     method = SumsErrors(NoSettings())
     train_round(chunks, model, f.backbone, method, f.local, 3, 1, 4)
@@ -155,12 +150,10 @@ def test_prepared_streams_and_shards(registry, rated):
         config.federation(replace(stream, steps=tuple(bare))).check()
 
 
-def test_runs_at_the_default_are_as_before(registry):
-    def config(**settings):
-        return make_config(registry, "ft", "biasmf", "ml-100k", overrides=[("test", settings)])
-    assert "loss" not in config().settings and config().inactive["loss"] == "at its default"
-    assert config(loss="bpr").hash == config().hash != config(loss="squared_error").hash
-    assert config().source.rating == "" and config(loss="squared_error").source.rating == "rating"
+def test_ratings_are_read_where_they_are_predicted(registry):
+    for loss, column in (("bpr", ""), ("squared_error", "rating")):
+        config = make_config(registry, "ft", "biasmf", "ml-100k", overrides=[("test", {"loss": loss})])
+        assert config.source.rating == column
 
 
 @pytest.mark.parametrize("settings, message", [

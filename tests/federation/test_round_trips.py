@@ -17,7 +17,7 @@ from helpers import ROOT
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcl_bench.plugin.method import Method
+from fedcl_bench import Method, SequentialBackbone
 from fedcl_bench.plugin import checks
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
@@ -29,7 +29,6 @@ from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.kernels import ops
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.plugin.sequential import SequentialBackbone
 from fedcl_bench.testing.trials import is_of_domains
 from fedcl_bench.testing.worlds import ragged
 

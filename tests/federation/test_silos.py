@@ -17,6 +17,7 @@ from oracle import stream as numbers
 from test_central import BACKBONES, Plain, cut
 
 import fedcl_bench as fb
+from fedcl_bench import ITEM, SIZES
 from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.cli.main import main
 from fedcl_bench.training.silo_parts import as_one_client
@@ -26,13 +27,11 @@ from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.plugin.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.core.tuning import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}

@@ -7,6 +7,7 @@ import os
 import fedcl_bench as fb
 import pytest
 import torch
+from helpers import threads
 
 from fedcl_bench.api import seeds
 from fedcl_bench.cli.main import main
@@ -52,10 +53,8 @@ def taken(monkeypatch, tmp_path):
     monkeypatch.setattr(seeds, "execute", spied)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 9.0, 9.0))
     monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield found
-    torch.set_num_threads(before)
+    with threads(4):
+        yield found
 
 
 def test_a_run_takes_what_is_chosen(taken, monkeypatch):

@@ -7,21 +7,18 @@ import subprocess
 
 import pytest
 import torch
-from helpers import ROOT, build, training
+from helpers import ROOT, build, grown, training
 from hypothesis import given, settings, strategies as st
 
-from fedcl_bench import rng
+from fedcl_bench import LocalSettings, rng
 from fedcl_bench.training.list_trainer import ListTrainer
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import nearest_entries, weighted_bce
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops, library
 from fedcl_bench.training.sampling import Needs, Others, draw_negatives, make_chunks, padded
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged
 
 compiled = pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
@@ -91,7 +88,7 @@ def test_lists_as_matrices(lists, data):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, size, dtype):
     backbone, local = build(registry, "backbone", backbone, dim=4), LocalSettings(batch_size=size)
-    model = grow(Snapshot({}, {}), backbone, 0, step, dtype, torch.device("cpu"))
+    model = grown(backbone, step, dtype=dtype)
     users = torch.arange(0, step.n_users, 1 if size > 1 else 40)
     for chunk in make_chunks(step, users, local, 8, Needs(backbone.pairwise)):
         trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, local), DrawKey(3, 1, 2))

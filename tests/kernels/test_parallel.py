@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from helpers import threads
 
 from fedcl_bench.core.parallel import in_order, workers
 
@@ -15,11 +16,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def three_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    assert torch.get_num_threads() == 3  # as it was before `workers`
-    torch.set_num_threads(before)
+    with threads(3):
+        yield
+        assert torch.get_num_threads() == 3  # as it was before `workers`
 
 
 def test_results_come_in_order_from_several_threads(three_threads):

@@ -8,11 +8,10 @@ import pytest
 import torch
 from helpers import ITEM, USER, build, federation, finish, module_of
 
+from fedcl_bench import Snapshot, UserError
 from fedcl_bench.toolbox.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.loop import run
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.testing.worlds import small_stream
 

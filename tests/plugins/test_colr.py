@@ -7,12 +7,10 @@ from types import SimpleNamespace
 import oracle
 import pytest
 import torch
-from helpers import ITEM, USER, assert_same, build, federation, finish, train_round
+from helpers import ITEM, USER, assert_same, build, federation, finish, same_clients, train_round
 
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import LocalSettings, Snapshot, UserError
 from fedcl_bench.federation.loop import run
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.testing.worlds import growing_stream
 from fedcl_bench.training.sampling import Needs, make_chunks
@@ -65,9 +63,7 @@ def test_a_round_equals_the_oracle(registry, monkeypatch, optimiser, basis, fact
         factor = sent.sum(0) / (sent != 0).any(2).sum(0).clamp(min=1)[:, None]
     torch.testing.assert_close(after.public[ITEM], table + factor @ b, atol=1e-9, rtol=1e-9)
     assert float((factor @ b).abs().max()) > 1e-3
-    for user, values in private.items():
-        torch.testing.assert_close(after.private[USER][user], values["user_embedding.weight"].flatten(), atol=1e-9,
-                                   rtol=1e-9)
+    same_clients(after.private, private)
 
 
 def test_directions(registry):

@@ -10,8 +10,7 @@ import torch
 from helpers import build, module_of
 from session_oracle import ITEM, single_client
 
-from fedcl_bench import rng
-from fedcl_bench.plugin.sequential import Dropout, Sequence, Start, xavier
+from fedcl_bench import Dropout, Sequence, Start, rng, xavier
 
 ENCODERS = pytest.mark.parametrize("name, options", [
     ("gru4rec", {}), ("sasrec", {}), ("sasrec", {"architecture": "recbole"}), ("tisasrec", {})],

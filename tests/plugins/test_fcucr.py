@@ -9,26 +9,19 @@ from unittest.mock import patch
 
 import hypothesis.strategies as st
 import numpy as np
-import oracle
 import pytest
 import torch
-from helpers import build, train_round, training
+from helpers import build, threads
 from hypothesis import given, settings
-from session_oracle import ITEM, drawn
+from session_oracle import ITEM
 
-from fedcl_bench import rng
-from fedcl_bench.training.session_trainer import SessionTrainer, make_session_chunks
+from fedcl_bench import SIZES, LocalSettings, UserError
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.core.errors import UserError
 from fedcl_bench.plugin.method import Encoding, Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.toolbox.prototypes import gaussian_epsilon, nearest
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing import interference, properties
 from fedcl_bench.testing.report import Inapplicable
 from fedcl_bench.testing.trials import Pair
@@ -138,14 +131,10 @@ def test_what_ablations_send(registry, without, uploads):
     ("sasrec", {}), ("gru4rec", {"prototype_noise": 0.3, "teacher": "previous"}), ("tisasrec", {})], ids=str)
 def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settings):
     """Two rounds with dropout: bit-identical for one and two threads, and equal for any chunks."""
-    def last(chunk, at_once=64, threads=1, dropout=0.2):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            with patch.object(SIZES, "chunk_sessions", chunk), patch.object(SIZES, "session_users", at_once):
-                return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
-        finally:
-            torch.set_num_threads(before)
+    def last(chunk, at_once=64, count=1, dropout=0.2):
+        with threads(count), patch.object(SIZES, "chunk_sessions", chunk), patch.object(
+                SIZES, "session_users", at_once):
+            return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
 
     def numbers(progress):
         (_, _, scores), = progress.tests
@@ -153,7 +142,7 @@ def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settin
                 **progress.server_state, **scores.values, "probability": progress.analysis[-1][3],
                 "loss": torch.tensor([row["loss"] for row in progress.curve], dtype=torch.float64)}
 
-    one, two = (numbers(last(3, 3, threads)) for threads in (1, 2))
+    one, two = (numbers(last(3, 3, count)) for count in (1, 2))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     for chunk, at_once in ((1, 2), (64, 64)):
         other = numbers(last(chunk, at_once))
@@ -197,47 +186,3 @@ def test_uploads_before_training_are_for_sequential_backbones(registry):
     f = replace(federation(registry), backbone=build(registry, "backbone", "fedmf"), method=Early(NoSettings()))
     with pytest.raises(UserError, match="method 'early' needs a sequential backbone .* found 'fedmf'"):
         f.check()
-
-
-# Clients that begin on their own.
-
-
-def test_law_of_own_starts(registry):
-    """With a learning rate of nothing the first round's mean is that of the starts: the exact sum over the clients that
-    look a row up, and for the others one draw with the variance that the mean of theirs has."""
-    generator = np.random.default_rng(7)
-    n_items, count = 4000, 30
-    log = [([[(int(i), float(t)) for t, i in enumerate(generator.integers(0, 20, 4 + user % 3))]], [(0, 1.0), (1, 2.0)],
-            [(0, 3.0), (1, 4.0)]) for user in range(count)]
-    stream = session_stream(log, n_items)
-    backbone = build(registry, "backbone", "gru4rec", lr=1e-13, dim=6, max_length=5)
-    step, users = stream.steps[0], torch.arange(count)
-    method, local = build(registry, "method", "ft"), LocalSettings("adam")
-    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
-    weights = step.train.lengths.double()
-    chunks = make_session_chunks(step, users, 8)
-    after, _, _ = train_round(chunks, model, backbone, method, local, 5, 0, 0, weights, own_start=True)
-    touched = torch.zeros(count, n_items, dtype=torch.bool)
-    for chunk in chunks:
-        slots = SessionTrainer(chunk, model, training(backbone, method, model, local), DrawKey(5, 0)).slots.items
-        touched[chunk.users] = torch.zeros(len(slots), n_items, dtype=torch.bool).scatter_(1, slots, True)
-    start = backbone.item_starts(n_items)[ITEM]
-    table, looked_up = after.public[ITEM], touched.any(0)
-    everyone, variance = weights.sum(), start.std ** 2 * float(weights.square().sum() / weights.sum() ** 2)
-    for item in looked_up.nonzero().flatten().tolist():
-        total = drawn(oracle.stream(5, f"client start {ITEM} elsewhere", item), start) * float(
-            weights[~touched[:, item]].square().sum().sqrt())
-        for user in touched[:, item].nonzero().flatten().tolist():
-            key = oracle.stream(5, f"client start {ITEM}", user)(item)
-            row = drawn(lambda i, key=key: oracle.mix((key + oracle.GAMMA * (i + 1)) & oracle.MASK), start)
-            total += weights[user] * row
-        torch.testing.assert_close(table[item], total / everyone, rtol=1e-9, atol=1e-11)
-    rest = table[~looked_up]
-    assert len(rest) > 3500 and int(looked_up.sum()) > 100
-    assert float(rest.mean()) == pytest.approx(0.0, abs=4 * math.sqrt(variance / rest.numel()))
-    assert float(rest.square().mean()) == pytest.approx(variance, rel=4 * math.sqrt(2 / rest.numel()))
-    assert len(rest.unique()) == rest.numel()
-    for name, of_client in backbone.dense_starts().items():  # every client has drawn all of it
-        keys = rng.client_keys(rng.key(5, f"client start {name}"), users)
-        mean = (of_client.draw(keys) * weights.view(-1, *[1] * len(of_client.shape))).sum(0) / everyone
-        torch.testing.assert_close(after.dense[name], mean, rtol=1e-9, atol=1e-11)

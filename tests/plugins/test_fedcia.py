@@ -6,9 +6,8 @@ import pytest
 import torch
 from helpers import ITEM, USER, build, federation
 
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import LocalSettings, UserError
 from fedcl_bench.federation.loop import run
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.rng import mean_laplace
 from fedcl_bench.testing.worlds import growing_stream
 

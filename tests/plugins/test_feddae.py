@@ -8,16 +8,13 @@ from dataclasses import replace
 import oracle
 import pytest
 import torch
-from helpers import build, federation_of, one_step, strategy_of, train_round, training
+from helpers import build, federation_of, grown, one_step, strategy_of, train_round, training
 from torch import nn
 
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import LocalSettings, UserError, score_users
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.protocols import list_chunks
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot, score_users
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing.worlds import ragged
 from fedcl_bench.training.strategies import Strategy
@@ -151,7 +148,7 @@ def test_a_round_equals_a_loop_over_clients(registry, case, method, strategy):
                      **settings)
     step, method = one_step(ragged(*LISTS), ITEMS), method(NoSettings())
     generator = torch.Generator().manual_seed(1)
-    start = grow(Snapshot({}, {}), backbone, SEED, step, torch.float64, torch.device("cpu"))
+    start = grown(backbone, step, SEED)
     start = replace(start, **{kind: {name: table + 0.3 * torch.randn(table.shape, generator=generator).double()
                                      for name, table in getattr(start, kind).items()}
                               for kind in ("public", "private", "dense")})

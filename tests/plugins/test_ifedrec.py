@@ -10,10 +10,9 @@ import torch
 from helpers import ITEM, build, federation
 from torch import nn
 
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import LocalSettings, UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.loop import run
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import growing_stream, with_item_features
 from fedcl_bench.toolbox.server_module import ServerModule
 

@@ -11,12 +11,11 @@ import torch
 from helpers import build
 from session_oracle import ITEM, clicked_together
 
+from fedcl_bench import Dropout, Sequence, UserError
 from fedcl_bench.toolbox import item_graphs
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.core.errors import UserError
-from fedcl_bench.plugin.sequential import Dropout, Sequence
 
 N_ITEMS, LONGEST, SEED = 40, 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,

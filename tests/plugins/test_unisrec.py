@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers import build
 
-from fedcl_bench.plugin.silo import Histories
-from fedcl_bench.core.errors import UserError
+from fedcl_bench import Histories, UserError
 from fedcl_bench.core.settings import inactive
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "experts": 3}

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
+from helpers import threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import stream
 from session_oracle import k_means as plain
 
-from fedcl_bench import rng
+from fedcl_bench import SIZES, rng
 from fedcl_bench.toolbox import clustering
 from fedcl_bench.toolbox.clustering import (ALGORITHMS, Clustering, Lloyd, agglomerative, birch, cluster,
                                             drawn_with_replacement, far_apart, k_means, lloyd)
 from fedcl_bench.core.errors import OutOfMemory
 from fedcl_bench.kernels.memory import Available
 from fedcl_bench.core.parallel import workers
-from fedcl_bench.core.tuning import SIZES
 
 worlds = st.tuples(st.integers(0, 2 ** 32), st.integers(1, 40), st.integers(1, 4), st.integers(1, 8))
 
@@ -146,17 +148,10 @@ def test_first_centroids_of_the_released_code_are_drawn_with_replacement():
 @pytest.mark.parametrize("how", [Clustering("kmeans++", Lloyd(8, weighted=True)), Clustering("kmeans", Lloyd(5)), None])
 def test_numbers_do_not_depend_on_threads(how):
     points = torch.rand(6000, 20, generator=torch.Generator().manual_seed(1))
-    results, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            if how is not None:
-                results.append(cluster(points, 50, how, 4))
-                continue
-            with workers():
-                results.append(k_means(points, 50, 5, 4))
-    finally:
-        torch.set_num_threads(before)
+    results = []
+    for count in (1, 3):
+        with threads(count), nullcontext() if how else workers():
+            results.append(cluster(points, 50, how, 4) if how else k_means(points, 50, 5, 4))
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers import threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,13 +60,10 @@ def test_a_rotation_is_found_where_parts_depend_on_each_other():
 
 
 def test_numbers_depend_on_the_key_and_on_no_threads():
-    vectors, results, before = normal(5000, 8).float(), [], torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
+    vectors, results = normal(5000, 8).float(), []
+    for count in (1, 3):
+        with threads(count):
             results.append(fit(vectors, 2, 16, 4))
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(getattr(results[0], name), getattr(results[1], name)) for name in vars(results[0]))
     assert not torch.equal(fit(vectors, 2, 16, 5).centroids, results[0].centroids)
 

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedcl_bench import SIZES, Histories, UserError
 from fedcl_bench.toolbox.transformer import (ExpertDropout, MoEAdapter, TransformerEncoder, TransformerSettings,
                                              by_length, normal_start)
-from fedcl_bench.plugin.silo import Histories
-from fedcl_bench.core.errors import UserError
-from fedcl_bench.core.tuning import SIZES
 
 _SIZES = TransformerSettings(dim=12, layers=3, heads=3, inner_size=7)
 # RecBole's name of each part of a layer.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, train_round
+from helpers import build, grown, train_round
 
+from fedcl_bench import Dropout, LocalSettings
 from fedcl_bench.training import compiled_softmax
 from fedcl_bench.training.compiled_softmax import CompiledSoftmax, serve
 from fedcl_bench.training.session_trainer import make_session_chunks
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import Pooling, cosine_pool
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.plugin.sequential import Dropout
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 pytestmark = pytest.mark.skipif(ops.why_not() is not None, reason="no compiled kernels")
@@ -90,7 +87,7 @@ def test_a_round_equals_one_without_kernels(registry, monkeypatch, name, own_sta
     backbone = build(registry, "backbone", name, dim=12, max_length=6, lr=0.02)
     step = session_stream(session_log(40), 40).steps[0]
     settings, method = LocalSettings("adam", local_epochs=3), Method(NoSettings())
-    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
+    model = grown(backbone, step, 5)
     results = []
     for there in (True, False):
         monkeypatch.setattr(compiled_softmax, "serve", serve if there else lambda *_: False)

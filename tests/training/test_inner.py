@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, strategy_of, train_round
+from helpers import build, grown, same_tables, strategy_of, train_round
 
+from fedcl_bench import ITEM, USER, Backbone, LocalSettings
 from fedcl_bench.training.strategies import Strategy
-from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.training.factored import Outer
 from fedcl_bench.core.errors import PluginError
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import dot
-from fedcl_bench.plugin.backbone import ITEM, USER
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.training.sampling import Needs, make_chunks
-from fedcl_bench.plugin.local_settings import LocalSettings
 
 FT = Method(NoSettings())
 
@@ -27,7 +23,7 @@ def step(ml100k):
 
 
 def start(backbone, step):
-    return grow(Snapshot({}, {}), backbone, 0, step, torch.float64, torch.device("cpu"))
+    return grown(backbone, step)
 
 
 @pytest.mark.parametrize("name", ["fedmf", "fedncf", "pfedrec"])
@@ -41,8 +37,7 @@ def test_whole_block_equals_row_copies(registry, step, name):
     (expected, loss, _), (found, same_loss, _) = (train_round(chunks, model, backbone, FT, settings, 0, 0, 1)
                                                   for chunks in (copies, inner))
     assert same_loss == pytest.approx(loss, abs=1e-12)
-    for table, other in zip(found.tables(), expected.tables(), strict=True):
-        torch.testing.assert_close(table, other, atol=1e-12, rtol=1e-12)
+    same_tables(found, expected, 1e-12)
     assert not torch.equal(found.public[ITEM], model.public[ITEM])
 
 

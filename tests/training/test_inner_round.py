@@ -11,22 +11,18 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import ROOT, build, strategy_of, train_round
+from helpers import ROOT, build, grown, same_tables, strategy_of, threads, train_round
 
+from fedcl_bench import ITEM, SIZES, USER, LocalSettings, Snapshot
 from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.core import parallel
 from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import PluginError
 from fedcl_bench.federation import round as rounds
-from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.plugin.backbone import ITEM, USER
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops, library
 from fedcl_bench.training.sampling import Needs, make_chunks
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.stats.clip_noise import Protection
 
 pytestmark = pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
@@ -40,7 +36,7 @@ def step():
 
 def start(backbone, step, dtype=torch.float32):
     """Parameters that differ between clients, and are large enough for losses to differ."""
-    model = grow(Snapshot({}, {}), backbone, 0, step, torch.float64, torch.device("cpu"))
+    model = grown(backbone, step)
     generator = torch.Generator().manual_seed(1)
 
     def noisy(tables):
@@ -71,8 +67,7 @@ def same(results):
     (found, loss, _), *others = results
     for expected, same_loss, _ in others:
         assert loss == same_loss
-        for table, other in zip(found.tables(), expected.tables(), strict=True):
-            assert torch.equal(table, other)
+        same_tables(found, expected)
     return found
 
 
@@ -103,23 +98,18 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     same(results)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
-def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, threads):
+def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, count):
     """Those who are not there keep their parameters."""
     backbone, local = build(registry, "backbone", backbone, dim=5), LocalSettings(batch_size=50)
     wide = replace(step, n_items=30_000)
     model, users = start(backbone, wide), torch.arange(0, step.n_users, 2)
     chunks = make_chunks(wide, users, local, 5, Needs(inner=True, samples_only=True))
     alone = train_round(chunks, model, backbone, FT, local, 3, 1, 2)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with parallel.workers():
-            for _ in range(20):
-                same([alone, train_round(chunks, model, backbone, FT, local, 3, 1, 2)])
-    finally:
-        torch.set_num_threads(before)
+    with threads(count), parallel.workers():
+        for _ in range(20):
+            same([alone, train_round(chunks, model, backbone, FT, local, 3, 1, 2)])
     for name, table in alone[0].private.items():
         assert torch.equal(table[1::2], model.private[name][1::2])
         assert not (table[users] == model.private[name][users]).flatten(1).all(1).any()
@@ -142,8 +132,7 @@ def test_clipped_and_weighted(registry, step):
     model, weights = start(backbone, step, torch.float64), step.train.lengths.double()
     (found, *_), (expected, *_) = both_ways(step, backbone, local, model, weights=weights,
                                             protection=Protection(clip=0.5))
-    for table, other in zip(found.tables(), expected.tables(), strict=True):
-        torch.testing.assert_close(table, other, rtol=1e-12, atol=1e-12)
+    same_tables(found, expected, 1e-12)
     free = same(both_ways(step, backbone, local, model, weights=weights))
     assert float((free.public[ITEM] - found.public[ITEM]).abs().max()) > 1e-3
 

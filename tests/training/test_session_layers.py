@@ -6,20 +6,15 @@ import gc
 
 import pytest
 import torch
-from helpers import build, train_round
+from helpers import build, grown, train_round
 
-from fedcl_bench import rng
+from fedcl_bench import SIZES, Dropout, LocalSettings, rng
 from fedcl_bench.plugin import sequential
 from fedcl_bench.training.chunk_trainer import ChunkTrainer
 from fedcl_bench.training.optimisers import stacked_optimiser
 from fedcl_bench.training.session_trainer import make_session_chunks
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import attention, layer_norm, linear
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.core.parallel import even_pieces
-from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.plugin.sequential import Dropout
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 C, N, D = 3, 5, 4
@@ -138,7 +133,7 @@ def test_a_chunk_is_freed_with_its_round(registry):
     """At once, not when Python next looks for circles: its parameters, gradients and moments are most of the memory."""
     step = session_stream(session_log(40), 40).steps[0]
     backbone, method = build(registry, "backbone", "sasrec", dim=6, max_length=5), build(registry, "method", "fcucr")
-    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float32, torch.device("cpu"), method)
+    model = grown(backbone, step, 5, torch.float32, method)
     method.begin_round(step, 0, backbone)
     gc.collect()
     gc.disable()

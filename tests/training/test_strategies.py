@@ -6,12 +6,10 @@ import json
 
 import pytest
 import torch
-from helpers import build, one_step, ragged, strategy_of
+from helpers import build, grown, one_step, ragged, strategy_of
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.training.strategies import Strategy, choose_strategy, meaning_of
-from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.plugin.local_settings import LocalSettings
 
@@ -19,7 +17,7 @@ STEP = one_step(ragged([0, 1], [2], [1, 3]), 6)
 
 
 def model_of(backbone):
-    return grow(Snapshot({}, {}), backbone, 0, STEP, torch.float32, torch.device("cpu"))
+    return grown(backbone, STEP, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("method, backbone, settings, strategy", [

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, one_step, ragged, train_round
+from helpers import ITEM, USER, build, federation, grown, one_step, ragged, same_tables, train_round
 
 import fedcl_bench as fb
+from fedcl_bench import SIZES, LocalSettings
 from fedcl_bench.core.errors import PluginError
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import weighted_bce
-from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 from fedcl_bench.training.sampling import Needs, make_chunks
 
@@ -54,7 +51,7 @@ class Weighs(Method):
 def train(registry, name, method, settings, **options):
     """The model after a round of all clients."""
     backbone = build(registry, "backbone", name, **{**SMALL.get(name, {}), **options})
-    model = grow(Snapshot({}, {}), backbone, 0, STEP, torch.float64, torch.device("cpu"))
+    model = grown(backbone, STEP)
     needs = Needs(backbone.pairwise, backbone.whole_tables, inner=name in INNER)
     chunks = make_chunks(STEP, torch.arange(4), settings, 8, needs)
     assert max(len(chunk.users) for chunk in chunks) > 1  # so that there is padding
@@ -114,11 +111,8 @@ def test_a_loss_of_double_weight_is_double_the_learning_rate(registry, name, bat
     settings = LocalSettings(batch_size=batch_size, negatives=2, local_epochs=2)
     doubled = train(registry, name, Weighs(2.0), settings, lr=0.1)
     expected = train(registry, name, Weighs(1.0), settings, lr=0.2)
-    for table, other in zip(doubled.tables(), expected.tables(), strict=True):
-        torch.testing.assert_close(table, other)
-    plain = train(registry, name, Method(NoSettings()), settings, lr=0.2)
-    for table, other in zip(plain.tables(), expected.tables(), strict=True):
-        torch.testing.assert_close(table, other)
+    same_tables(doubled, expected, 1e-7)
+    same_tables(train(registry, name, Method(NoSettings()), settings, lr=0.2), expected, 1e-7)
     single = train(registry, name, Weighs(1.0), settings, lr=0.1)
     assert not any(map(torch.allclose, doubled.public.values(), single.public.values()))
 
@@ -187,7 +181,7 @@ def test_rows_are_of_the_items(registry, monkeypatch, batch_size, weighted):
     monkeypatch.setattr(SIZES, "weighted_batches", weighted)  # 0: each batch scores rows of its own
     method, backbone = Looks(NoSettings()), build(registry, "backbone", "fedmf", dim=4, lr=0.1)
     settings = LocalSettings(batch_size=batch_size, negatives=2, local_epochs=2)
-    model = grow(Snapshot({}, {}), backbone, 0, STEP, torch.float64, torch.device("cpu"))
+    model = grown(backbone, STEP)
     method.sent = model.public[ITEM]
     train_round(make_chunks(STEP, torch.arange(4), settings, 8, Needs(False, False)), model, backbone, method, settings,
                 0, 0, 0)
