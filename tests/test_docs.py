@@ -26,7 +26,7 @@ import fedcl_bench
 from fedcl_bench import UserError, testing, toolbox
 from fedcl_bench.cli import commands, main
 from fedcl_bench.cli.commands import new_plugin
-from fedcl_bench.cli.commands.grid import _given
+from fedcl_bench.cli.commands.grid import _grid_fields
 from fedcl_bench.core.settings import describe, parse_assignments
 from fedcl_bench.data.files.convert import FORMATS
 from fedcl_bench.data.datasets import load_stream
@@ -150,7 +150,7 @@ def specs_of(args) -> list[RunSpec]:
         changes = parse_assignments(args.assignments, "--set")
         return [RunSpec(method, backbone, args.dataset or "ml-100k", tuple(changes.items()))] if args.method else []
     if args.command == "grid" and not args.file:
-        return [spec for part in grid.read_parts(None, _given(args)) for spec in part.specs()]
+        return [spec for part in grid.read_parts(None, _grid_fields(args)) for spec in part.specs()]
     if args.command == "tune":
         tables = tuple(args.table or [2]) if args.paper else ()
         return grid.GridPart(args.methods, args.backbones, args.datasets, paper=args.paper, tables=tables).specs()

@@ -361,7 +361,7 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
                    fold_in_rounds=rounds, precision="float64")
     step = truncated_for_new_users(stream.steps[1], k)
     model = noisy(tables(step, backbone, torch.float64)[1], torch.Generator().manual_seed(5), 0.1)
-    after = cold_start_of(f, step, model).arrived(model)
+    after = cold_start_of(f, step, model).with_arrivals(model)
 
     fresh = grown(backbone, replace(step, old_users=0, old_items=0), SEED).private
     start = replace(model, private={key: torch.cat([table[:step.old_users], fresh[key][step.old_users:]])

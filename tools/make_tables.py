@@ -76,7 +76,7 @@ def standing(**values: str) -> list[dict[str, str]]:
 def ambiguities(*plugins: str) -> str:
     """Settings in which a paper and its code differ or leave something open, of METHOD/BACKBONE[@DATASET]."""
     from fedcl_bench.core.settings import as_text, describe
-    from fedcl_bench.experiments.sensitivity import settings_of, shown_value
+    from fedcl_bench.experiments.sensitivity import settings_of, value_text
     from fedcl_bench.runs.config import CORE_SETTINGS
     from fedcl_bench.runs.registry import discover
     from fedcl_bench.runs.specs import RunSpec
@@ -95,9 +95,9 @@ def ambiguities(*plugins: str) -> str:
                     continue
                 seen.add((name, setting))
                 default = next((value for value in values if as_text(value) == as_text(usual[setting])), None)
-                told = {value: f"{shown_value(value)} ({whose})" for value, whose in values.items()}
+                told = {value: f"{value_text(value)} ({whose})" for value, whose in values.items()}
                 rows.append([name, f"`{setting}`", helps[setting].replace("|", "\\|"),
-                             told.get(default, shown_value(usual[setting])),
+                             told.get(default, value_text(usual[setting])),
                              "; ".join(text for value, text in told.items() if value is not default)])
     return markdown(("plugin", "setting", "what it decides", "default", "other"), rows)
 

@@ -31,10 +31,10 @@ from fedcl_bench.plugin.silo import Histories
 from fedcl_bench.recbole import client_facts, domain_facts, models
 from fedcl_bench.recbole.calls import Caller, Host, TrialClients, padded_sequences
 from fedcl_bench.recbole.client_facts import Facts
-from fedcl_bench.recbole.domain_backbone import made_up, made_up_batch
+from fedcl_bench.recbole.domain_backbone import random_domain, random_batch
 from fedcl_bench.recbole.domain_facts import DomainFacts
 from fedcl_bench.recbole.domain_models import prepared
-from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, made
+from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, module_of
 from fedcl_bench.recbole.models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
 from fedcl_bench.recbole.parameters import classify
 
@@ -356,16 +356,16 @@ def _tried_in_domain(name: str, values: Mapping[str, Any]) -> tuple[DomainFacts,
     The model has noise on all parameters, so that nothing is zero by chance.
     """
     torch.manual_seed(0)
-    parameters = tuple(classify(lambda users, items: prepared(name, values, WIDTH, made_up(users, items))[0], []))
+    parameters = tuple(classify(lambda users, items: prepared(name, values, WIDTH, random_domain(users, items))[0], []))
     of_users = [p.name for p in parameters if p.follows == "users"]
     if of_users:
         raise Refused(f"keeps a vector of every user ({', '.join(of_users)}), and domains have different numbers of "
                       f"users")
-    module = made(name, values, WIDTH, made_up(), Design(parameters, DomainFacts(), negatives=True))
+    module = module_of(name, values, WIDTH, random_domain(), Design(parameters, DomainFacts(), negatives=True))
     with torch.no_grad():
         for value in module.parameters():
             value += 0.1 * torch.randn_like(value)
-    batch, targets = made_up_batch(torch.arange(7) % 6 + 1, WIDTH)
+    batch, targets = random_batch(torch.arange(7) % 6 + 1, WIDTH)
     negatives, draws = _look_at_domain_loss(module, batch, targets)
     _look_at_domain_scores(module, batch)
     module.design = Design(parameters, DomainFacts(draws=draws), negatives)
@@ -428,7 +428,7 @@ def _can_be_shorter(module: RecBoleModule) -> bool:
         if isinstance(part, nn.Dropout):
             part.p = 0.0
     for longest in (1, 3):
-        padded, targets = made_up_batch(torch.arange(7) % longest + 1, WIDTH)
+        padded, targets = random_batch(torch.arange(7) % longest + 1, WIDTH)
         results = []
         for batch in (padded, replace(padded, items=padded.items[:, :longest])):
             torch.manual_seed(0)
@@ -444,7 +444,7 @@ def _can_be_shorter(module: RecBoleModule) -> bool:
 
 def _divides(module: RecBoleModule) -> bool:
     """Whether the loss of a batch is the mean of those of its samples; without dropout, in training mode."""
-    batch, targets = made_up_batch(torch.arange(7) % 6 + 1, WIDTH)
+    batch, targets = random_batch(torch.arange(7) % 6 + 1, WIDTH)
     with torch.no_grad():
         whole = module.train().loss(batch, targets)
         alone = [module.loss(Histories(batch.items[k:k + 2], batch.lengths[k:k + 2], batch.users[k:k + 2]),

@@ -53,7 +53,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
     records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
     origin = Origin(discover(folders(plugins)), records, data_dir, tuple(folders(plugins)))
     _check_combination(runs, folder)
-    if not (runs := [run for run in runs if run.whole]):
+    if not (runs := [run for run in runs if run.intact]):
         raise UserError(f"load: none of the records in {folder} can be used; the warnings say why.")
     return Results(runs, origin)
 

@@ -108,7 +108,7 @@ def _show_heading(config: RunConfig, result: Mapping[str, Any]) -> None:
     if config.stream.pilot_users and config.stream.of_domains:
         print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
               f"comparable with all users")
-    for note in [*leak_notes([("", config.settings)]), *samples(result)]:
+    for note in [*leak_notes([("", config.settings)]), *sampling_notes(result)]:
         print(note)
 
 
@@ -121,7 +121,7 @@ def _show_table(result: Mapping[str, Any]) -> None:
     rows += [(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
              for what in ("users", "interactions") if result["tested"][what]]
     print_table(["test metric", *columns], rows)
-    for note in [*few_users(result), *rising(result)]:
+    for note in [*few_users(result), *improvement_notes(result)]:
         print(note)
 
 
@@ -148,7 +148,7 @@ def few_users(result: Mapping[str, Any]) -> list[str]:
                            if is_share(name)}]]
 
 
-def samples(result: Mapping[str, Any]) -> list[str]:
+def sampling_notes(result: Mapping[str, Any]) -> list[str]:
     """What was measured on samples of users, a sentence each; of one run with the intervals of its means."""
     first = result.get("runs", [result])[0]
     if (sampled := first.get("sampled")) is None:
@@ -171,7 +171,7 @@ def samples(result: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def rising(result: Mapping[str, Any]) -> list[str]:
+def improvement_notes(result: Mapping[str, Any]) -> list[str]:
     """That validation was still improving when blocks ended, if it was, of one run or over all seeds: a sentence."""
     runs = result.get("runs", [result])
     blocks = [still_improving(Record(Path(run["record"])).rounds()) for run in runs]

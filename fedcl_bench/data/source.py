@@ -98,7 +98,7 @@ def configured() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
-def beside(folder: Path = Path("data")) -> dict[str, Path]:
+def atomic_files(folder: Path = Path("data")) -> dict[str, Path]:
     """Name of every dataset in a folder, shipped or one's own, and its atomic file."""
     return {path.stem: path for path in (*folder.glob("*.inter"), *sorted(folder.glob("*/*.inter")))
             if path.parent == folder or path.parent.name == path.stem}
@@ -177,7 +177,7 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
         return str(_atomic_file(dataset))
     folder = data_dir or Path("data")
     if _file_in(folder, name) is None and name not in configured():
-        alike = [known for known in {**configured(), **beside(folder)} if known.lower() == name.lower()]
+        alike = [known for known in {**configured(), **atomic_files(folder)} if known.lower() == name.lower()]
         name = alike[0] if len(alike) == 1 else name
     path = _file_in(folder, name) if data_dir is not None else None
     return str(path.absolute()) if path is not None and config_file(str(path)) != config_file(name) else name
@@ -313,7 +313,7 @@ def find_file(name: str, data_dir: Path | None) -> Path:
                             f"./{name}.")
         if Path(name).is_file():
             raise UserError(f"dataset {name}: is no atomic file (.inter).\n{_MAKE_IT}")
-        raise unknown("dataset", name, {**configured(), **beside()})
+        raise unknown("dataset", name, {**configured(), **atomic_files()})
     config = load_config(name)
     hint = f"\nOfficial source: {config.source}" if config.source else ""
     if config.raw.url:

@@ -66,9 +66,9 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
         specs = {value: [spec and _changed(registry, spec, name, value, tuned) for spec in (proposed, against)]
                  for value in values}
         taken = {value: settings_of(registry, of_both[0], tuned)[name] for value, of_both in specs.items()}
-        told = {shown_value(taken[value]): f"{shown_value(taken[value])} ({whose})" for value, whose in values.items()}
-        default = shown_value(usual[name])
-        result += [Case(*of_both, name, told.get(default, default), told[shown_value(taken[value])])
+        told = {value_text(taken[value]): f"{value_text(taken[value])} ({whose})" for value, whose in values.items()}
+        default = value_text(usual[name])
+        result += [Case(*of_both, name, told.get(default, default), told[value_text(taken[value])])
                    for value, of_both in specs.items() if taken[value] != usual[name]]
     return [*result, *_joint(registry, proposed, against, differs, tuned)], notes
 
@@ -101,6 +101,6 @@ def settings_of(registry: Registry, spec: RunSpec, tuned: Tuned | None) -> dict[
     return flat(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
-def shown_value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A setting's value for people."""
     return as_text(value).lower() if isinstance(value, bool) else as_text(value)

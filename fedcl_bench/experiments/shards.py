@@ -237,7 +237,7 @@ class Conductor(Engine):
         finally:
             self._close()
 
-    def whole(self, progress: Progress) -> Progress:
+    def complete(self, progress: Progress) -> Progress:
         while self._gathered[0] < self._seen:
             try:
                 self._gathered = self._seen, with_rows_of(progress, self._nodes.gather(), self._names)

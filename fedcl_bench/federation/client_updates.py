@@ -112,6 +112,6 @@ class HeldUpdates(views.ClientUpdates):
         return block
 
 
-def held(trained: Trained) -> Trained:
+def public_part(trained: Trained) -> Trained:
     """What the server needs of a chunk's clients."""
     return replace(trained, private={}, local={}, uploads={})

@@ -41,7 +41,7 @@ class ColdItems:
     start: Tables
     training: Training
 
-    def arrived(self, model: Snapshot) -> Snapshot:
+    def with_arrivals(self, model: Snapshot) -> Snapshot:
         """A model after the new items have got their rows."""
         f, model = self.federation, self._with(model, self.start)
         if f.server.cold_items == "untrained":

@@ -70,7 +70,7 @@ class ColdStart:
     start: Tables
     training: Training
 
-    def arrived(self, model: Snapshot) -> Snapshot:
+    def with_arrivals(self, model: Snapshot) -> Snapshot:
         """A model after the new users have received it and made their private parameters."""
         new = self._received(model)
         users = (self.step.train.lengths > 0).nonzero().flatten()

@@ -196,19 +196,19 @@ class CrossDevice:
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the round's participants."""
-        return self._kept(server.answers(self.method, round_, self.group.users, uploads))
+        return self._delivered(server.answers(self.method, round_, self.group.users, uploads))
 
-    def _kept(self, answers: Tables) -> Tables:
+    def _delivered(self, answers: Tables) -> Tables:
         """The server's answers, once the participants here keep them."""
         server.keep(self.method, answers, self.group.users, self.step.n_users)
         self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
         return answers
 
-    def arrived(self, model: Snapshot) -> Snapshot:
+    def with_arrivals(self, model: Snapshot) -> Snapshot:
         """A model once items that arrive after the step's training have their rows, and users who do have made their
         private parameters."""
-        model = model if self.cold_items is None else self.cold_items.arrived(model)
-        return model if self.cold_start is None else self.cold_start.arrived(model)
+        model = model if self.cold_items is None else self.cold_items.with_arrivals(model)
+        return model if self.cold_start is None else self.cold_start.with_arrivals(model)
 
     def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
         """Raise RunFailed if training has diverged."""
@@ -234,7 +234,7 @@ class CrossDevice:
         method.client_state, method.server_state = state
         return result
 
-    def taken_part(self) -> dict[str, int]:
+    def participation(self) -> dict[str, int]:
         dropped = {"dropped": self.group.dropped} if self.attendance.dropout else {}
         return {"participants": self.group.count, **dropped}
 

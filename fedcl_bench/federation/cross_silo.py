@@ -301,7 +301,7 @@ class CrossSilo:
         return {domain.unit: {"bytes_up": bytes_of(upload), "bytes_down": bytes_of(download)}
                 for domain, upload, download in zip(self.domains, uploads, downloads)}
 
-    def arrived(self, model: Snapshot) -> Snapshot:
+    def with_arrivals(self, model: Snapshot) -> Snapshot:
         """A model once new users have received it, of whom silos know none."""
         return model
 
@@ -350,7 +350,7 @@ class CrossSilo:
 
     # ------------------------------------------------------------------------------------------------ what is recorded
 
-    def taken_part(self) -> dict[str, int]:
+    def participation(self) -> dict[str, int]:
         return {"participants": 1}
 
     def sent(self, unit: int, update: Update, round_: int, last: bool) -> dict[str, int]:

@@ -72,7 +72,7 @@ def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStoppin
     # 3. In a round that is validated, users who arrive after the step's training make their private parameters.
     due = {unit: stops[unit].due for unit in update.loss}
     if any(due.values()):
-        update = replace(update, model=clients.arrived(update.model))
+        update = replace(update, model=clients.with_arrivals(update.model))
 
     # 4. The model is validated, and tested by those whose training ends with this round.
     best, rows, tests, analysis = progress.best, [], [], []
@@ -105,6 +105,6 @@ def _validated(clients: CrossDevice | CrossSilo, unit: int, stop: EarlyStopping,
         chosen = stop.observe(clients.validate(unit, model, round_) if due else None)
         best = clients.best(unit, model, round_, best) if chosen else best
         more = clients.more(unit, model, round_, due)
-    return best, {"step": unit, "round": round_, **clients.taken_part(), "loss": loss, "valid": stop.value,
+    return best, {"step": unit, "round": round_, **clients.participation(), "loss": loss, "valid": stop.value,
                   **clients.sent(unit, update, round_, stop.ended), "train_seconds": update.seconds[unit],
                   "evaluate_seconds": time.perf_counter() - began, **more}

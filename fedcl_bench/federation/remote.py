@@ -103,7 +103,7 @@ def named(kind: str, tables: Mapping[str, Tensor]) -> Tables:
     return {f"{kind}/{name}": table for name, table in tables.items()}
 
 
-def under(kind: str, tables: Tables) -> Tables:
+def tables_of(kind: str, tables: Tables) -> Tables:
     """The inverse of ``named``, of a message that may have others too."""
     start = f"{kind}/"
     return {name.removeprefix(start): table for name, table in tables.items() if name.startswith(start)}
@@ -146,7 +146,7 @@ class Node(server.Population):
         return self.ask("query", {"users": users, "queries": queries})["answers"]
 
     def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
-        return under("new", self.ask("cold", here))
+        return tables_of("new", self.ask("cold", here))
 
 
 class NodeClients(CrossDevice):
@@ -155,7 +155,7 @@ class NodeClients(CrossDevice):
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the participants here, before they train."""
         answer = self.federation.population.ask("uploads", {"users": self.group.users, **named("upload", uploads)})
-        return self._kept(under("answer", answer))
+        return self._delivered(tables_of("answer", answer))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         if update.sums is None:
@@ -163,14 +163,14 @@ class NodeClients(CrossDevice):
         f, sums, model = self.federation, update.sums, progress.model
         answer = f.population.ask("update", self._sent(update))
         served = {name: model.personalised[name].index_copy(0, self.group.users, rows)
-                  for name, rows in under("served", answer).items()}
-        model = Snapshot(under("public", answer), {**model.private, **sums.private}, under("dense", answer),
+                  for name, rows in tables_of("served", answer).items()}
+        model = Snapshot(tables_of("public", answer), {**model.private, **sums.private}, tables_of("dense", answer),
                          sums.local, {**model.personalised, **served}, model.client_context)
         if "count" in answer:
             key = self.key(self.step.index, progress.round)
-            model = self._receive(model, under("sum", answer), int(answer["count"]), key)
-        self.method.server_state = {**self.method.server_state, **under("broadcast", answer)}
-        answers = update.answers if self.method.uploads_first else self._kept(under("answer", answer))
+            model = self._receive(model, tables_of("sum", answer), int(answer["count"]), key)
+        self.method.server_state = {**self.method.server_state, **tables_of("broadcast", answer)}
+        answers = update.answers if self.method.uploads_first else self._delivered(tables_of("answer", answer))
         unit = self.step.index
         return Update({unit: float(answer["loss"])}, {unit: time.perf_counter() - update.began}, model,
                       answers=answers, uploads=update.uploads)
@@ -305,7 +305,7 @@ class Server(server.Population):
         parts = {node: part for node, part in replies.items() if "users" in part}
         users = torch.cat([torch.zeros(0, dtype=torch.int64),
                            *(self.names[node][part["users"]] for node, part in parts.items())])
-        order, each = users.argsort(), [under(kind, part) for part in parts.values()]
+        order, each = users.argsort(), [tables_of(kind, part) for part in parts.values()]
         return users[order], {name: torch.cat([part[name] for part in each])[order] for name in (each or [{}])[0]}
 
     def _answer(self, node: int, kind: str, tables: Tables) -> Tables:
@@ -338,7 +338,7 @@ class ReceivedSums(server.RoundSums):
         self._totals = added([{name: table for name, table in part.items()
                                if name.startswith("change/") or name in ("numbers", "squares", "square")}
                               for part in parts])
-        self.change = under("change", self._totals)
+        self.change = tables_of("change", self._totals)
         (users, held), (_, local), (_, self._received) = (
             population.rows(kind, replies) for kind in ("held", "table", "upload"))
         self.local = {**model.local, **{name: model.local[name].index_copy(0, users, table)
@@ -417,7 +417,7 @@ class ServerClients(CrossDevice):
         positions, _ = self.federation.population.here(node, self.group.users)
         return named(kind, {name: table[positions] for name, table in tables.items()})
 
-    def _kept(self, answers: Tables) -> Tables:
+    def _delivered(self, answers: Tables) -> Tables:
         """Clients keep them; the server notes that there are some, for the record."""
         self.answered = tuple(dict.fromkeys((*self.answered, *answers)))
         known = self.method.client_state
@@ -446,11 +446,11 @@ class ServerClients(CrossDevice):
     def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
         return model
 
-    def arrived(self, model: Snapshot) -> Snapshot:
-        return model if self.cold_items is None else self.cold_items.arrived(model)
+    def with_arrivals(self, model: Snapshot) -> Snapshot:
+        return model if self.cold_items is None else self.cold_items.with_arrivals(model)
 
-    def taken_part(self) -> dict[str, int]:
-        return {**super().taken_part(), **({"dropped": self.group.dropped} if self.group.dropped else {})}
+    def participation(self) -> dict[str, int]:
+        return {**super().participation(), **({"dropped": self.group.dropped} if self.group.dropped else {})}
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
         return self._mean()
@@ -474,7 +474,7 @@ class ServerClients(CrossDevice):
         replies = population.collect("test")
         method.server_state, tests = now, {}
         for node, part in replies.items():
-            for name, values in under("test", part).items():
+            for name, values in tables_of("test", part).items():
                 tested, _, metric = name.partition("/")
                 tests.setdefault(int(tested), {}).setdefault(metric, []).append(
                     population.names[node][values] if metric == "users" else values)
@@ -497,7 +497,7 @@ class ServerClients(CrossDevice):
 
     def _analysis(self, replies: Mapping[int, Tables]) -> list[tuple[int, str, Tensor, Tensor]]:
         """The nodes' numbers of users together, and those of items, which all have alike."""
-        parts = {node: under("analysis", part) for node, part in replies.items()}
+        parts = {node: tables_of("analysis", part) for node, part in replies.items()}
         found = []
         for name in next(iter(parts.values())):
             kind, _, part = name.rpartition("/")

@@ -26,7 +26,7 @@ from ..training.silo_parts import Domain
 from .cross_silo import CrossSilo
 from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress, Update
-from .remote import Node, Server, named, under
+from .remote import Node, Server, named, tables_of
 
 
 def prepares_together(f: Federation) -> bool:
@@ -68,7 +68,7 @@ class NodeSilos(CrossSilo):
         if first.number == 0:
             said = {**named("dense", super()._first_dense()),
                     **named("rows", {name: torch.zeros(0) for name in first.module.rows})}
-        return under("dense", self._ask("start", said))
+        return tables_of("dense", self._ask("start", said))
 
     def ended(self, stops: Mapping[int, EarlyStopping]) -> bool:
         return bool(self._ask("ended", {})["ended"])
@@ -91,7 +91,8 @@ class NodeSilos(CrossSilo):
         answer = self._ask("epochs", said)
         if not self.exchanging:
             return update
-        return self._received(update, uploads, [under(f"download/{domain.number}", answer) for domain in self.domains])
+        downloads = [tables_of(f"download/{domain.number}", answer) for domain in self.domains]
+        return self._received(update, uploads, downloads)
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
         value = super().validate(unit, model, round_)
@@ -167,9 +168,9 @@ class ServerSilos(CrossSilo):
 
     def start(self) -> Snapshot:
         said, first = self._population.collect("start")[self._node_of[0]], self.domains[0].prefix
-        dense = self._begun = under("dense", said)
+        dense = self._begun = tables_of("dense", said)
         self._population.everybody(named("dense", dense))
-        names = ({first + name: torch.zeros(0) for name in kind} for kind in (under("rows", said), dense))
+        names = ({first + name: torch.zeros(0) for name in kind} for kind in (tables_of("rows", said), dense))
         return Snapshot(next(names), {}, next(names))
 
     def _sent(self, model: Snapshot) -> Tables:
@@ -197,7 +198,7 @@ class ServerSilos(CrossSilo):
         said, uploads, downloads = self._population.collect("epochs"), [], []
         for domain in self.domains:
             of_node, number = said[self._node_of[domain.number]], domain.number
-            uploads.append(under(f"upload/{number}", of_node))
+            uploads.append(tables_of(f"upload/{number}", of_node))
             if f"loss/{number}" in of_node:  # it has trained
                 update.loss[domain.unit] = float(of_node[f"loss/{number}"])
                 update.seconds[domain.unit] = float(of_node[f"seconds/{number}"])
@@ -217,7 +218,7 @@ class ServerSilos(CrossSilo):
     def test(self, unit: int, best: Best) -> tuple[list, list]:
         found: dict[int, Tables] = {}
         said = self._population.collect_from(self._node_of[self.units[unit].number], "test")
-        for name, values in under("test", said).items():
+        for name, values in tables_of("test", said).items():
             tested, _, metric = name.partition("/")
             found.setdefault(int(tested), {})[metric] = values
         self._population.everybody({})

@@ -122,7 +122,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         return kind(chunk, model, training, key)
 
     def train(chunk: AnyChunk) -> Trained:
-        chunk = chunk.now() if isinstance(chunk, LaterChunk) else chunk
+        chunk = chunk.materialise() if isinstance(chunk, LaterChunk) else chunk
         work = trainer(chunk)
         loss = work.train()
         if not method.uploads_first:

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from ..plugin import checks
 from ..plugin.backbone import Backbone
-from ..training.trained import Change, Trained, at_slots, beside
+from ..training.trained import Change, Trained, at_slots
 from ..training.unseen_rows import start_elsewhere
 from ..data.stream import Step, Stream
 from ..rng import DrawKey, Tables
 from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
-from ..plugin.state import Snapshot, in_pieces
+from ..plugin.state import Snapshot, in_pieces, with_trailing_dims
 from ..stats.clip_noise import Protection, upload_key
 from .aggregators import Aggregator
 from .client_sampling import Attendance, Participants
-from .client_updates import HeldUpdates, held
+from .client_updates import HeldUpdates, public_part
 
 
 class Population:
@@ -127,7 +127,7 @@ class RoundSums:
         self._losses.append(trained.loss)
         self._order.append(trained.users)
         if self.held is not None:
-            self.held.append(held(trained))
+            self.held.append(public_part(trained))
         weights = None if self.weights is None else self.weights[trained.users]
         for name, change in trained.public.items() if self.held is None else ():
             change.add_to(self.change[name], self.model.public.get(name, self.model.dense.get(name)), weights)
@@ -149,7 +149,7 @@ class RoundSums:
         after = self.private[name]
         if change.decay is not None:
             rows = before.index_select(0, users)
-            after.index_copy_(0, users, rows.mul_(beside(change.decay.to(rows), rows)))
+            after.index_copy_(0, users, rows.mul_(with_trailing_dims(change.decay.to(rows), rows)))
         if not change.replaces and change.items is None:
             after.index_add_(0, users, change.rows)
         elif change.items is None:
@@ -222,7 +222,7 @@ def clip(trained: Trained, model: Snapshot, protection: Protection) -> Trained:
             sizes += _elsewhere(trained, protection.sizes(change.shift))
         if change.decay is not None:
             share = change.decay - 1.0
-            rows = rows + at_slots(sent, trained.slots) * beside(share, rows).to(rows)
+            rows = rows + at_slots(sent, trained.slots) * with_trailing_dims(share, rows).to(rows)
             sizes += _elsewhere(trained, protection.sizes(sent)) * protection.sizes(share)
         sizes += protection.sizes(rows)
     factors = protection.factors(sizes)

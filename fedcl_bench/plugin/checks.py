@@ -17,7 +17,7 @@ def _named(plugin: Any, hook: str) -> str:
     return f"{plugin.kind} '{plugin.name}': {hook}"
 
 
-def _shown(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
 
 
@@ -31,7 +31,7 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
     if (not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape)
             or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
         kind = "int64" if whole else "floating"
-        raise PluginError(f"{_named(plugin, hook)} returned {_shown(value)},\n"
+        raise PluginError(f"{_named(plugin, hook)} returned {_described(value)},\n"
                           f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
 
 
@@ -136,13 +136,13 @@ def checked_tables(method: Any, hook: str, result: Any, public: Tables) -> Table
     shapes and precision."""
     if not isinstance(result, Mapping) or list(result) != list(public):
         raise PluginError(f"{_named(method, hook)} returned "
-                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _shown(result)},\n"
+                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _described(result)},\n"
                           f"expected the public {'item tables' if hook == 'aggregate' else 'parameters'} in their "
                           f"order: {', '.join(public)}.")
     for name, table in public.items():
         check_tensor(method, f"{hook}['{name}']", result[name], tuple(table.shape), "the shape that was sent")
         if result[name].dtype != table.dtype:
-            raise PluginError(f"{_named(method, hook)}['{name}'] returned {_shown(result[name])},\n"
+            raise PluginError(f"{_named(method, hook)}['{name}'] returned {_described(result[name])},\n"
                               f"expected {table.dtype}, as the parameter has.")
     return dict(result)
 
@@ -150,7 +150,8 @@ def checked_tables(method: Any, hook: str, result: Any, public: Tables) -> Table
 def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> None:
     """Raise PluginError unless a domain uploads tensors under names with declared beginnings."""
     if not isinstance(upload, Mapping) or not all(isinstance(value, Tensor) for value in upload.values()):
-        raise PluginError(f"{_named(method, 'upload')} returned {_shown(upload)},\nexpected a dictionary of tensors.")
+        raise PluginError(f"{_named(method, 'upload')} returned {_described(upload)},\n"
+                          "expected a dictionary of tensors.")
     if undeclared := [name for name in upload if not name.startswith(tuple(declared))]:
         raise PluginError(f"{_named(method, 'upload')} sends '{undeclared[0]}', which is not declared;\n"
                           f"expected: {', '.join(declared)} (`sent` of the method names what is sent).")
@@ -159,12 +160,12 @@ def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> No
 def check_download(method: Any, model: Any, download: Any) -> None:
     """Raise PluginError unless what a domain receives are values of its parameters and buffers, in their shapes."""
     if not isinstance(download, Mapping):
-        raise PluginError(f"{_named(method, 'aggregate')} returned {_shown(download)} for a domain,\n"
+        raise PluginError(f"{_named(method, 'aggregate')} returned {_described(download)} for a domain,\n"
                           f"expected a dictionary of values of its parameters and buffers.")
     own = model.public | model.dense
     for name, value in download.items():
         if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
-            raise PluginError(f"{_named(method, 'aggregate')} answers '{name}', {_shown(value)},\nexpected "
+            raise PluginError(f"{_named(method, 'aggregate')} answers '{name}', {_described(value)},\nexpected "
                               + (f"the shape {tuple(own[name].shape)}." if name in own else
                                  f"one of {', '.join(own)}."))
 
@@ -172,11 +173,11 @@ def check_download(method: Any, model: Any, download: Any) -> None:
 def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
     """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
     if not isinstance(answers, Mapping):
-        raise PluginError(f"{_named(method, 'end_round')} returned {_shown(answers)},\n"
+        raise PluginError(f"{_named(method, 'end_round')} returned {_described(answers)},\n"
                           f"expected a dictionary of what the server answers, each (N, ...), or {{}}.")
     for name, rows in answers.items():
         if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != participants:
-            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_shown(rows)},\n"
+            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_described(rows)},\n"
                               f"expected ({participants}, ...) = (N, ...): one row per participant.")
     return dict(answers)
 
@@ -219,7 +220,7 @@ def check_declaration(backbone: Backbone) -> None:
     users, items = range(2, 5), range(3, 10)
     tables = backbone.new_rows(0, users, items)
     if not (isinstance(tables, tuple) and len(tables) == 2 and all(isinstance(kind, Mapping) for kind in tables)):
-        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_shown(tables)},\nexpected a pair of "
+        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_described(tables)},\nexpected a pair of "
                           f"dictionaries: public item tables, private tables.")
     kinds = [("new_rows (public)", tables[0], len(items), "items"),
              ("new_rows (private)", tables[1], len(users), "users"), ("new_dense", backbone.new_dense(0), None, ""),
@@ -230,8 +231,8 @@ def check_declaration(backbone: Backbone) -> None:
             if not isinstance(value, Tensor) or not value.is_floating_point() \
                     or (count is not None and (value.dim() == 0 or len(value) != count)):
                 shape = f"({count}, ...) = ({rows}, ...)" if count is not None else "any shape"
-                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_shown(value)},\nexpected a floating tensor "
-                                  f"of shape {shape}.")
+                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_described(value)},\nexpected a "
+                                  f"floating tensor of shape {shape}.")
             if name in names:
                 raise PluginError(f"{_named(backbone, hook)} declares '{name}', which is declared before; every "
                                   f"parameter needs a name of its own.")

@@ -56,7 +56,7 @@ class History:
         """How many items each client has, at least 1, (C, 1)."""
         return self.real.sum(1, keepdim=True).clamp(min=1)
 
-    def kept(self, name: str, share: float, like: Tensor) -> Tensor:
+    def dropout_factors(self, name: str, share: float, like: Tensor) -> Tensor:
         """Factors of the items, (C, n), under a dropout of this name and share: 0 or 1 / (1 - share)."""
         real = self.real.to(like)
         if self.draw is None or share == 0.0:

@@ -70,6 +70,11 @@ def rows_of(kept: Tensor, users: Tensor) -> Tensor:
     return kept[users.clamp(max=len(kept) - 1)].where(known, kept.new_zeros(()))
 
 
+def with_trailing_dims(factors: Tensor, values: Tensor) -> Tensor:
+    """Factors of the first dimensions, in a shape that multiplies ``values``."""
+    return factors.view(*factors.shape, *[1] * (values.dim() - factors.dim()))
+
+
 def _slice(users: Tensor) -> Tensor | slice:
     """Users that follow one another as a slice, for which rows are not copied; on a GPU, which would have to be waited
     for, the users."""

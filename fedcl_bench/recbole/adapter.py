@@ -124,11 +124,11 @@ class RecBoleBackbone(Backbone):
             self._starts[seed] = Starts.measure(self._design.build, self.parameters, seed)
         return self._starts[seed]
 
-    def _kept(self, p: Parameter) -> list[str]:
+    def _dense_names(self, p: Parameter) -> list[str]:
         """Names of the dense parameters that belong to a parameter of the model."""
         if not p.follows:
             return [p.name]
-        return [] if p.follows == "users" else [p.padding, p.rest] if p.behind else [p.padding]
+        return [] if p.follows == "users" else [p.padding, p.rows_behind] if p.behind else [p.padding]
 
     def new_rows(self, seed, users, items):
         start, public, private = self._start(seed), {}, {}
@@ -136,14 +136,14 @@ class RecBoleBackbone(Backbone):
             if p.follows == "users":
                 private[p.name] = start.laws[p.name].rows(seed, p.name, users, p.row)
             elif p.private:
-                private |= same_for_all({name: start.dense[name] for name in self._kept(p)}, users)
+                private |= same_for_all({name: start.dense[name] for name in self._dense_names(p)}, users)
             elif p.follows == "items":
                 public[p.name] = start.laws[p.name].rows(seed, p.name, items, p.row)
         return public, private
 
     def new_dense(self, seed):
         start = self._start(seed)
-        return {name: start.dense[name] for p in self.parameters if not p.private for name in self._kept(p)}
+        return {name: start.dense[name] for p in self.parameters if not p.private for name in self._dense_names(p)}
 
     def new_personal(self, seed, items):
         return {p.name: self._start(seed).laws[p.name].rows(seed, p.name, items, p.row)
@@ -195,7 +195,7 @@ class RecBoleBackbone(Backbone):
         return torch.cat([table.flatten(2) for table in rows.values()], 2)
 
     def learning_rates(self, n_items, round_=0, batch=0):
-        return {name: self.settings.lr for p in self.parameters for name in (p.name, *self._kept(p))}
+        return {name: self.settings.lr for p in self.parameters for name in (p.name, *self._dense_names(p))}
 
     def notes(self) -> list[str]:
         """What the user should know before a run."""

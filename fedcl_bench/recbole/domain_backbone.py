@@ -21,7 +21,7 @@ from ..toolbox.text_fusion import SEMANTICS, AddedSemanticSettings
 from . import domain_facts, models
 from .domain_facts import READS_TEXT, DomainFacts
 from .domain_models import hyper_parameters, prepared
-from .domain_networks import PRETRAIN, Design, made
+from .domain_networks import PRETRAIN, Design, module_of
 from .domain_semantics import SemanticRecommender
 from .models import PREFIX, Refused, first_line
 from .parameters import classify
@@ -36,13 +36,13 @@ def _design(settings) -> Design:
         raise Refused(facts or "is no sequential recommender, and domains are sequences of items of many users")
     negatives = facts.bpr and {**hyper_parameters(name), **values}["loss_type"] == "BPR"
     with torch.random.fork_rng(devices=[]):
-        parameters = classify(lambda users, items: prepared(name, values, width, made_up(users, items))[0], [])
+        parameters = classify(lambda users, items: prepared(name, values, width, random_domain(users, items))[0], [])
         design = Design(tuple(parameters), facts, negatives)
-        _try(made(name, values, width, made_up(), design), width)
+        _try(module_of(name, values, width, random_domain(), design), width)
     return design
 
 
-def made_up(n_users: int = 7, n_items: int = 23) -> DomainData:
+def random_domain(n_users: int = 7, n_items: int = 23) -> DomainData:
     """A domain of random histories and texts, whose longest history has 6 items."""
     lengths = 2 + torch.arange(n_users) % 5
     generator = torch.Generator().manual_seed(0)
@@ -51,15 +51,15 @@ def made_up(n_users: int = 7, n_items: int = 23) -> DomainData:
                        nn.functional.pad(lengths.cumsum(0), (1, 0))))
 
 
-def made_up_batch(lengths: Tensor, width: int) -> tuple[Histories, Tensor]:
-    """Random histories in the domain ``made_up`` and their targets."""
+def random_batch(lengths: Tensor, width: int) -> tuple[Histories, Tensor]:
+    """Random histories in the domain ``random_domain`` and their targets."""
     items = torch.randint(23, (len(lengths), width)).masked_fill(torch.arange(width) >= lengths[:, None], -1)
     return Histories(items, lengths, torch.arange(len(lengths)) % 7), torch.randint(23, lengths.shape)
 
 
 def _try(module: DomainModule, width: int) -> None:
     """Raise Refused if a model fails, as with hyper-parameters that do not fit together."""
-    batch, targets = made_up_batch(torch.arange(7) % min(6, width) + 1, width)
+    batch, targets = random_batch(torch.arange(7) % min(6, width) + 1, width)
     for what, call in (("its loss", lambda: module.train().loss(batch, targets)),
                        ("full_sort_predict", lambda: module.eval().scores(batch))):
         try:
@@ -106,7 +106,7 @@ class RecBoleDomainBackbone(ModuleBackbone):
             _require_unseen(data)
         if getattr(self.settings, "item_text", "vectors") == "noise":
             data = replace(data, features=_noise(data.features))
-        module = made(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
+        module = module_of(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
         return SemanticRecommender(module, data.features, self.settings) if self._has_semantics else module
 
     def stages(self) -> Sequence[Stage]:

@@ -194,7 +194,7 @@ def _bpr_loss() -> nn.Module:
     return BPRLoss()
 
 
-def made(name: str, values: Mapping[str, Any], width: int, data: DomainData, design: Design) -> RecBoleModule:
+def module_of(name: str, values: Mapping[str, Any], width: int, data: DomainData, design: Design) -> RecBoleModule:
     """A domain's module. Arguments and errors as for ``prepared``."""
     device = data.histories[0].device
     model, config, transform = prepared(name, values, width, data, str(device))

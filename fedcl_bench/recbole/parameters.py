@@ -90,7 +90,7 @@ class Parameter:
         return self.name + PADDING
 
     @property
-    def rest(self) -> str:
+    def rows_behind(self) -> str:
         """Name of the rows behind the last item's."""
         return f"{self.name}[behind]"
 
@@ -104,7 +104,7 @@ class Parameter:
             return torch.cat([torch.zeros_like(value), value]).movedim(0, self.axis)
         rows = [tables[self.padding].view(1, *self.shape), value.view(len(value), *self.shape)]
         if self.behind:
-            rows.append(tables[self.rest].view(self.behind, *self.shape))
+            rows.append(tables[self.rows_behind].view(self.behind, *self.shape))
         return torch.cat(rows).movedim(0, self.axis)
 
 
@@ -180,5 +180,5 @@ class Starts:
                 rows = value.movedim(p.axis, 0)
                 dense[p.padding] = rows[0].reshape(p.row).clone()
                 if p.behind:
-                    dense[p.rest] = rows[1 + count:].reshape(p.behind, *p.row).clone()
+                    dense[p.rows_behind] = rows[1 + count:].reshape(p.behind, *p.row).clone()
         return Starts(laws, dense)

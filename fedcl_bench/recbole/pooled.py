@@ -185,10 +185,10 @@ class _Pooled:
         """RecBole's ``full_sort_predict`` of all users, shape (users, items)."""
         self.model.eval()
         pieces = in_pieces(torch.arange(len(self.lists.lengths), device=self.lists.values.device), self.data.item_num)
-        return torch.cat([self.model.full_sort_predict(self._asked(users)).view(len(users), -1)[:, 1:].float()
+        return torch.cat([self.model.full_sort_predict(self._fields_of(users)).view(len(users), -1)[:, 1:].float()
                           for users in pieces])
 
-    def _asked(self, users: Tensor) -> Tables:
+    def _fields_of(self, users: Tensor) -> Tables:
         """RecBole's fields of some users; the sequence of one is its latest items."""
         width = self.config["MAX_ITEM_LIST_LENGTH"]
         length = self.lists.counts(users).clamp(max=width)[:, None]

@@ -303,7 +303,7 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
         for name, expected in index["files"].items():
             file = _read_file(folder / name, expected)
             rows |= {meta["hash"]: row for meta, row in zip(file.metas, file.rows())}
-    for run in (run for run in runs if run.whole):
+    for run in (run for run in runs if run.intact):
         row = _row(run, item_analysis(run))
         rows[run.hash] = min(rows.get(run.hash, row), row, key=_choice)
     groups, files = _groups(rows.values()), {}

@@ -50,7 +50,7 @@ class Run:
         return self.open()
 
     @cached_property
-    def whole(self) -> bool:
+    def intact(self) -> bool:
         """Whether the record is what was written. If not, who asked for the runs is told."""
         try:
             return bool(self.meta)

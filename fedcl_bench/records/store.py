@@ -111,7 +111,7 @@ def load_runs(folder: Path, left_out: LeftOut | None = None) -> list[Run]:
 
     Args:
         left_out: told why of each record that is not what was written, and that is left out. Records are then verified
-            when they are first used (``Run.whole``). None: all are verified now, and the first that is wrong is raised.
+            when they are first used (``Run.intact``). None: all are verified now, and the first that is wrong raises.
 
     Returns:
         One Run per hash, sorted by dataset, backbone, method, seed and hash.
@@ -150,7 +150,7 @@ def load_all(folder: Path, left_out: LeftOut | None = None) -> tuple[list[Run], 
                         f"of compact records {published.INDEX}; name another folder.")
     chosen = sorted(runs.values(), key=lambda run: (run.head["dataset"], run.head["backbone"], run.head["method"],
                                                     run.seed, run.hash))
-    return [run for run in chosen if left_out or run.whole], failed
+    return [run for run in chosen if left_out or run.intact], failed
 
 
 def why_failed(head: Mapping[str, Any]) -> str:

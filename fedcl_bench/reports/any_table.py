@@ -98,7 +98,7 @@ def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
             if not any(metric in run.head["metrics"] for run in runs):
                 check_metric(runs, metric)
         return metrics
-    recorded = [run.meta["groups"] for run in runs if run.whole and "groups" in run.meta]
+    recorded = [run.meta["groups"] for run in runs if run.intact and "groups" in run.meta]
     if not recorded:
         raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
                         f"again with --rerun.")

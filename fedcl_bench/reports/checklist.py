@@ -52,7 +52,7 @@ class Answered:
     def _settings(self) -> Iterable[Mapping[str, Any]]:
         return (run.head["settings"] for run in self.runs)
 
-    def each(self, of: Callable[[dict[str, Any]], Any]) -> list[Any]:
+    def distinct(self, of: Callable[[dict[str, Any]], Any]) -> list[Any]:
         """What is said of records, each once, in the order of the first to say it."""
         return list(dict.fromkeys(of(run.meta) for run in self.runs))
 
@@ -66,7 +66,7 @@ class Answered:
 
 
 def _datasets(of: Answered) -> str:
-    return "; ".join(of.each(lambda meta: f"{meta['dataset']} (fingerprint {meta['data_fingerprint'][:12]})"))
+    return "; ".join(of.distinct(lambda meta: f"{meta['dataset']} (fingerprint {meta['data_fingerprint'][:12]})"))
 
 
 def _tested(of: Answered) -> str:
@@ -74,7 +74,7 @@ def _tested(of: Answered) -> str:
         users, interactions = (", ".join(map(str, meta["tested"].get(name) or "?"))
                                for name in ("users", "interactions"))
         return f"{meta['dataset']}: {users} users, {interactions} interactions, by block"
-    return "; ".join(of.each(said))
+    return "; ".join(of.distinct(said))
 
 
 def _leaks(of: Answered) -> str:
@@ -83,8 +83,8 @@ def _leaks(of: Answered) -> str:
 
 
 def _metrics(of: Answered) -> str:
-    return (f"{', '.join(of.each(lambda meta: ', '.join(meta['metrics'])))}; means over users, per block and over the "
-            f"blocks but block 0")
+    names = ", ".join(of.distinct(lambda meta: ", ".join(meta["metrics"])))
+    return f"{names}; means over users, per block and over the blocks but block 0"
 
 
 def _methods(of: Answered) -> str:
@@ -128,7 +128,7 @@ def _computing(of: Answered) -> str:
     def machine(meta: dict[str, Any]) -> str:
         here = meta["environment"]
         return f"{here['cores']} cores of {here['processor']}, {here['accelerator'] or 'no accelerator'}"
-    return "; ".join(of.each(machine))
+    return "; ".join(of.distinct(machine))
 
 
 def _time(of: Answered) -> str:
@@ -140,7 +140,7 @@ def _time(of: Answered) -> str:
 
 def _versions(of: Answered) -> str:
     names = ("fedcl_bench", "python", "torch", "recbole", "numpy", "pandas", "scipy")
-    return "; ".join(of.each(lambda meta: ", ".join(f"{name} {meta['environment'][name]}" for name in names)
+    return "; ".join(of.distinct(lambda meta: ", ".join(f"{name} {meta['environment'][name]}" for name in names)
                              + f", {meta['environment']['system']}"))
 
 
@@ -165,7 +165,7 @@ QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
         "Which methods and baselines?": _methods,
         "Which settings beside the defaults?": _changed,
         "How were methods and baselines tuned, with which budgets?": _tuning,
-        "Where paper and code differ, whose reading?": lambda of: "; ".join(of.each(
+        "Where paper and code differ, whose reading?": lambda of: "; ".join(of.distinct(
             lambda meta: f"{meta['method']} on {meta['backbone']}: "
                          f"{', '.join(meta.get('readings', ())) or 'neither alone'}")),
         "Where is the code, under which licence?": AUTHORS},
@@ -181,7 +181,7 @@ QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
         "On which hardware?": _computing,
         "How long, with how much memory?": _time,
         "With which versions?": _versions,
-        "What do clients send?": lambda of: "; ".join(of.each(
+        "What do clients send?": lambda of: "; ".join(of.distinct(
             lambda meta: f"{meta['method']} on {meta['backbone']}, {meta['dataset']}: "
                          f"{', '.join(meta['privacy']['uploaded']) or 'nothing'}"))},
 }

@@ -220,7 +220,7 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
     fits = _of_spec(registry, spec, tuned)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        if fits(run.head) and run.whole:
+        if fits(run.head) and run.intact:
             seeds[run.seed].append(run)
     chosen = []
     for seed, several in sorted(seeds.items()):

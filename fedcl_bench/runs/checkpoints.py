@@ -104,10 +104,10 @@ def save_progress(path: Path, progress: Progress, elapsed: float, run: str = "")
         elapsed: wall time spent on the run so far, in seconds.
         run: hash of the run or, of a shared block 0, its ``base_hash``.
     """
-    write_packed(path, {"version": VERSION, "run": run, "progress": _taken_apart(progress), "elapsed": elapsed})
+    write_packed(path, {"version": VERSION, "run": run, "progress": _as_plain_data(progress), "elapsed": elapsed})
 
 
-def _taken_apart(progress: Progress) -> dict[str, Any]:
+def _as_plain_data(progress: Progress) -> dict[str, Any]:
     """A progress as tensors, numbers, texts and containers of them."""
     content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "fraction_done"}
     if progress.within:
@@ -123,7 +123,7 @@ def _taken_apart(progress: Progress) -> dict[str, Any]:
 def bytes_from_progress(progress: Progress) -> bytes:
     """A progress as the bytes of a file."""
     file = io.BytesIO()
-    torch.save(_taken_apart(progress), file)
+    torch.save(_as_plain_data(progress), file)
     return file.getvalue()
 
 

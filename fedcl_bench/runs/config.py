@@ -26,7 +26,7 @@ from ..plugin.local_settings import LocalSettings
 from ..records.store import leak_notes, short_name
 from ..core.settings import AT_DEFAULT, LARGEST_SEED, assemble, flat, inactive
 from ..core.version import NUMBERS
-from .readings import READING, ambiguities, asked_for, expanded, in_effect, note, without_reading
+from .readings import READING, ambiguities, requested_reading, expanded, in_effect, note, without_reading
 from .registry import Plugin, Registry, of_aggregator
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def setting_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str,
     """Sentences on what the reading that the user asked for comes to, on settings that the user gave and that the
     plugins' other settings leave without effect, and on test items that leak."""
     overrides = list(overrides)
-    reading, _ = asked_for(overrides)
+    reading, _ = requested_reading(overrides)
     return [*([note(reading, config.ambiguities, config.settings)] if reading else []),
             *(f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
               for origin, layer in overrides for name in layer if name in config.inactive),

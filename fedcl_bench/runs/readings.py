@@ -34,7 +34,7 @@ def values_of(reading: str, declared: Mapping[str, Mapping[Any, str]]) -> dict[s
     return {name: values for name, values in found.items() if values}
 
 
-def asked_for(layers: Iterable[Layer]) -> tuple[str, str]:
+def requested_reading(layers: Iterable[Layer]) -> tuple[str, str]:
     """The reading that the last layer with one asks for, and where that is; empty if none does.
 
     Raises:
@@ -60,7 +60,7 @@ def expanded(layers: Iterable[Layer], declared: Mapping[str, Mapping[Any, str]],
         UserError: if method and backbone have no setting that the reading has a value of.
     """
     layers = list(layers)
-    reading, origin = asked_for(layers)
+    reading, origin = requested_reading(layers)
     values = values_of(reading, declared)
     if not values:
         raise UserError(f"setting 'reading' ({origin}): found '{reading}', but neither method nor backbone names "

@@ -49,7 +49,7 @@ class Engine:
         """The progress after every round and step, from ``progress`` on, at least as much of it as is shown."""
         return run(federation, progress)
 
-    def whole(self, progress: Progress) -> Progress:
+    def complete(self, progress: Progress) -> Progress:
         """All of the progress that ``run`` has yielded last."""
         return progress
 
@@ -229,11 +229,11 @@ class _Checkpoints:
         """
         if self._base and progress.trained and progress.step == 0:
             self._base.parent.mkdir(parents=True, exist_ok=True)
-            progress = self._engine.whole(progress)
+            progress = self._engine.complete(progress)
             save_progress(self._base, progress, self.elapsed(), self._config.base_hash)
         asked = self._watch.stop()
         if asked or progress.step != self._step or time.perf_counter() - self._last_saved > self._save_every:
-            progress = self._engine.whole(progress)
+            progress = self._engine.complete(progress)
             save_progress(self._own, progress, self.elapsed(), self._hash)
             self._step, self._last_saved = progress.step, time.perf_counter()
         if asked and progress.step < len(self._federation.stream.steps):

@@ -16,7 +16,7 @@ from ..experiments.processes import ForkedProcess
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.config import RunConfig
 from ..runs.registry import RECBOLE, Registry
-from .properties import alike, random_state
+from .properties import similarity, random_state
 from .report import Inapplicable, Violated
 from .trials import ROUNDS, Pair, finished, module_of, runs_differ
 
@@ -77,7 +77,7 @@ def a_new_process(pair: Pair) -> str:
     if mismatch := runs_differ(pair.points[-1], ended):
         raise Violated(f"a new process, from round {middle.round} of step {middle.step}: {mismatch}; does a class or "
                        f"module keep something?")
-    return f"{alike(pair.points[-1], ended)} from round {middle.round} of step {middle.step}"
+    return f"{similarity(pair.points[-1], ended)} from round {middle.round} of step {middle.step}"
 
 
 def worlds_of_their_own(pair: Pair) -> str:

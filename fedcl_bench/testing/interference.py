@@ -137,7 +137,7 @@ def _hooks(pair: Pair, differs: Callable[[str], bool]) -> str:
 
 def _after_step(f: Federation, start: Progress) -> dict[str, Tensor]:
     """What each client ranks by after a step's rounds, and keeps when the step ends."""
-    return {**_scored(f, start), **_kept(f, start)}
+    return {**_scored(f, start), **_client_states(f, start)}
 
 
 def _scored(f: Federation, start: Progress, alone: bool = False) -> dict[str, Tensor]:
@@ -149,7 +149,7 @@ def _scored(f: Federation, start: Progress, alone: bool = False) -> dict[str, Te
                                  for some in users.split(1 if alone else len(users))]), "user": users}
 
 
-def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
+def _client_states(f: Federation, start: Progress) -> dict[str, Tensor]:
     """What each client keeps when a step ends."""
     f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
     step, model = f.stream.steps[start.step], start.best.model
@@ -359,7 +359,8 @@ def past_data(pair: Pair) -> str:
     return f"blocks 1 to {last} train, end and rank alike after the past is replaced"
 
 
-_WHAT = {client_round: "training", _after_step: "a step's end or a ranking", _scored: "a ranking", _kept: "end_step"}
+_WHAT = {client_round: "training", _after_step: "a step's end or a ranking", _scored: "a ranking",
+         _client_states: "end_step"}
 
 
 def _compared(pair: Pair, stream: Stream, start: Progress, looks: Callable) -> tuple[str | None, str]:
@@ -377,7 +378,7 @@ def evaluation_data(pair: Pair) -> str:
     ended = _trained(pair)
     begun = [pair.after_step(t - 1) for t in range(len(pair.stream.steps) - 1)]
     moments = [(start, client_round) for start in [*begun, *rounds_to_test(pair)]]
-    for start, looks in [*moments, (ended, _kept), (ended, _scored)]:
+    for start, looks in [*moments, (ended, _client_states), (ended, _scored)]:
         ends = bool(pair.stream.steps[0].sessions) and looks is _scored  # items before the last one are known then
         hidden = {s.index: with_other_ends(s) if ends else
                   with_other_data(s, splits=("valid", "test")) for s in pair.stream.steps[:start.step + 1]}

@@ -339,10 +339,10 @@ def threads(pair: Pair) -> str:
     mismatch = runs_differ(*ends)
     if mismatch:
         raise Violated(f"one thread and three: {mismatch}; do hooks of different clients write to the same place?")
-    return f"{alike(*ends)} on 1 and 3 threads"
+    return f"{similarity(*ends)} on 1 and 3 threads"
 
 
-def alike(a: Progress, b: Progress) -> str:
+def similarity(a: Progress, b: Progress) -> str:
     """How alike two runs are that do not differ: libraries may round otherwise where memory is aligned otherwise."""
     return "the same to rounding" if runs_differ(a, b, tolerance=0.0) else "bit-identical"
 
@@ -357,7 +357,7 @@ def random_numbers(pair: Pair) -> str:
     if mismatch:
         raise Violated(f"two states of the global generators (torch, numpy, random): {mismatch}; draw from "
                        f"fedcl_bench.rng with the keys that hooks get")
-    return f"{alike(a, b)} under two states of torch's, numpy's and Python's generators"
+    return f"{similarity(a, b)} under two states of torch's, numpy's and Python's generators"
 
 
 @contextlib.contextmanager
@@ -388,7 +388,7 @@ def resumes(pair: Pair) -> str:
             try:
                 end = finished(f, restored)
                 mismatch = runs_differ(last, end)
-                how.add(mismatch or alike(last, end))
+                how.add(mismatch or similarity(last, end))
             except (KeyError, AttributeError) as error:
                 mismatch = f"{type(error).__name__}: {error}"
             if mismatch:

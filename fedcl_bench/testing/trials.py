@@ -114,14 +114,15 @@ class Pair:
         sizes = {**_SMALL, **_WIDTH.get(self.kind, {})}
         small = {name: value for name, value in sizes.items() if name in known - set(self.backbone_cls.ignored)}
         parts = resolve(self.registry, self.method, self.backbone, "ml-100k", [
-            ("check", {**_COMMON, **_STREAMS[self.kind], **self._asked(), **small, **self.settings, **settings})])
+            ("check", {**_COMMON, **_STREAMS[self.kind], **self._required_settings(), **small, **self.settings,
+                       **settings})])
         return parts._replace(local=replace(parts.local, adam_eps=STEADY_EPS))
 
     @cached_property
     def _own_parts(self) -> AllSettings:
         return self.parts()
 
-    def _asked(self) -> dict[str, str]:
+    def _required_settings(self) -> dict[str, str]:
         """What the plugins ask for: a start at the server; of domains a topology that both can be trained under."""
         if self.kind == "sessions" and self.method_cls.aggregate_updates is not Method.aggregate_updates:
             return {"init": "server"}

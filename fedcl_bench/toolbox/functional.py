@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..kernels.functional import (Pooling, attention, cosine_pool, dot, layer_norm, linear, nearest_entries,
                                   plus_constant, shared, target_logits, weighted_bce)
-from ..plugin.state import rows_of
+from ..plugin.state import rows_of, with_trailing_dims
 
 __all__ = ["Pooling", "attention", "cosine_pool", "dot", "layer_norm", "linear", "nearest_entries", "plus_constant",
-           "rows_of", "shared", "target_logits", "weighted_bce"]
+           "rows_of", "shared", "target_logits", "weighted_bce", "with_trailing_dims"]

@@ -152,7 +152,7 @@ class ExpertDropout:
         words = torch.empty(experts, (rows.numel() + 3) // 4, dtype=torch.int64, device=rows.device)
         self._draws = words.random_(-2 ** 63, None).view(torch.int16)[:, :rows.numel()].unflatten(1, rows.shape)
 
-    def kept(self, rows: Tensor, first: int = 0) -> Tensor:
+    def dropped(self, rows: Tensor, first: int = 0) -> Tensor:
         """Rows with 0 in the place of what is dropped, (experts, rows, width).
 
         Args:
@@ -199,7 +199,7 @@ class MoEAdapter(nn.Module):
             weight = weight * drop.scale
         size, mixed = len(rows) if x.is_cuda else SIZES.adapted, []
         for number, (piece, of_piece) in enumerate(zip(rows.split(size), gates.flatten(0, -2).split(size))):
-            outputs = (drop.kept(piece, number * size) if drop else piece) @ weight  # (experts, n, outputs)
+            outputs = (drop.dropped(piece, number * size) if drop else piece) @ weight  # (experts, n, outputs)
             mixed.append(torch.einsum("nk,kno->no", of_piece, outputs))
         # (x - b) W = x W - b W, where b W is one row for all x.
         shifts = torch.einsum("ki,kio->ko", self.bias, self.weight)

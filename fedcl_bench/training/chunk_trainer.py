@@ -197,7 +197,7 @@ class ChunkTrainer:
         self.private = {name: table.index_select(0, users) for name, table in model.private.items()
                         if name not in self.personal or self.all_rows}
         if not self.all_rows:  # of personal tables, a client touches the same rows
-            self.private |= {name: self._held(table) for name, table in self.personal.items()}
+            self.private |= {name: self._rows_held(table) for name, table in self.personal.items()}
         self.dense = {name: value.expand(len(users), *value.shape) for name, value in model.dense.items()}
         self.client_context = {name: table.index_select(0, users) for name, table in model.client_context.items()}
         self.dtype = next(iter(self.rows.values())).dtype
@@ -240,7 +240,7 @@ class ChunkTrainer:
         """The tables that the server made for the clients, each (C, items, ...)."""
         return {name: table[self.users] for name, table in self.model.personalised.items()}
 
-    def _held(self, tables: Tensor) -> Tensor:
+    def _rows_held(self, tables: Tensor) -> Tensor:
         """Of tables with a row per user and item, the rows that the clients hold, (C, slots, ...)."""
         cells = self.slots.cells(self.users, self.n_items)
         return tables.flatten(0, 1).index_select(0, cells).view(*self.slots.items.shape, *tables.shape[2:])

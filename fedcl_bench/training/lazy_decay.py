@@ -52,7 +52,7 @@ class LazyDecayTrainer(ListTrainer):
         return Slots.distinct(samples, positives, replayed, n_items)
 
     def _served(self) -> Tables:
-        return {name: self._held(table) for name, table in self.model.personalised.items()}
+        return {name: self._rows_held(table) for name, table in self.model.personalised.items()}
 
     @property
     def _cells(self) -> Tensor:

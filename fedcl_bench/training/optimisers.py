@@ -106,7 +106,7 @@ def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
             end.give(torch.zeros_like(value) if gradient is None else gradient.contiguous())
         optimiser.step()
         for end in ends:
-            end.take()
+            end.write_back()
 
     return step
 
@@ -139,7 +139,7 @@ class _Ends:
         for part, of_part in zip(self.parts, gradients):
             part.grad = of_part
 
-    def take(self) -> None:
+    def write_back(self) -> None:
         """Put what the optimiser has made of the last numbers in their place."""
         if len(self.parts) > 1:
             self.value.view(-1)[self.whole:] = self.parts[1][:self.value.numel() - self.whole]

@@ -46,7 +46,7 @@ class Chunk:
     dense: bool = False
     ratings: Tensor | None = None
 
-    def now(self) -> "Chunk":
+    def materialise(self) -> "Chunk":
         """Itself; see ``LaterChunk``."""
         return self
 
@@ -59,7 +59,7 @@ class LaterChunk:
     batches: int
     make: Callable[[Tensor], Chunk]
 
-    def now(self) -> Chunk:
+    def materialise(self) -> Chunk:
         return self.make(self.users)
 
 
@@ -110,7 +110,7 @@ def make_chunks(step: Step | TrainingStep, users: Tensor, settings: LocalSetting
         batches = int(clients.batches[start])
         chunk = LaterChunk(users[start:end], batches, partial(
             _chunk, step, train, settings, batches=batches, inner=rows is not Rows.COPIES, dense=rows is Rows.ALL))
-        chunks.append(chunk.now() if keep else chunk)
+        chunks.append(chunk.materialise() if keep else chunk)
         start = end
     return chunks
 

@@ -20,7 +20,7 @@ from ..data.stream import Sessions, Step, TrainingStep
 from ..rng import DrawKey, Tables
 from ..plugin.backbone import ITEM
 from ..plugin.method import Encoding, Method
-from ..plugin.state import Snapshot
+from ..plugin.state import Snapshot, with_trailing_dims
 from ..core.parallel import even_pieces
 from .sampling import Others, padded
 from ..plugin.sequential import OUTPUT, Dropout, Sequence, SequentialBackbone, Targets
@@ -29,7 +29,6 @@ from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optimisers import stacked_optimiser
 from .compiled_softmax import CompiledSoftmax
 from .strategies import Strategy, Training
-from .trained import beside
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def clipped(gradients: list[Tensor | None], norm: float) -> list[Tensor | None]:
     """Gradients, each (C, ...), scaled down so that the L2 norm of all of a client's together is at most ``norm``."""
     squares = sum(gradient.flatten(1).square().sum(1) for gradient in gradients if gradient is not None)
     factors = (norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-    return [None if gradient is None else gradient * beside(factors, gradient) for gradient in gradients]
+    return [None if gradient is None else gradient * with_trailing_dims(factors, gradient) for gradient in gradients]
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
@@ -285,7 +284,7 @@ class SessionTrainer(ChunkTrainer):
         held = self.own_rows
         self.replaced = {name: values for name, values in self.private.items() if name not in held}
         for name, rows in held.items():
-            self.moved[name] = (rows - self._held(self.personal[name])) * self.slots.first_copy.unsqueeze(2)
+            self.moved[name] = (rows - self._rows_held(self.personal[name])) * self.slots.first_copy.unsqueeze(2)
         for name in self.dense:
             self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
         for name, rows in self.rows.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..rng import Tables
-from ..plugin.state import Snapshot
+from ..plugin.state import Snapshot, with_trailing_dims
 from .chunk_trainer import Slots
 from .factored import Outer
 
@@ -57,9 +57,9 @@ class Change:
         start = torch.zeros_like(before) if self.shift is None else self.shift
         change = start.expand(len(rows), *before.shape[before.dim() - rows.dim() + 1:]).clone()
         if self.decay is not None:
-            change += before * beside(self.decay - 1.0, change).to(change)
+            change += before * with_trailing_dims(self.decay - 1.0, change).to(change)
         if self.scale is not None:
-            change *= beside(self.scale.to(change), change)
+            change *= with_trailing_dims(self.scale.to(change), change)
         index = self.items.view(*self.items.shape, *[1] * (rows.dim() - 2)).expand_as(rows)
         if self.replaces:
             return change.scatter_(1, index, rows - before.gather(1, index))
@@ -76,7 +76,7 @@ class Change:
         if self.items is None:
             return replace(self, rows=self.added[:, part], shift=shift)
         inside = (self.items >= part.start) & (self.items < part.stop)
-        rows = self.added * beside(inside, self.added)
+        rows = self.added * with_trailing_dims(inside, self.added)
         return replace(self, rows=rows, items=(self.items - part.start).where(inside, 0), shift=shift)
 
     def add_to(self, total: Tensor, sent: Tensor, weights: Tensor | None) -> None:
@@ -89,7 +89,7 @@ class Change:
         share = len(self.rows) if shares is None else shares.sum()
 
         def weighted(rows: Tensor) -> Tensor:
-            return rows if weights is None else rows * beside(weights, rows)
+            return rows if weights is None else rows * with_trailing_dims(weights, rows)
 
         if self.shift is not None:
             total += self.shift * share
@@ -109,7 +109,7 @@ class Change:
     def scaled(self, factors: Tensor) -> "Change":
         """Clipped: each client's times its factor, (C,)."""
         rows = (self.rows.scaled(factors) if isinstance(self.rows, Outer) else
-                self.rows * beside(factors.to(self.rows), self.rows))
+                self.rows * with_trailing_dims(factors.to(self.rows), self.rows))
         return replace(self, rows=rows, scale=factors)
 
 
@@ -157,9 +157,4 @@ class Trained:
 def at_slots(table: Tensor, slots: Slots) -> Tensor:
     """Rows of a table at each client's slots, 0 where a slot is not its item's first: (C, slots, ...)."""
     rows = table.index_select(0, slots.items.reshape(-1)).view(*slots.items.shape, *table.shape[1:])
-    return rows * beside(slots.first_copy, rows)
-
-
-def beside(factors: Tensor, values: Tensor) -> Tensor:
-    """Factors of the first dimensions, in a shape that multiplies ``values``."""
-    return factors.view(*factors.shape, *[1] * (values.dim() - factors.dim()))
+    return rows * with_trailing_dims(slots.first_copy, rows)

@@ -123,7 +123,7 @@ class FedDAE(HistoryBackbone):
 
     def _weights(self, clients, pool, history):
         """w_1 and w_2, each (C, 1)."""
-        hidden = torch.relu(pool(f"{GATE}.items", history.kept(GATE, 0.0, clients[f"{GATE}.bias"]))
+        hidden = torch.relu(pool(f"{GATE}.items", history.dropout_factors(GATE, 0.0, clients[f"{GATE}.bias"]))
                             + clients[f"{GATE}.bias"])
         hidden = history.dropped(GATE, self.settings.dropout, hidden)
         return torch.softmax(self._through(clients, GATE, hidden, 1), 1).split(1, 1)
@@ -132,7 +132,7 @@ class FedDAE(HistoryBackbone):
         """Mean, variance and a draw of the latent vector by one encoder, each (C, d)."""
         s = self.settings
         bias = clients[f"{part}.bias"]
-        factors = history.kept(part, s.dropout, bias) * history.size.to(bias).rsqrt()
+        factors = history.dropout_factors(part, s.dropout, bias) * history.size.to(bias).rsqrt()
         x = self._through(clients, part, pool(f"{part}.items", factors) + bias, len(s.hidden), first=True)
         mean, log_variance = x.split(s.dim, 1)
         return mean, log_variance.exp(), mean + (0.5 * log_variance).exp() * history.normal(f"{part} z", mean)

@@ -91,7 +91,7 @@ class Central(Method):
         k, parts = self.settings.central_negatives, []
         local = LocalSettings(negatives=k)
         for chunk in make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), local, row_width=1):
-            chunk = chunk.now()
+            chunk = chunk.materialise()
             own = torch.arange(chunk.positives.shape[1], device=chunk.users.device) < chunk.count[:, None]
             negatives = draw_negatives(chunk, local, draw.seed, draw.step, draw.round).view(*own.shape, k)
             items = torch.cat([chunk.positives[:, :, None], negatives], 2)

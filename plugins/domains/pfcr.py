@@ -176,8 +176,9 @@ class PFCR(DomainMethod):
         s = self.settings
         if s.ldp != "off":
             stated = "" if s.ldp == "unbiased" else f", and not {s.ldp_epsilon:g} as stated"
-            yield (f"each number of each upload has {budget(_kept(s), s.ldp_levels):.2g}-local differential privacy by "
-                   f"itself{stated}; an upload has as many as its table, and budgets add up.")
+            spent = budget(_truth_probability(s), s.ldp_levels)
+            yield (f"each number of each upload has {spent:.2g}-local differential privacy by itself{stated}; an "
+                   f"upload has as many as its table, and budgets add up.")
 
 
 def responded(gradient: Tensor, s: PFCRSettings, key: int) -> Tensor:
@@ -198,12 +199,12 @@ def responded(gradient: Tensor, s: PFCRSettings, key: int) -> Tensor:
         index = torch.arange(level.numel(), device=level.device).view(level.shape)
         keys = rng.row_keys(rng.key(key, "rounding"), torch.zeros(1, dtype=torch.int64, device=level.device))
         level = (level + rng.uniform(rng.bits(keys, index))).floor().clamp(max=k - 1)
-    reports = randomise(level.round().long() % k, k, _kept(s), rng.key(key, "response"))
-    values = estimated(reports, k, _kept(s)) * width - c if unbiased else (reports - c) * width
+    reports = randomise(level.round().long() % k, k, _truth_probability(s), rng.key(key, "response"))
+    values = estimated(reports, k, _truth_probability(s)) * width - c if unbiased else (reports - c) * width
     return values.to(gradient.dtype)
 
 
-def _kept(s: PFCRSettings) -> float:
+def _truth_probability(s: PFCRSettings) -> float:
     """The probability of a true report."""
     if s.ldp == "unbiased":
         return kept_share(s.ldp_epsilon, s.ldp_levels)

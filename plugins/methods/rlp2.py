@@ -81,7 +81,7 @@ class RLP2(Method):
         sampling = LocalSettings(negatives=self.settings.memory_negatives)
         entries: dict[str, list[Tensor]] = {"keys": [], "errors": [], "filled": []}
         order = []
-        for chunk in (later.now() for later in make_chunks(step, trained, sampling, 1)):
+        for chunk in (later.materialise() for later in make_chunks(step, trained, sampling, 1)):
             negatives = draw_negatives(chunk, sampling, draw.seed, draw.step, -1)
             item, error, filled = self._mispredictions(chunk, negatives, model, backbone)
             entries["keys"].append(pair_keys(backbone, model, chunk.users, item))

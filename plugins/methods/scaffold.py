@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench import Method, setting
+from fedcl_bench.toolbox.functional import with_trailing_dims
 
 CONTROL = "control of "  # begins the names of c and c_u, by parameter
 JOINED = "joined"  # whether a client has taken part in the block, and at the server how many have
@@ -86,7 +87,7 @@ class Scaffold(Method):
     def end_local(self, local):
         for name, (change, items) in local.changes.items():
             own, shared = self.client_state[CONTROL + name], self.server_state.get(CONTROL + name, 0.0)
-            before, size = own[local.users], beside(local.step_sizes[name].to(change), change)
+            before, size = own[local.users], with_trailing_dims(local.step_sizes[name].to(change), change)
             if items is None:
                 after = before - shared - change / size.clamp(min=1e-30)
             else:
@@ -120,8 +121,3 @@ class Scaffold(Method):
 def cells(tables, clients, items):
     """Where rows of clients' tables (users, items, ...) lie if these lie end to end."""
     return (clients[:, None] * tables.shape[1] + items).reshape(-1)
-
-
-def beside(factors, values):
-    """Factors of the first dimensions, in a shape that multiplies ``values``."""
-    return factors.view(*factors.shape, *[1] * (values.dim() - factors.dim()))

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from fedcl_bench.cli import Extend, main as entry
-from fedcl_bench.cli.commands.grid import _given
+from fedcl_bench.cli.commands.grid import _grid_fields
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.data.source import load_config
@@ -222,4 +222,4 @@ def test_a_list_that_is_given_twice_is_one_list():
         args = entry.parse([name, *before.get(name, []), option, "1,2", option, "3"])
         assert [str(value) for value in getattr(args, action.dest)] in (["1", "2", "3"], ["1.0", "2.0", "3.0"]), option
     args = entry.parse(["grid", "--vary", "eps=1,2", "--vary", "eps=3", "--vary", "beta=1"])
-    assert _given(args)["vary"] == {"eps": ("1", "2", "3"), "beta": ("1",)}
+    assert _grid_fields(args)["vary"] == {"eps": ("1", "2", "3"), "beta": ("1",)}

@@ -10,7 +10,7 @@ import torch
 from helpers import build, executed, federation, finish
 from scipy import stats
 
-from fedcl_bench.cli.show import samples
+from fedcl_bench.cli.show import sampling_notes
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.evaluation.drift import item_rank_change
@@ -109,18 +109,18 @@ def test_records_and_text_say_it(registry, tmp_path):
                for more in ({}, {"evaluate_users": 100, "drift_users": 50})]
     assert not {"evaluate_users", "drift_users"} & configs[0].settings.keys()
     plain, done = (executed(config, tmp_path) for config in configs)
-    assert "sampled" not in plain and not samples(plain)
+    assert "sampled" not in plain and not sampling_notes(plain)
     sampled = done["sampled"]
     assert sampled["settings"] == {"evaluate_users": 100, "drift_users": 50}
     assert sampled["to_find"] == plain["tested"]["users"] and done["tested"]["users"] < plain["tested"]["users"]
     assert done["tested"]["interactions"] < plain["tested"]["interactions"]
     low, high = sampled["intervals"]["ndcg@20"][0]
     assert low < done["metrics"]["ndcg@20"]["per_block"][0] < high
-    said = samples(done)
+    said = sampling_notes(done)
     assert f"block 0 {done['tested']['users'][0]} of {plain['tested']['users'][0]}" in said[0]
     assert f"ndcg@20 {low:.4f} to {high:.4f}" in said[1] and "about 50 of" in said[-1]
     few = {**done, "sampled": {**sampled, "intervals": {name: [None] * 4 for name in sampled["intervals"]}}}
-    assert "too few users" in samples(few)[1]
+    assert "too few users" in sampling_notes(few)[1]
 
 
 def test_interval_is_the_normal_one():

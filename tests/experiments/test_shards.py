@@ -40,7 +40,7 @@ def finish(conductor, config, stream, progress=None):
     for point in conductor.run(config.federation(stream), progress):
         points.append((point.step, point.round))
         if point.step == len(stream.steps):
-            return conductor.whole(point), points
+            return conductor.complete(point), points
 
 
 RUNS = [
@@ -109,8 +109,8 @@ def test_more_shards_and_a_checkpoint_of_one_process(made):
     conductor = Conductor(config, 3, (), Threads)
     for point in conductor.run(config.federation(stream), None):
         if (point.step, point.round) == (2, 1):
-            gathered = conductor.whole(point)
-            assert conductor.whole(point) is gathered
+            gathered = conductor.complete(point)
+            assert conductor.complete(point) is gathered
             assert_same(gathered, middle, 1e-9)
             break
     *_, last = run(config.federation(stream), gathered)
@@ -152,7 +152,7 @@ def test_lost_shards_start_again_from_what_was_gathered(made, last_answer):
     for point in conductor.run(config.federation(stream), None):
         seen.append((point.step, point.round))
         if point.round == 0:
-            found = conductor.whole(point)
+            found = conductor.complete(point)
     assert seen == points and len(groups) == 3 and len(notes) == 2
     assert notes[0] == "a test's worker died; starting the shards again, from the last state gathered."
     assert_same(found, expected)

@@ -91,7 +91,7 @@ def test_two_domains_at_a_node_and_a_checkpoint_of_one_process(made):
     of_servers = conductor.run(f, None)
     of_server = next(point for point in of_servers if point.round == 2)
     assert not any(table.numel() for table in of_server.model.tables()) and not of_server.server_state
-    gathered = conductor.whole(of_server)
+    gathered = conductor.complete(of_server)
     assert_same(gathered, after, 1e-12)
     *_, last = run(f, gathered)
     assert_same(last, points[-1], 1e-12)

@@ -100,7 +100,7 @@ def test_folded_in_rows_equal_the_oracle(registry, stream, backbone):
     """All clients train on all their items in more rounds, with private parameters frozen; only new rows are kept."""
     f = made(registry, stream, backbone, cold_items="fold_in", weighting="interactions")
     step, model = stream.steps[1], ends(f)[1].model
-    arrived = cold_items_of(f, step, model).arrived(model)
+    arrived = cold_items_of(f, step, model).with_arrivals(model)
     start = f.backbone.new_rows(0, range(0), range(step.old_items, step.n_items))[0]
     expected = {name: torch.cat([table[:step.old_items], start[name]]) for name, table in model.public.items()}
     lists = {user: step.train.of(user).tolist() for user in range(step.n_users) if len(step.train.of(user))}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from fabricate import fabricate, level
 
-from fedcl_bench.cli.show import rising
+from fedcl_bench.cli.show import improvement_notes
 from fedcl_bench.records.frames import still_improving
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.summary import nearly_best
@@ -51,7 +51,7 @@ def test_a_run_says_that_validation_still_improves(registry, tmp_path):
         folders = [fabricate(tmp_path / str(rounds), registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.1),
                              rounds=rounds) for seed in range(seeds)]
         runs = [{**json.loads((folder / "run.json").read_text()), "record": str(folder)} for folder in folders]
-        return rising(runs[0] if seeds == 1 else {**runs[0], "runs": runs})
+        return improvement_notes(runs[0] if seeds == 1 else {**runs[0], "runs": runs})
     assert said(2, 2) == ["still improving in the last round: validation of 8 of 8 blocks (block 0, block 1, block 2, "
                           "block 3); more rounds may give other numbers"]
     assert said(1, 1) == []

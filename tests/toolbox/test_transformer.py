@@ -105,7 +105,7 @@ def test_a_share_is_dropped_at_random(share, dtype):
     torch.manual_seed(3)
     x = torch.full((2001, 503), 2.0, dtype=dtype)
     drop = ExpertDropout(share, 2, x)
-    (kept, other), scale = drop.kept(x), drop.scale
+    (kept, other), scale = drop.dropped(x), drop.scale
     assert kept.dtype == dtype and kept.shape == x.shape and set(kept.unique().tolist()) <= {0.0, 2.0}
     zeros = (kept == 0).double()
     rounded = min(round(share * 65536), 65535) / 65536
@@ -120,10 +120,10 @@ def test_a_share_is_dropped_at_random(share, dtype):
         for gap in (1, 2, 3, 4):
             together = (flat[gap:] * flat[:-gap]).mean().item()
             assert together == pytest.approx(share ** 2, abs=4.0 * share / flat.numel() ** 0.5)
-        assert not torch.equal(kept, other) and not torch.equal(kept, ExpertDropout(share, 1, x).kept(x)[0])
+        assert not torch.equal(kept, other) and not torch.equal(kept, ExpertDropout(share, 1, x).dropped(x)[0])
     torch.manual_seed(3)
     again = ExpertDropout(share, 2, x)
-    parts = torch.cat([again.kept(part, first) for first, part in ((0, x[:700]), (700, x[700:]))], 1)
+    parts = torch.cat([again.dropped(part, first) for first, part in ((0, x[:700]), (700, x[700:]))], 1)
     assert torch.equal(parts, torch.stack([kept, other]))
 
 
@@ -140,7 +140,7 @@ def test_rows_go_through_the_experts_in_pieces_to_the_same_numbers(monkeypatch):
     torch.manual_seed(1)
     gates = adapter.gates(x).flatten(0, 1)
     drop = ExpertDropout(0.3, 3, x.flatten(0, 1))
-    copies = drop.kept(x.flatten(0, 1).detach()) * drop.scale
+    copies = drop.dropped(x.flatten(0, 1).detach()) * drop.scale
     expected = sum(gates[:, k:k + 1] * (copies[k] - adapter.bias[k]) @ adapter.weight[k] for k in range(3))
     whole = numbers(100)
     torch.testing.assert_close(whole[0].flatten(0, 1), expected)

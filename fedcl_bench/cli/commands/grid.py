@@ -55,7 +55,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "dry-run", "quiet", "json")
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _grid_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of ``grid.GridPart`` that the command line names."""
     from ...core.settings import parse_assignments
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from ..grid_view import as_json, show_outcomes, show_plan, status_of, workers
 
     began = time.perf_counter()
-    parts = grid.read_parts(args.file, _given(args))
+    parts = grid.read_parts(args.file, _grid_fields(args))
     registry, tuned, device = discover(args.plugins), tuned_of(args), resolve_device(args.device or "cpu")
     tasks = grid.merged(
         grid.make_tasks(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds), args.data_dir,

@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.source import beside, config_file, configured, spelled
+    from ...data.source import atomic_files, config_file, configured, spelled
     from ...runs.metadata import RECBOLE, read_all, unknown_plugin
 
     name, folders = args.name, args.plugins
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if name is None:
         return _everything(folders, plugins)
     if plugins is not None:  # a wrong name is answered before PyTorch is imported
-        known = [*(plugin.name for plugin in plugins), *configured(), *beside()]
+        known = [*(plugin.name for plugin in plugins), *configured(), *atomic_files()]
         anywhere = name.lower() in map(str.lower, known) or name.lower().startswith(RECBOLE)
         if not anywhere and config_file(spelled(name)) is None:
             raise unknown_plugin("method, backbone, metric, attack or dataset", name, known)
@@ -54,7 +54,7 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
     Args:
         plugins: None where importing them must tell.
     """
-    from ...data.source import beside, configured, load_config
+    from ...data.source import atomic_files, configured, load_config
     from ...runs.metadata import RECBOLE
 
     broken = {}
@@ -64,7 +64,7 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
         registry = discover(folders)
         plugins, broken = registry.metadata(), registry.broken
     titles = {name: load_config(name).title for name in configured()}
-    titles |= {name: str(path) for name, path in beside().items() if name not in titles}
+    titles |= {name: str(path) for name, path in atomic_files().items() if name not in titles}
     groups = {f"{kind}s": {plugin.name: plugin.title + " [re-implementation]" * plugin.reimplementation
                            for plugin in sorted(plugins, key=lambda plugin: plugin.name) if plugin.kind == kind}
               for kind in ("method", "backbone", "metric", "attack")} | {"datasets": titles, "cannot be loaded": broken}
@@ -81,7 +81,7 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
 
 
 def _in_full(name: str, args: argparse.Namespace) -> int:
-    from ...data.source import beside, config_file, configured, file_there, spelled
+    from ...data.source import atomic_files, config_file, configured, file_there, spelled
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
@@ -105,7 +105,7 @@ def _in_full(name: str, args: argparse.Namespace) -> int:
     path = config_file(dataset) or file_there(dataset, None)
     if not path:
         raise unknown_plugin("method, backbone, metric, attack or dataset", name,
-                             [*(n for _, n in registry.plugins), *configured(), *beside()])
+                             [*(n for _, n in registry.plugins), *configured(), *atomic_files()])
     _dataset(dataset, path)
     return 0
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.specs import Tuned
 
     found, failed = load_all(args.records, left_out())
-    runs = [run for run in found if run.whole]
+    runs = [run for run in found if run.intact]
     title = args.title or args.records.resolve().name
     content = report(runs, discover(args.plugins), title, args.plugins, failed,
                      Tuned.of(args.tuned or True, args.records)).encode(errors="backslashreplace")

@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         from ...records.store import leak_notes
         from ...runs.ranked_lists import folder_of
         from ...runs.runner import Interrupted
-        from ..show import few_users, rising, samples, show_groups, show_result
+        from ..show import few_users, improvement_notes, sampling_notes, show_groups, show_result
 
     for group in args.by:
         if group not in GROUPS:
@@ -159,8 +159,8 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = combined(results) if args.seeds else results[0]
     if args.json:
-        print_json({**result, "notes": [*leak_notes([("", result["settings"])]), *samples(result), *few_users(result),
-                                         *rising(result)]})
+        print_json({**result, "notes": [*leak_notes([("", result["settings"])]), *sampling_notes(result),
+                                        *few_users(result), *improvement_notes(result)]})
     else:
         show_result(configs[0], result, None if args.seeds or result["reused"] else start)
         if args.by:

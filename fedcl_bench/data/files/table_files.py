@@ -127,14 +127,14 @@ def detect(path: Path, wanted: Mapping[str, str], option: str, encoding: str = "
         raise UserError(f"{option}: no file {path}.")
     if parquet := parquet_file(path, str(path)):
         names = parquet.schema_arrow.names
-        return TableFile(path, PARQUET, _found(path, wanted, names, PARQUET))
+        return TableFile(path, PARQUET, _column_names(path, wanted, names, PARQUET))
     first = first_lines(path, str(path), "a line of columns, then one interaction per line", encoding)[0]
     if first.lstrip().startswith("["):
         raise UserError(f"{path}: is a JSON array, accepted: JSON Lines, which have an object in each line.\n"
                         f"Make them with: jq -c '.[]' {path.name}")
     if first.lstrip().startswith("{"):
         names = list(_object(first) or ())
-        return TableFile(path, JSON, _found(path, wanted, names, f"{JSON}, first line"), encoding=encoding)
+        return TableFile(path, JSON, _column_names(path, wanted, names, f"{JSON}, first line"), encoding=encoding)
     return _detect_text(path, wanted, first, encoding)
 
 
@@ -145,7 +145,7 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
     for separator, names in rows.items():
         if set(columns) <= {*names, *map(_plain, names)}:
             layout = TableLayout(separator, tuple(names), True, encoding=encoding)
-            return TableFile(path, TEXT, _found(path, wanted, names, ""), layout, encoding)
+            return TableFile(path, TEXT, _column_names(path, wanted, names, ""), layout, encoding)
     separator = max(rows, key=lambda candidate: len(rows[candidate]))
     names = rows[separator]
     if all(re.fullmatch("[1-9][0-9]*", column) for column in columns):
@@ -157,10 +157,11 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
             return TableFile(path, TEXT, dict(zip(numbers, numbers)), layout, encoding)
     headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
     hint = "If that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
-    return TableFile(path, TEXT, _found(path, wanted, names, f"separated by {SEPARATORS[separator]}", hint))
+    return TableFile(path, TEXT, _column_names(path, wanted, names, f"separated by {SEPARATORS[separator]}", hint))
 
 
-def _found(path: Path, wanted: Mapping[str, str], names: Sequence[str], how: str, hint: str = "") -> dict[str, str]:
+def _column_names(path: Path, wanted: Mapping[str, str], names: Sequence[str], how: str, hint: str = ""
+                  ) -> dict[str, str]:
     """Each column that is wanted to its name in the file, where its type may follow it."""
     for column, option in wanted.items():
         there = [name for name in names if column in (name, _plain(name))]

@@ -205,15 +205,15 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
     files = _files(features.encoder, part)
     if features.encoder.startswith(GIVEN):
         content = [[fingerprint(path) for path in files], items]
-        return kept(features, part, content, partial(given, features, part, items), hearing)
+        return cached_vectors(features, part, content, partial(precomputed, features, part, items), hearing)
     texts = _texts(part, items)
     if not any(texts):
         raise UserError(f"domain '{part.name}': none of its {len(items):,} items has a text in {files[0]}.\n"
                         f"{_WAYS}")
-    return kept(features, part, texts, partial(encoded, features, texts, part.name, hearing), hearing)
+    return cached_vectors(features, part, texts, partial(encoded, features, texts, part.name, hearing), hearing)
 
 
-def kept(features: FeatureSource, part: DatasetSource, content: Any, make: Callable[[], np.ndarray],
+def cached_vectors(features: FeatureSource, part: DatasetSource, content: Any, make: Callable[[], np.ndarray],
          hearing: Callbacks) -> Tensor:
     """Vectors from the file beside a dataset's, which is made if it is not there.
 
@@ -222,10 +222,10 @@ def kept(features: FeatureSource, part: DatasetSource, content: Any, make: Calla
     """
     dim = features.dim if features.encoder == TFIDF else 0
     key = hash_of([_FORMAT, _kind(features.encoder, features.model), features.layers, dim, content])
-    return _kept(part.path.with_name(f"{part.path.stem}.features-{key[:12]}.npy"), key, make, hearing.warn)
+    return _read_or_make(part.path.with_name(f"{part.path.stem}.features-{key[:12]}.npy"), key, make, hearing.warn)
 
 
-def given(features: FeatureSource, part: DatasetSource, items: Sequence[str]) -> np.ndarray:
+def precomputed(features: FeatureSource, part: DatasetSource, items: Sequence[str]) -> np.ndarray:
     """The last layers of given vectors of a dataset's items, (items, layers, d)."""
     from . import precomputed_vectors
 
@@ -248,7 +248,7 @@ def encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: C
         return language_models.encode(features.model, texts, layers, done)
 
 
-def _kept(path: Path, key: str, make: Callable[[], np.ndarray], warn: Callable[[str], None]) -> Tensor:
+def _read_or_make(path: Path, key: str, make: Callable[[], np.ndarray], warn: Callable[[str], None]) -> Tensor:
     """What a file of features holds; the file is made if it is not there, or not whole."""
     if (kept := _open(path, key)) is not None:
         return kept

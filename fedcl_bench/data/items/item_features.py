@@ -73,7 +73,7 @@ def load_item_features(features: FeatureSource, source: DatasetSource, stream: S
     """
     items, first = stream.item_tokens.astype(str).tolist(), stream.steps[0].n_items
     if features.encoder.startswith(GIVEN):
-        return torch.from_numpy(of_texts.given(features, source, items).reshape(len(items), -1))
+        return torch.from_numpy(of_texts.precomputed(features, source, items).reshape(len(items), -1))
     path, column = item_file(source.path), source.config.ITEM_ID_FIELD
     rows = read_fields(path, column, [name for name, _ in features.columns])
     if not any(item in rows for item in items[:first]):
@@ -139,4 +139,4 @@ def _encoded(features: FeatureSource, texts: Sequence[str], first: int, source: 
     if features.encoder == TFIDF:
         return tfidf.encode(texts, features.dim, first)[:, 0]
     make = partial(of_texts.encoded, features, texts, source.name, hearing)
-    return of_texts.kept(features, source, texts, make, hearing).flatten(1).numpy()
+    return of_texts.cached_vectors(features, source, texts, make, hearing).flatten(1).numpy()
