@@ -51,28 +51,17 @@ def scores_of(progress):
 
 # Every backbone.
 
-@pytest.mark.parametrize("backbone", ["gru4rec", "tisasrec"])
-def test_plain_averaging_learns(registry, stream, backbone):
+
+def test_plain_averaging_learns(registry, stream):
     """Three rounds find more items among 100 others than chance does, by four standard deviations."""
-    last = finish(federation(registry, stream, "ft", backbone, rounds=3, dim=50))
-    chance = sum(10 / 101 for _ in range(108)) / 108
+    last = finish(federation(registry, stream, "ft", "gru4rec", rounds=3, dim=50))
+    chance = 10 / 101
     assert last.curve[-1]["valid"] > chance + 4 * (chance * (1 - chance) / 108) ** 0.5
     scores = scores_of(last)
     assert set(scores) == {f"{prefix}{name}@10" for prefix in ("", "all:")
                            for name in ("ndcg", "recall", "hit", "precision", "mrr")}
     assert all(len(values) == 107 for values in scores.values())  # the test session of one user has one item left
     assert torch.equal(scores["hit@10"], scores["recall@10"])
-
-
-@pytest.mark.parametrize("backbone", ["gru4rec", "tisasrec"])
-def test_fcucr_runs(registry, stream, backbone):
-    """All numbers are finite, and the knowledge base has every session that was visited."""
-    last = finish(federation(registry, stream, "fcucr", backbone, rounds=3))
-    for name, value in numbers_of(last).items():
-        assert torch.isfinite(value).all(), name
-    train = stream.steps[0].sessions["train"]
-    visited = {(u << 32) + r % int(train.count[u]) for u in range(108) for r in range(3)}
-    assert sorted(last.server_state["session"].tolist()) == sorted(visited)
 
 
 @pytest.mark.parametrize("backbone", ["pfedrec", "fedrap"])
