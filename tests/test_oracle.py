@@ -27,7 +27,7 @@ from fedcl_bench.training.sampling import Needs, make_chunks
 from fedcl_bench.stats.clip_noise import OPEN
 
 ITEM = "item_embedding.weight"
-SEED, ROUND = 3, 4
+SEED, ROUND, KEPT = 3, 4, {}
 
 # Name, settings of the backbone, settings of the local training.
 BACKBONES = {
@@ -63,7 +63,7 @@ def stream(registry):
     return load_stream(config.source, config.stream)
 
 
-def some_clients(step, count=6):
+def some_clients(step, count=5):
     """Old, new, light and heavy clients of a block."""
     lengths = step.train.lengths
     users = (lengths > 0).nonzero().flatten()
@@ -82,11 +82,15 @@ def noisy(model, generator, scale):
 
 def tables(step, backbone, dtype, scale=0.3):
     """A previous model and the grown model that block 1 starts from; they differ, as with init_from=last."""
-    generator = torch.Generator().manual_seed(11)
-    before = replace(step, n_users=step.old_users, n_items=step.old_items, old_users=0, old_items=0)
-    previous = noisy(grown(backbone, before, SEED, dtype), generator, scale)
-    start = noisy(previous, generator, 0.1 * scale)
-    return previous, grow(start, backbone, SEED, step, dtype, torch.device("cpu"))
+    key = backbone.name, backbone.settings, dtype, scale
+    if key not in KEPT:
+        KEPT.clear()  # but for the latest, which the next test often has too
+        generator = torch.Generator().manual_seed(11)
+        before = replace(step, n_users=step.old_users, n_items=step.old_items, old_users=0, old_items=0)
+        previous = noisy(grown(backbone, before, SEED, dtype), generator, scale)
+        start = noisy(previous, generator, 0.1 * scale)
+        KEPT[key] = previous, grow(start, backbone, SEED, step, dtype, torch.device("cpu"))
+    return KEPT[key]
 
 
 def old_part(model, step):
@@ -135,15 +139,15 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
         "f3crec": lambda: oracle.distillation(previous, s.lambda_kd, s.top_n, s.eps, local)}[name]()
 
 
-def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=6,
-            weighted=False, layout="rows", robust="", **changes):
+def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, weighted=False,
+            layout="rows", robust="", **changes):
     name, settings, training = BACKBONES[backbone_case]
     backbone = build(registry, "backbone", name, **{**settings, **changes})
     step = stream.steps[1]
     previous, model = tables(step, backbone, dtype)
     method_name, method_settings = ALL_METHODS[method_case]
     method, added = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
-    users = some_clients(step, count)
+    users = some_clients(step, 6 if robust else 5)
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
     assert not inner or strategy_of(backbone, method, model, train) in (Strategy.FACTORED, Strategy.FUSED)
