@@ -1,7 +1,5 @@
 """Shared fixtures: the real ML-100K stream, and the authors' split where it is on the machine."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import gc

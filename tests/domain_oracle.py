@@ -1,7 +1,5 @@
 """Recommenders of domains sample by sample in NumPy and float64, and a tiny world for them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

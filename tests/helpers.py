@@ -1,7 +1,5 @@
 """What tests in several rooms use: parts of a federation put together by hand, records compared, paths."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

@@ -74,10 +74,6 @@ class Module(nn.Module):
         """All parameters under our names."""
         return {name: self.view(name).clone() for name in self.names}
 
-    def gradients(self):
-        """The gradients of all parameters under our names."""
-        return {name: cut(self.get_parameter(parameter).grad) for name, (parameter, cut) in self.names.items()}
-
     def loss(self, outputs, positives, negatives):
         """The recommendation loss of representations, or what is made of them, at all positions."""
         real = positives > 0

@@ -3,8 +3,6 @@
 Sequential backbones and the methods that need one run on sessions: tests/test_session_runs.py.
 """
 
-from __future__ import annotations
-
 import pytest
 from helpers import SMALL, STABLE, assert_same
 

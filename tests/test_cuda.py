@@ -4,8 +4,6 @@ Where there is no GPU, a pretended one takes its place: it shows what would fail
 What only a real one can show, as that a round does not wait for the host, is left out then.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from contextlib import nullcontext

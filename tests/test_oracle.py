@@ -1,7 +1,5 @@
 """Engine == oracle: after a round, batched clients equal clients trained one by one on full tables."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

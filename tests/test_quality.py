@@ -1,7 +1,5 @@
 """Golden values of a short run, and (marked long) the quality of full runs on the authors' split."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

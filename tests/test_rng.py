@@ -1,7 +1,5 @@
 """Counter-based random numbers: the published generator, independence, uniformity."""
 
-from __future__ import annotations
-
 import numpy as np
 import oracle
 import pytest

@@ -1,7 +1,5 @@
 """The rooms of the package: each imports only rooms below it, and nothing imports itself, however far round."""
 
-from __future__ import annotations
-
 import contextlib
 import graphlib
 import io

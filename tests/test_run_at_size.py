@@ -1,7 +1,5 @@
 """The benchmark of whole runs: its parts add up, and what it compares."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

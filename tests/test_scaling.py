@@ -1,7 +1,5 @@
 """The cost model of docs/privacy.md against the measurements that are kept."""
 
-from __future__ import annotations
-
 from helpers import ROOT, script
 
 

@@ -1,7 +1,5 @@
 """Federations on sessions: the engine equals a plain loop over clients with full models and torch.optim."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

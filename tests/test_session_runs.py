@@ -1,7 +1,5 @@
 """Whole runs on sessions of ML-100K and of XING: every backbone, resuming, and the settings of the protocol."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import patch
 

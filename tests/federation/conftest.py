@@ -1,7 +1,5 @@
 """Two small domains, which tests of clients that are domains share."""
 
-from __future__ import annotations
-
 import pytest
 from helpers import lay_shop
 

@@ -1,7 +1,5 @@
 """Malicious clients: uploads against plain loops, their place in a round, exposure, and what does not go together."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

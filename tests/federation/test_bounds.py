@@ -1,7 +1,5 @@
 """Bounds: retraining on all data, a model that stays as it is, no federation, one party with all data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import oracle

@@ -1,7 +1,5 @@
 """Clients as they are: away, late, or failing after their training."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

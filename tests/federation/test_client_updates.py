@@ -1,7 +1,5 @@
 """Methods that see single updates: what the view gives, what does not go together, and what a client tells."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """New items that arrive after a block's training: who knows them, what they are ranked by, what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

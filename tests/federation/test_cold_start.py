@@ -1,7 +1,5 @@
 """New users who arrive after a block's training: who trains, what they get, what it may depend on, what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Domains whose recommenders are plain PyTorch modules: equal to a loop that anybody would write, resumed to the bit,
 in stages, with what a method uploads and receives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

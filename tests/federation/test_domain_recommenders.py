@@ -1,8 +1,6 @@
 """Cross-domain recommenders end to end on small domains whose items have texts: what leaves a domain, what each stage
 trains, and resuming to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

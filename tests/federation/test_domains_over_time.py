@@ -1,7 +1,5 @@
 """Domains over time: one run trains block after block, each from every domain's best model of the one before."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path

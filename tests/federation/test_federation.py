@@ -1,7 +1,5 @@
 """The loop: participants, early stopping, the best round, noise, growth, and what is tested with which model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Seen on the CPU: operations whose result or whose result's shape is read by Pyth
 where, are caught as they are called.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections import Counter
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Server optimisers: equal to the papers' recursions number by number, anew in every block, resumed to the bit."""
 
-from __future__ import annotations
-
 import oracle
 import pytest
 import torch

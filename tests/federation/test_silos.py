@@ -1,8 +1,6 @@
 """Domains as clients: equal to plain modules under torch.optim on the same mini-batches under every topology, resumed
 to the bit, and nothing of a domain's items at another."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """How many threads a run takes that was not told: by its size, the cores and the load, whatever the clock says."""
 
-from __future__ import annotations
-
 import os
 
 import fedcl_bench as fb

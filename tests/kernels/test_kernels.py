@@ -1,7 +1,5 @@
 """Compiled kernels against PyTorch's operations, and what happens where there are none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """Which library of compiled kernels is loaded, and what is said where there is none."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

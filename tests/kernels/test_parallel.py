@@ -1,7 +1,5 @@
 """Threads over pieces of work: order, errors, and PyTorch's own setting."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The numeric checks of the method cards of the other backbones, and of RLP2 and SPP."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """CanonFedRec: rounds are those of one client and one row at a time; what goes together."""
 
-from __future__ import annotations
-
 import oracle
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The numeric checks of the papers' method cards, one test each."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

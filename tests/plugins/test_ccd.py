@@ -1,7 +1,5 @@
 """CCD's student: equal to a plain loop of torch.optim's Adam on tables, block after block."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

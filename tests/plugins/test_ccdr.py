@@ -1,7 +1,5 @@
 """CCDR: layers and losses against plain loops in float64, where gradients go, and which items share a category."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """CoLR: A trained by torch.optim beside the table is what the engine trains along a basis; bytes, settings, limits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import oracle

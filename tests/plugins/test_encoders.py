@@ -1,7 +1,5 @@
 """Sequential encoders: how they start and what they drop; tests/test_session_oracle.py has their numbers."""
 
-from __future__ import annotations
-
 import math
 
 import oracle

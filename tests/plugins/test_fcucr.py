@@ -1,7 +1,5 @@
 """FCUCR: the numbers of its card, the knowledge base, its private head, and draws that belong to clients."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FedCIA: a round is local training of one's own, and steps that torch's autograd and SGD take one client at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import ITEM, USER, build, federation

@@ -1,7 +1,5 @@
 """FedDAE: a round equals a loop over clients that each train an ordinary module on a dense vector of zeros and ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

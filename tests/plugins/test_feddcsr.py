@@ -1,7 +1,5 @@
 """FedDCSR: its terms and settings against plain loops in float64, where gradients go, and what leaves a domain."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FFMSR against its equations in plain NumPy, in float64, and the numbers of its card."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

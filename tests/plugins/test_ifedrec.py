@@ -1,7 +1,5 @@
 """IFedRec: cold items have its network's rows, and nobody knows of them before they arrive."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """RecGURU: its networks and losses against plain loops in float64, both players' gradients, and its stages."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SCAFFOLD: rounds are Algorithm 1 on whole tables, one client at a time; bytes, settings, limits."""
 
-from __future__ import annotations
-
 import oracle
 import pytest
 import torch

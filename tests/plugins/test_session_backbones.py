@@ -1,8 +1,6 @@
 """Backbones that represent a session as a whole: numbers of their cards; tests/test_session_oracle.py has those of
 rounds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

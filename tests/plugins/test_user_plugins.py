@@ -1,8 +1,6 @@
 """Methods and a backbone as a user writes them from the pages alone, in ``tests/user_plugins``: they pass ``check`` as
 they stand, and change what is learnt."""
 
-from __future__ import annotations
-
 import fedcl_bench as fb
 import pytest
 from helpers import ROOT

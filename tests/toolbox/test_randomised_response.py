@@ -1,7 +1,5 @@
 """Randomised response: rates, budgets and estimates are those of the formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training without copies of item rows against training with them; its mathematics is checked in test_oracle.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import build, grown, same_tables, strategy_of, train_round

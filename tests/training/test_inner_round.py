@@ -1,7 +1,5 @@
 """Clients' whole round in one call of compiled kernels against the same local batch by local batch, to the bit."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,9 +1,6 @@
 """Whole item tables trained by the rows that clients look up, against all rows trained; test_oracle.py checks the
 mathematics client by client."""
 
-from __future__ import annotations
-
-
 import pytest
 import torch
 from helpers import build, grown, module_of, same_tables, strategy_of, train_round, training

@@ -1,7 +1,5 @@
 """Items that a client has several times in a block: trained on in every row, or once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import build, grown, one_step, train_once

@@ -1,7 +1,5 @@
 """Layers of session clients, written in few passes: they equal PyTorch's own, with gradients, client by client."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """How clients are trained: the decision for every shipped pair that matters, and that a user sees it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
