@@ -119,10 +119,12 @@ class PlainDomains:
 
 
 _SGD = {"optimiser": "sgd", "weight_decay": 0.01, "lr": 0.05}
-CASES = [(topology, name, more, near) for topology in TOPOLOGIES
-         for name, more, near in (("sasrec", _SGD, 1e-9), ("sasrec, recbole", {}, 1e-6), ("gru4rec", {}, 1e-6),
-                                  ("dmi-gnn", _SGD, 1e-9), ("miasrec", _SGD, 1e-9))
-         if topology != "local" or name == "sasrec"]  # alone is federated without a mean
+# Alone is federated without a mean. Of the others each topology has two kinds; the long tests have the rest.
+CASES = [("local", "sasrec", _SGD, 1e-9), *(
+    pytest.param(topology, name, more, near, marks=[pytest.mark.long] * (topology == left_out))
+    for topology in ("federated", "central")
+    for name, more, near, left_out in (("sasrec", _SGD, 1e-9, ""), ("sasrec, recbole", {}, 1e-6, "federated"), (
+        "gru4rec", {}, 1e-6, "central"), ("dmi-gnn", _SGD, 1e-9, "federated"), ("miasrec", _SGD, 1e-9, "central")))]
 CASES += [("federated", "gru4rec", {"weighting": "interactions"}, 1e-6),
           ("federated", "sasrec", {**_SGD, "server_optimiser": "adam", "server_optimiser_lr": 0.03}, 1e-9)]
 
