@@ -1,6 +1,5 @@
 """Shared fixtures: the real ML-100K stream, and the authors' split where it is on the machine."""
 
-import fcntl
 import functools
 import gc
 import os
@@ -21,7 +20,6 @@ from fedcl_bench.records import published
 from fedcl_bench.runs import registry as registry_of_plugins
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.runner import execute
 from fedcl_bench.experiments import pool
 
 torch.manual_seed(0)
@@ -104,27 +102,6 @@ def shared():
     if not SHARED.is_dir():
         pytest.skip("needs ../shared (datasets and published splits), which is not on this machine")
     return SHARED
-
-
-@pytest.fixture(scope="session")
-def records_of_two_rounds(registry, tmp_path_factory):
-    """A folder whose ``results`` hold FT, KD and F3CRec on FedMF and FedNCF, seeds 0 and 1, with ``rounds=2``, and
-    F3CRec on FedMF with two more values of eps, on the densest part of ML-100K (``k_core=50``). Not to be written
-    to."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # that of all workers: whoever is first trains, and the others find it
-        folder = folder.parent
-    folder = folder / "records"
-    folder.mkdir(exist_ok=True)
-    runs = [(m, b, s, {}) for m in ("ft", "kd", "f3crec") for b in ("fedmf", "fedncf") for s in (0, 1)]
-    runs += [("f3crec", "fedmf", s, {"eps": eps}) for s in (0, 1) for eps in (0.001, 0.009)]
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for method, backbone, seed, settings in runs:
-            config = make_config(registry, method, backbone, "ml-100k", seed,
-                                 [("test", {"rounds": 2, "k_core": 50, **settings})])
-            execute(config, lambda: load_stream(config.source, config.stream), folder / "results")
-    return folder
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fedcl_bench import LocalSettings, Snapshot
+from fedcl_bench.cli.main import main
 from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
@@ -357,3 +358,17 @@ def federation_of(config):
 def executed(config, results="results"):
     """What a run over its data returns."""
     return execute(config, lambda: load_stream(config.source, config.stream, config.features), Path(results))
+
+
+def output_of(capsys, *words):
+    """What a command prints that ends well."""
+    assert main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words):
+    """What a bad command says, in one line, after checking its form: status 2, one or two lines and nothing else."""
+    assert main([str(word) for word in words]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err and len(said.err.strip().splitlines()) in (1, 2)
+    return " ".join(said.err.split())

@@ -1,6 +1,6 @@
 """Write tables.md from the records of this folder: python results/domains/make_tables.py
 
-tests/reports/test_domain_tables.py compares the file with it.
+tests/reports/test_pages.py compares the file with it.
 """
 
 from __future__ import annotations

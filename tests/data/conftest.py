@@ -1,7 +1,5 @@
 """Tests of data run in an empty folder, where ``data`` is looked for."""
 
-from __future__ import annotations
-
 import pytest
 
 

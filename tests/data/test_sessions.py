@@ -1,25 +1,28 @@
-"""Streams of sessions: how logs are cut, split and filtered, and the real XING file."""
-
-from __future__ import annotations
+"""Streams of sessions: how logs are cut, split and filtered, the real XING file; published sets of sessions, converted
+from pickles or tables and refused where they are anything else."""
 
 import dataclasses
+import pickle
 from collections import Counter
+from pathlib import Path
 
+import helpers
 import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_log, stream_of
-from hypothesis import given
+from helpers import lay_log, output_of, stream_of
+from hypothesis import given, settings
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.datasets import load_stream, statistics
-from fedcl_bench.data.files.recbole_files import Interactions
-from fedcl_bench.data.streams.session_streams import build_sessions
-from fedcl_bench.data.source import load_config
-from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream, statistics
+from fedcl_bench.data.files.convert import convert
+from fedcl_bench.data.files.recbole_files import Interactions
+from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.source import PublishedDataset, load_config
+from fedcl_bench.data.streams.session_streams import build_sessions
 from fedcl_bench.runs.config import make_config
 
 CUT = StreamSettings(stream="sessions", k_core=0)
@@ -91,7 +94,8 @@ NAMED = [("x", "a", 0, 1, "train"), ("x", "b", 1, 1, "train"), ("x", "c", 2, 2, 
 
 
 def test_sessions_and_splits_of_columns():
-    """Session 1 is one of x and another of y, and a pause does not end it."""
+    """Session 1 is one of x and another of y, and a pause does not end it; sessions that begin together keep the order
+    of the file."""
     stream = build_sessions(log(*NAMED, columns=True), READ, "named")
     assert told(stream) == [("x", "ab", [0, 1]), ("x", "ca", [2, 2]), ("y", "ab", [0, 9])]
     assert told(stream, "valid") == [("x", "ab", [3, 4])]
@@ -104,9 +108,6 @@ def test_sessions_and_splits_of_columns():
                              ("x", "a", 100, 9, "valid"), ("x", "b", 101, 9, "valid"), columns=True),
                          dataclasses.replace(READ, session_from="gap"), "named")
     assert told(cut) == [("y", "ab", [0, 9]), ("x", "ab", [0, 9])] and told(cut, "valid") == [("x", "ab", [100, 101])]
-
-
-def test_sessions_that_begin_together_keep_the_order_of_the_file():
     rows = [("x", "b", 0, "late", "train"), ("x", "a", 0, "early", "train"), ("x", "b", 0, "late", "train"),
             ("x", "a", 0, "early", "train"), ("x", "a", 1, 3, "valid"), ("x", "b", 2, 3, "valid"),
             ("x", "a", 2, 4, "test"), ("x", "b", 3, 4, "test")]
@@ -128,8 +129,6 @@ def test_bad_columns(rows, message):
         build_sessions(log(*rows, columns=True), READ, "named")
 
 
-# Any log
-
 LOGS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 400)), min_size=40, max_size=120)
 
 
@@ -150,15 +149,16 @@ def by_hand(rows, gap, length, sessions):
     return users, left
 
 
+@settings(max_examples=30)
 @given(LOGS, st.sampled_from([5, 20]), st.integers(2, 3), st.integers(3, 4))
 def test_any_log(rows, gap, length, sessions):
     users, left = by_hand(rows, gap, length, sessions)
-    settings = dataclasses.replace(CUT, session_gap=gap, min_session_length=length, min_sessions=sessions)
+    of_stream = dataclasses.replace(CUT, session_gap=gap, min_session_length=length, min_sessions=sessions)
     if any(not any(len(last[i]) > 1 for last in left.values()) for i in range(2)):
         with pytest.raises(UserError):
-            build_sessions(log(*rows), settings, "any")
+            build_sessions(log(*rows), of_stream, "any")
         return
-    stream = build_sessions(log(*rows), settings, "any")
+    stream = build_sessions(log(*rows), of_stream, "any")
     step, = stream.steps
     text = {user: str(user) for user in users}
 
@@ -196,13 +196,9 @@ def test_any_log(rows, gap, length, sessions):
             assert real[u].tolist() == [False] * (3 - len(last)) + [True] * len(last)
 
 
-# XING
-
-
 def test_the_real_xing(registry, shared, capsys):
     folder = str(shared / "data" / "atomic")
-    assert main(["data", "xing", "--data-dir", folder]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "data", "xing", "--data-dir", folder)
     assert "All counts are those expected" in out and "does not tell how many" in out
     assert [" ".join(line.split()) for line in out.splitlines() if "Averaged" in line] == ["Averaged Length 14.03 same"]
     assert main(["data", "xing", "--data-dir", folder, "--set", "session_from=gap", "--set", "session_split=last"]) == 0
@@ -241,21 +237,15 @@ def test_dropped_events_do_not_join_sessions(registry):
     assert "i1" in load_stream(config.source, blocks).item_tokens
 
 
-# Files, fields and settings
-
 HEADER = "user_id:token\titem_id:token\tsession_id:token\tinteraction_type:float\ttimestamp:float\tsplit:token\n"
 ROW = "u\t{}\t{}\t1\t{}\t{}\n"
 GOOD = "".join(ROW.format(item, session, 100 * session + item, split) for session, split in enumerate(
     ["train", "train", "valid", "test"]) for item in (1, 2))
 
 
-def refused(capsys, tmp_path, content, *arguments, name="xing"):
-    (tmp_path / name).mkdir(exist_ok=True)
-    (tmp_path / name / f"{name}.inter").write_text(content)
-    assert main(["data", name, "--data-dir", str(tmp_path), *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.strip().splitlines()) <= 2
-    return captured.err
+def refused(capsys, content, *words, name="xing"):
+    lay_log(name, content.splitlines(keepends=True)[1:], content.partition("\n")[0])
+    return helpers.refused(capsys, "data", name, *words)
 
 
 @pytest.mark.parametrize("content,arguments,words", [
@@ -275,15 +265,14 @@ def refused(capsys, tmp_path, content, *arguments, name="xing"):
     (HEADER + GOOD, ["--set", "session_gap=10"], ["'session_gap'", "no effect with session_from=column"]),
     (HEADER + GOOD, ["--set", "min_sessions=3"], ["'min_sessions'", "no effect with session_split=column"]),
 ])
-def test_bad_files(capsys, tmp_path, content, arguments, words):
-    message = refused(capsys, tmp_path, content, *arguments)
+def test_bad_files(capsys, content, arguments, words):
+    message = refused(capsys, content, *arguments)
     assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("setting,field", [("session_from", "SESSION_FIELD"), ("session_split", "SPLIT_FIELD")])
-def test_datasets_without_columns(capsys, tmp_path, setting, field):
-    message = refused(capsys, tmp_path, HEADER + GOOD, "--set", "stream=sessions", "--set", f"{setting}=column",
-                      name="mine")
+def test_datasets_without_columns(capsys, setting, field):
+    message = refused(capsys, HEADER + GOOD, "--set", "stream=sessions", "--set", f"{setting}=column", name="mine")
     assert f"setting '{setting}': dataset 'mine' has no" in message
     assert f"{field} in dataset_configs/mine.yaml" in message
 
@@ -305,3 +294,145 @@ def test_columns_are_part_of_a_runs_identity(registry, tmp_path, monkeypatch):
         assert (name(cut, **{field: value}) != name(cut)) == (field in ("EVENT_FIELD", "drop_events"))
         assert name(blocks, **{field: value}) == name(blocks)
     assert name(drop_events=(), EVENT_FIELD="") == name(drop_events=(), EVENT_FIELD="type")
+
+
+NAME = "session-diginetica"
+TRAIN = [[1, 2], [3, 4, 5], [2, 3, 1, 2], [5, 1], [4, 2, 1]]
+TEST = ([[1, 2], [1], [3, 9]], [3, 2, 4])
+ATOMIC = """\
+user_id:token\titem_id:token\ttimestamp:float\tsplit:token
+train-0\t1\t1\ttrain
+train-0\t2\t2\ttrain
+"""
+
+
+def lay(train=TRAIN, test=TEST, folder="raw", protocol=2):
+    Path(folder).mkdir(exist_ok=True)
+    for name, value in (("all_train_seq.txt", train), ("test.txt", test)):
+        Path(folder, name).write_bytes(value if isinstance(value, bytes) else pickle.dumps(value, protocol=protocol))
+
+
+def converted(**options):
+    return convert(NAME, Path("raw"), Path("data"), published=PublishedDataset(), **options)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_pickled_lists_and_tables_become_one_atomic_file(protocol):
+    lay(protocol=protocol)
+    done = converted()
+    text = Path("data", NAME, f"{NAME}.inter").read_text()
+    assert text.startswith(ATOMIC) and text.endswith("test-2\t3\t6\ttest\ntest-2\t9\t7\ttest\ntest-2\t4\t8\ttest\n")
+    assert done.counts == {"rows": 14 + 8, "users": 5 + 3, "items": 6} and done.interactions == 22
+    rows = {"train": TRAIN, "test": [[*sequence, target] for sequence, target in zip(*TEST)]}
+    Path("tables").mkdir()
+    for split, sessions in rows.items():
+        pd.DataFrame([(number, item) for number, session in enumerate(sessions) for item in session],
+                     columns=["session", "item_id"]).astype("int32").to_parquet(f"tables/{split}.parquet")
+    assert not convert(NAME, Path("tables"), Path("data"), published=PublishedDataset()).changed
+
+
+@pytest.mark.parametrize("train, test, message", [
+    (b"", TEST, "all_train_seq.txt: is another pickle, or none, .* expected a pickled list of sessions"),
+    (pickle.dumps(TRAIN)[:-9], TEST, "or is cut short"), (b"1\t2\n", TEST, "or none"),
+    ({"a": 1}, TEST, "another pickle"),
+    ([], TEST, "all_train_seq.txt: has no rows"), ([1, 2], TEST, "another pickle"),
+    ([[1, 2], []], TEST, "all_train_seq.txt, row 3: field 'item' is '', expected an id"),
+    ([[1, -2]], TEST, "row 2: field 'item' is '-2'"), ([[1, [2]]], TEST, r"'item' is '\[2\]'"),
+    ([[1.5]], TEST, "'item' is '1.5'"), (TRAIN, [[1, 2]], "test.txt: is another pickle, .* expected a pickled pair"),
+    (TRAIN, ([[1]], [2, 3]), "another pickle"), (TRAIN, ([1], [2]), "another pickle"),
+    (TRAIN, ([[1]], [[2]]), "test.txt, row 2: field 'item'")])
+def test_bad_files_are_named(train, test, message):
+    lay(train, test)
+    with pytest.raises(UserError, match=message):
+        converted()
+    assert not Path("data").exists()
+
+
+@pytest.mark.parametrize("columns, message", [
+    ({"session": [0, 0], "item": [1, 2]}, "no column 'item_id'; found session, item"),
+    ({"session": [0, 0], "item_id": [1.5, 2.0]}, "row 1: field 'item' is '1.5', expected an id"),
+    ({"session": [1, 0], "item_id": [1, 2]}, "column 'session' does not ascend")])
+def test_bad_tables_are_named(columns, message):
+    Path("raw").mkdir()
+    for split in ("train", "test"):
+        pd.DataFrame(columns).to_parquet(f"raw/{split}.parquet")
+    with pytest.raises(UserError, match=message):
+        converted()
+    Path("raw/train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="train.parquet: cannot be read as a Parquet table"):
+        converted()
+
+
+def sessions_in(stream, split):
+    """Every session of a split, by the publisher's ids."""
+    some = stream.steps[0].sessions[split]
+    return [[int(token) for token in stream.item_tokens[some.items[a:b]]] for a, b in zip(some.start, some.start[1:])]
+
+
+@pytest.fixture
+def stream(registry):
+    """The stream of some sessions under some settings."""
+    def made(train=TRAIN, **settings):
+        lay(train)
+        converted(force=True)
+        return stream_of(registry, NAME, **settings)[1]
+    return made
+
+
+def test_the_last_training_sessions_validate_with_all_their_prefixes(stream):
+    made = stream(valid_share=0.4)
+    assert sessions_in(made, "train") == TRAIN[:3]
+    assert sessions_in(made, "valid") == [[5, 1], [4, 2], [4, 2, 1]]
+    assert sessions_in(made, "test") == [[1, 2, 3], [1, 2], [3, 4]]  # nobody trains on item 9
+    step, = made.steps
+    assert step.n_users == 1 and step.n_items == 5 and step.sessions["train"].of_user.tolist() == [0, 3]
+    assert made.item_tokens[step.test.of(0)].tolist() == ["3", "2", "4"]
+    prefixes = step.sessions["train"].prefixes()
+    written, every = prefixes.written_out(), torch.arange(len(prefixes.end))
+    assert len(every) == 1 + 2 + 3 and written.lengths.tolist() == [2, 2, 3, 2, 3, 4]
+    for ours, theirs in zip(prefixes.tail(every, 3), written.tail(every, 3)):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_share_is_of_the_most_recent_sessions(stream):
+    made = stream(train_share=0.6, valid_share=0.34)
+    assert sessions_in(made, "train") == [[2, 3, 1, 2], [5, 1]]
+    assert sessions_in(made, "valid") == [[4, 2], [4, 2, 1]]
+    assert sessions_in(made, "test") == [[1, 2, 3], [1, 2], [3, 4]]
+    less, whole = stream(train_share=0.4, valid_share=0.5), stream(valid_share=0.4)
+    assert sessions_in(less, "train") == [[5, 1]] and sessions_in(less, "valid") == [[4, 2], [4, 2, 1]]
+    assert sessions_in(less, "test") == sessions_in(whole, "test") == [[1, 2, 3], [1, 2], [3, 4]]
+    assert less.item_tokens.tolist() == ["5", "1", "4", "2", "3"] and set(less.item_tokens) == set(whole.item_tokens)
+    assert less.steps[0].n_items == whole.steps[0].n_items == 5  # "3" is in no session that trains or validates
+    with pytest.raises(UserError, match="no valid session has 2 interactions"):
+        stream([[1, 2, 3, 4, 9]])
+    with pytest.raises(UserError, match="no train session"):
+        stream([[1, 2, 3, 4, 9]], valid_share=0.9)
+
+
+def test_a_share_of_former_meaning_has_another_hash(registry):
+    """Which left out items and test sessions; the hash of all sessions is as it was."""
+    lay(TRAIN)
+    converted(force=True)
+
+    def identity(**settings):
+        config = make_config(registry, "ft", "sasrec", NAME, overrides=[("test", settings)])
+        return config._identity(with_method=True)
+    assert "items" not in identity() and identity(train_share=0.5)["items"] == "all"
+
+
+@pytest.mark.parametrize("name, rows, samples, items, tests", [
+    pytest.param("diginetica", 906_140, 719_470, 43_097, 60_858, marks=pytest.mark.long),
+    ("retailrocket", 685_984, 559_816, 36_968, 15_132)])
+def test_the_published_sets_have_their_counts(shared, registry, name, rows, samples, items, tests, capsys):
+    assert main(["data", "convert", f"session-{name}", "--raw", str(shared / "data" / "session-sets" / name)]) == 0
+    assert "as many rows, users, items as the publisher counts" in capsys.readouterr().out
+    _, stream = stream_of(registry, f"session-{name}")
+    found, expected = statistics(stream), load_config(f"session-{name}").expected
+    assert {key: found[key] for key in expected} == expected
+    step, = stream.steps
+    trained, held = step.sessions["train"], step.sessions["valid"]
+    ended = held.items[held.start[1:] - 1]  # a validation prefix of length 2 begins a session
+    assert len(trained.items) + len(ended) + int((held.lengths == 2).sum()) == rows
+    assert len(trained.prefixes().end) + len(ended) == samples
+    assert (step.n_items, len(step.sessions["test"].lengths)) == (items, tests)

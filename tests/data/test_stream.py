@@ -1,10 +1,12 @@
-"""Data: RecBole's filters, blocks, splits, fixed split files, and the published counts."""
+"""Data: interactions read in pieces, RecBole's filters, blocks, splits, fixed split files, the order of ties, and the
+published counts."""
 
-from __future__ import annotations
-
+import hashlib
 import math
 import subprocess
 import sys
+import tracemalloc
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,11 +14,21 @@ import pytest
 import torch
 from helpers import ROOT, recbole_config, stream_of
 from hypothesis import given, strategies as st
+from scipy import stats
 
-from fedcl_bench.data.files.recbole_files import Interactions, bundled, load_interactions
-from fedcl_bench.data.source import configured, load_config
+from fedcl_bench.cli.main import main
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.data import stream as stream_module
+from fedcl_bench.data.files import recbole_files, table_reader
+from fedcl_bench.data.files.recbole_files import Interactions, bundled, load_interactions, pieces, read_table
 from fedcl_bench.data.settings import StreamSettings
-from fedcl_bench.data.stream import block_of_rows, build_blocks, read_split_file, split_of_rows, statistics
+from fedcl_bench.data.source import configured, load_config
+from fedcl_bench.data.stream import (block_of_rows, build_blocks, build_static, by_user, places, read_split_file,
+                                     split_of_rows, statistics)
+from fedcl_bench.data.streams import prepared
+from fedcl_bench.data.streams.domain_streams import build_domains
+from fedcl_bench.data.streams.tie_order import SHIPPED, time_order
+from fedcl_bench.runs.config import make_config, resolve
 from fedcl_bench.testing.worlds import ragged
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
@@ -165,3 +177,184 @@ def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():
             "from sklearn.metrics import mean_squared_error\nassert mean_squared_error([1.0], [3.0]) == 4.0\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+COMPUTED = ["file", "random"]
+TIE_ORDERS = [*COMPUTED, *SHIPPED]
+
+
+@pytest.mark.parametrize("tie_order,name", [("numpy_quicksort", "ml-100k with k_core=10"),
+                                            ("numpy_avx512", "lastfm-2k with k_core=5")])
+def test_other_rows_have_no_shipped_order(capsys, tie_order, name):
+    assert main(["data", "ml-100k", "--set", f"tie_order={tie_order}", "--set", "k_core=50"]) == 2
+    message = capsys.readouterr().err
+    assert f"'tie_order': found {tie_order}, which is shipped for {name} alone" in message
+    assert "--set tie_order=file, or --set tie_order=random" in message
+
+
+def test_orders_of_ties():
+    """MovieLens's shipped one is that of np.argsort of NumPy without AVX-512. At random of three rows of equal time all
+    six orders are as frequent, in 3,000 such triples; and it is always the same."""
+    order = time_order(np.repeat(np.arange(3000), 3), "random").reshape(-1, 3) % 3
+    assert stats.chisquare(np.unique(order, axis=0, return_counts=True)[1]).pvalue > 1e-3
+    assert order[:4].tolist() == [[0, 2, 1], [0, 2, 1], [0, 2, 1], [1, 0, 2]]
+    times = load_interactions(bundled("ml-100k") / "ml-100k.inter", 10, FIELDS, {"rating": "(0,inf)"}).time
+    order = time_order(times, "numpy_quicksort")
+    assert (np.diff(times[order]) >= 0).all()
+    assert hashlib.blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest() == "64cd1f0c8a04e807"
+
+
+def one_domain(data, settings, name):
+    return build_domains([(name, data)], settings)
+
+
+@pytest.mark.parametrize("build", [build_blocks, build_static, one_domain])
+def test_streams_take_the_order(build):
+    """As if the rows had stood in the file in that order."""
+    rows = 3000
+    user, item, time = np.arange(rows) % 60, np.arange(rows) * 7 % 97, np.arange(rows) * 11 % 13 * 1.0
+    names = [np.array([str(i) for i in range(n)]) for n in (60, 97)]
+
+    def built(order, tie_order):
+        data = Interactions(user[order], item[order], time[order], *names)
+        stream = build(data, StreamSettings(tie_order=tie_order), "w")
+        return [stream.user_tokens.tolist(), stream.item_tokens.tolist(),
+                [[step.split(split).values.tolist() for split in ("train", "valid", "test")] for step in stream.steps]]
+
+    given_order = np.arange(rows)
+    streams = [built(given_order, tie_order) for tie_order in COMPUTED]
+    assert streams == [built(time_order(time, tie_order), "file") for tie_order in COMPUTED]
+    assert streams[0] != streams[1]
+
+
+def test_the_default_order_changes_no_name_and_only_last_fm_has_another(registry):
+    def config(**settings):
+        return make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", settings)])
+    hashes = [config(tie_order=tie_order).hash for tie_order in TIE_ORDERS]
+    assert config().hash == hashes[0] and len(set(hashes)) == 4
+    folders = [prepared.folder_of(config().source, StreamSettings(tie_order=tie_order)) for tie_order in TIE_ORDERS]
+    assert len(set(folders)) == 4 and folders[0].name == "ml-100k.stream-77b93167181e"
+    for other in ({"stream": "sessions"}, {"split_file": __file__}):
+        with pytest.raises(UserError, match="'tie_order'.*no effect with"):
+            config(tie_order="numpy_avx512", **other)
+    orders = {name: resolve(registry, "ft", "fedmf", name).stream.tie_order for name in configured()}
+    assert {name: order for name, order in orders.items() if order != "file"} == {"lastfm-2k": "numpy_avx512"}
+
+
+def test_last_fm_is_the_authors_row_by_row(registry, shared):
+    """Their order gives their Table 1, and the blocks that were made with NumPy's sort for AVX-512."""
+    expected = pd.read_csv(shared / "data" / "splits" / "lastfm-2k.f3crec_blocks.tsv", sep="\t")
+    _, stream = stream_of(registry, "lastfm-2k", "fedmf", shared / "data" / "atomic")
+    for step, (_, block) in zip(stream.steps, expected.groupby("block"), strict=True):
+        assert step.interactions == len(block)
+        pairs = sorted((stream.user_tokens[user], stream.item_tokens[item])
+                       for split in ("train", "valid", "test") for user in range(step.n_users)
+                       for item in step.split(split).of(user).tolist())
+        assert pairs == sorted(zip(block.user.astype(str), block.item.astype(str)))
+        if step.index:  # which is split by time
+            for user, rows in block.groupby("user").item:
+                number = stream.user_tokens.tolist().index(str(user))
+                parts = [step.split(split).of(number).tolist() for split in ("train", "valid", "test")]
+                assert [stream.item_tokens[item] for part in parts for item in part] == rows.astype(str).tolist()
+    for tokens, column in ((stream.user_tokens, expected.user), (stream.item_tokens, expected.item)):
+        assert tokens.tolist() == column.drop_duplicates().astype(str).tolist()
+
+
+def test_movielens_is_the_authors_block_by_block(registry, shared):
+    """Their files for ML-100K come out with NumPy's sort without AVX-512, ids and later splits included."""
+    expected = pd.read_csv(shared / "data" / "splits" / "ml-100k.f3crec_authors.tsv", sep="\t")
+    for step in stream_of(registry, "ml-100k", "fedmf", tie_order="numpy_quicksort")[1].steps:
+        block = expected[expected.block == step.index]
+        splits = {split: {(user, item) for user in range(step.n_users) for item in step.split(split).of(user).tolist()}
+                  for split in ("train", "valid", "test")}
+        assert set().union(*splits.values()) == set(zip(block.user, block.item))
+        if step.index:  # the base block is split at random
+            for split, rows in block.groupby("split"):
+                assert splits[split] == set(zip(rows.user, rows.item))
+
+
+KINDS = {"user_id": "token", "time": "float"}
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr(table_reader, "PIECE", 200)
+    monkeypatch.setattr(recbole_files._Tokens, "_AT_ONCE", 2)
+    rng = np.random.default_rng(0)
+    return [(f"u{rng.integers(60)}", f"{rng.random():.17f}") for _ in range(300)]
+
+
+def written(tmp_path, rows):
+    path = tmp_path / "a.inter"
+    path.write_text("user_id:token\ttime:float\n" + "".join(f"{user}\t{time}\n" for user, time in rows))
+    return path
+
+
+def test_ids_are_numbered_by_first_appearance_and_numbers_are_those_of_pandas(tmp_path, rows):
+    """Over all pieces. pandas takes a text with a space, and rounds some others as Arrow does not."""
+    frame = read_table(written(tmp_path, rows), KINDS).to_pandas()
+    codes, tokens = pd.factorize(np.array([user for user, _ in rows], dtype=object))
+    assert frame["user_id"].cat.codes.tolist() == codes.tolist()
+    assert list(frame["user_id"].cat.categories) == list(tokens)
+    assert frame["time"].tolist() == [float(time) for _, time in rows]
+    path = written(tmp_path, [*rows, ("u1", " 2.5"), *rows])
+    expected = pd.to_numeric(pd.Series([time for _, time in rows])).tolist()
+    assert read_table(path, KINDS).to_pandas()["time"].tolist() == [*expected, 2.5, *expected]
+
+
+@pytest.mark.parametrize("bad, field", [(("", "1"), "user_id"), (("u1", "later"), "time")])
+def test_a_bad_value_in_a_later_piece_has_its_line(tmp_path, rows, bad, field):
+    path = written(tmp_path, [*rows, bad, *rows])
+    with pytest.raises(UserError, match=f"line 302: field '{field}' is '{bad[0] if field == 'user_id' else bad[1]}'"):
+        read_table(path, KINDS)
+
+
+@pytest.mark.parametrize("user, item", [([0, 1, 0, 2], [0, 0, 1, 2]), ([1, 0, 0, 2], [0, 0, 1, 2]),
+                                        ([0, 1, 0, 1], [0, 0, 1, 2]), ([0, 1, 3, 2], [0, 0, 1, 2])])
+def test_all_rows_in_their_order_are_numbered_anew_where_that_changes_something(user, item):
+    data = Interactions(np.array(user), np.array(item), np.arange(4.0), np.array(list("abcd"))[:3 + (3 in user)],
+                        np.array(list("xyz")))
+    same = data.of_rows(np.arange(4))
+    expected, tokens = pd.factorize(data.user)
+    assert same.user.tolist() == expected.tolist() and same.user_tokens.tolist() == data.user_tokens[tokens].tolist()
+    assert (same is data) == (user == [0, 1, 0, 2])
+
+
+def test_rows_are_in_the_order_of_their_users_and_places_are_counts_before():
+    user = np.random.default_rng(0).integers(0, 50, 700).astype(np.int32)
+    for users in (user, user + np.int32(2 ** 31 - 51), user + (1 << 40)):
+        assert np.array_equal(by_user(users), np.argsort(users, kind="stable")) and by_user(users).dtype == np.int64
+    assert not len(by_user(user[:0]))
+    with pytest.raises(OverflowError, match="700 rows"):
+        by_user(user + (1 << 54))
+    user = np.random.default_rng(0).integers(0, 9, 200)
+    assert places(user).tolist() == [int((user[:row] == u).sum()) for row, u in enumerate(user)]
+    assert len(places(user[:0])) == 0
+
+
+def test_ids_are_narrow_while_they_are_read_and_wide_in_the_stream(tmp_path):
+    """Nothing that is calculated of ids in a stream overflows; and few bytes a row are held at a time."""
+    users, each = 1000, 60
+    user, item = np.repeat(np.arange(users), each), np.tile(np.arange(each), users)
+    path = tmp_path / "a.inter"
+    pd.DataFrame({"user_id:token": user, "item_id:token": item, "time:float": np.arange(len(user))}).to_csv(
+        path, sep="\t", index=False)
+    data = load_interactions(path, 0, {"user": "user_id", "item": "item_id", "time": "time"}, {})
+    assert (data.user.dtype, data.item.dtype) == (np.int32, np.int32)
+    for step in build_blocks(data, StreamSettings(blocks=2), "a").steps:
+        lists = [getattr(step, split) for split in ("train", "valid", "test")]
+        assert {str(part.dtype) for each in lists for part in (each.indptr, each.values)} == {"torch.int64"}
+
+
+def test_a_stream_is_cut_in_few_bytes_a_row(monkeypatch):
+    monkeypatch.setattr(stream_module, "pieces", partial(pieces, at_once=1 << 11))
+    monkeypatch.setattr(recbole_files, "pieces", partial(pieces, at_once=1 << 11))
+    rng, rows = np.random.default_rng(0), 200_000
+    user = np.concatenate([np.arange(900), rng.integers(0, 900, rows - 900)]).astype(np.int32)
+    item = np.concatenate([np.arange(90), rng.integers(0, 90, rows - 90)]).astype(np.int32)
+    data = Interactions(user, item, np.arange(float(rows)), *(np.arange(n).astype(str) for n in (900, 90)))
+    tracemalloc.start()
+    build_blocks(data, StreamSettings(blocks=2), "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 * rows, f"{peak / rows:.1f} bytes a row beside the 16 that there were"

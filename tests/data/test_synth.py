@@ -1,7 +1,5 @@
 """Synthetic streams: the law of their rows, the same bytes for the same seed, and their way into a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
+from helpers import output_of
 
 from fedcl_bench import rng
 from fedcl_bench.cli.main import main
@@ -39,9 +38,13 @@ def test_every_user_has_its_number_of_different_items_in_order_of_time(rows):
     assert len(np.unique(rows[:, :2], axis=0)) == len(rows)
     assert np.array_equal(rows, rows[np.lexsort((rows[:, 0], rows[:, 2]))])
     assert START <= rows[0, 2] and rows[-1, 2] < START + SPAN
+    step = step_of(WORLD)  # holds the rows of the file
+    assert (step.n_users, step.n_items, step.interactions) == (400, 300, len(rows))
+    for user in (0, 17, 399):
+        assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(world=st.builds(SyntheticLog, users=st.integers(1, 30), items=st.integers(2, 40), per_user=st.just(1.0),
                        blocks=st.integers(1, 5), base_share=st.sampled_from([0.1, 0.6, 1.0]),
                        exponent=st.sampled_from([0.0, 1.0, 3.0]), activity=st.sampled_from([0.0, 1.0, 3.0]),
@@ -59,29 +62,18 @@ def test_any_world_keeps_its_counts_and_does_not_depend_on_the_groups(tmp_path_f
     assert len(np.unique(rows[:, :2], axis=0)) == len(rows) and rows[:, 1].max() < world.items
 
 
-def test_the_seed_makes_the_bytes(tmp_path):
-    files = [tmp_path / name for name in "abc"]
-    for path, seed in zip(files, (1, 1, 2)):
-        write(replace(WORLD, users=20, seed=seed), path)
-    first, again, other = (path.read_bytes() for path in files)
-    assert first == again != other
-
-
-def test_activity_is_log_normal_with_the_mean_asked_for():
-    counts = activity(SyntheticLog(20000, 10 ** 6, per_user=1000.0, activity=0.5), range(20000)).double().numpy()
-    z = (np.log(counts / 1000.0) + 0.5 ** 2 / 2) / 0.5
-    assert stats.kstest(z, "norm").pvalue > 1e-3
-    assert np.array_equal(activity(SyntheticLog(9, 100, per_user=7.0, activity=0.0), range(9)), [7] * 9)
-    assert activity(SyntheticLog(500, 10, per_user=5.0, activity=5.0), range(500)).aminmax() == (1, 5)
-
-
-def test_first_choices_follow_zipf():
+def test_activity_is_log_normal_and_first_choices_follow_zipf():
     """One interaction each and no taste: the ranks of the items are Zipf's law itself."""
     world = SyntheticLog(20000, 50, per_user=1.0, activity=0.0, taste=0.0, drift=0.0, exponent=1.3)
     items = catalogue(world)
     rank = items.ranked[0].argsort()[step_of(world).train.values]
     weight = np.arange(1, 51) ** -1.3
     assert stats.chisquare(np.bincount(rank, minlength=50), 20000 * weight / weight.sum()).pvalue > 1e-3
+    counts = activity(SyntheticLog(20000, 10 ** 6, per_user=1000.0, activity=0.5), range(20000)).double().numpy()
+    z = (np.log(counts / 1000.0) + 0.5 ** 2 / 2) / 0.5
+    assert stats.kstest(z, "norm").pvalue > 1e-3
+    assert np.array_equal(activity(SyntheticLog(9, 100, per_user=7.0, activity=0.0), range(9)), [7] * 9)
+    assert activity(SyntheticLog(500, 10, per_user=5.0, activity=5.0), range(500)).aminmax() == (1, 5)
 
 
 def test_first_choices_follow_tastes():
@@ -102,13 +94,6 @@ def test_first_choices_follow_tastes():
     assert stats.chisquare(np.bincount(chosen, minlength=40), p.sum(0).numpy()).pvalue > 1e-3
 
 
-def test_a_step_holds_the_rows_of_the_file(rows):
-    step = step_of(WORLD)
-    assert (step.n_users, step.n_items, step.interactions) == (400, 300, len(rows))
-    for user in (0, 17, 399):
-        assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
-
-
 def test_the_command_makes_a_dataset_that_runs(tmp_path, capsys):
     assert main("data synth tiny-1 --users 60 --items 80 --interactions-per-user 12 --blocks 2 "
                 "--base-share .7".split()) == 0
@@ -120,12 +105,10 @@ def test_the_command_makes_a_dataset_that_runs(tmp_path, capsys):
                          "wrote: data/tiny-1/tiny-1.inter", "wrote: data/tiny-1/tiny-1.yaml"]
     assert load_config("tiny-1").settings == {"blocks": 2, "base_share": 0.7}
     assert lines[3] == "next: run_bench.py data tiny-1"
-    assert main(lines[3].split()[2:]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, *lines[3].split()[2:])
     assert f"{int(0.7 * len(rows)):,}" in out and "D1\n" in out  # of the YAML file
     assert lines[4].startswith("then: run_bench.py ")
-    assert main([*lines[4].split()[2:], "--set", "rounds=1", "--quiet"]) == 0
-    assert "ndcg@20" in capsys.readouterr().out
+    assert "ndcg@20" in output_of(capsys, *lines[4].split()[2:], "--set", "rounds=1", "--quiet")
 
 
 def test_uniform_numbers_of_interactions_with_repeats(tmp_path):
@@ -157,19 +140,18 @@ def test_bad_input(words, message, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_dataset_is_kept_unless_forced(tmp_path, capsys):
+def test_an_existing_dataset_is_kept_unless_forced_and_a_file_is_no_folder(tmp_path, capsys):
     command = ["data", "synth", "x", "--users", "5", "--items", "20", "--interactions-per-user", "3"]
     assert main(command) == 0
     before = (tmp_path / "data/x/x.inter").read_bytes()
     assert main([*command, "--seed", "1"]) == 2 and "--force" in capsys.readouterr().err
     assert (tmp_path / "data/x/x.inter").read_bytes() == before
+    assert main([*command, "--force"]) == 0
+    assert (tmp_path / "data/x/x.inter").read_bytes() == before  # the seed makes the bytes
     assert main([*command, "--seed", "1", "--force"]) == 0
     assert (tmp_path / "data/x/x.inter").read_bytes() != before
     (tmp_path / "data/x/x.inter").unlink()
     assert main(command) == 2 and "x.yaml: exists" in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written .*--out DIR"):
         write(replace(WORLD, users=2), tmp_path / "file" / "x.inter")

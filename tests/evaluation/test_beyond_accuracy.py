@@ -1,17 +1,14 @@
 """Whom and what the lists of a step serve."""
 
-from __future__ import annotations
-
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers import ITEM
+from helpers import ITEM, output_of, refused
 from recbole.evaluator.metrics import AveragePopularity, ItemCoverage
 
-from fedcl_bench.cli.main import main
 from fedcl_bench.evaluation import beyond_accuracy
 from fedcl_bench.evaluation.beyond_accuracy import analyse_lists, catalogue_of, summarise
 from fedcl_bench.evaluation.ranking import UserScores
@@ -44,16 +41,7 @@ def counts_of(steps):
     return counts
 
 
-def test_owners_are_counted_in_pieces_of_users(world, monkeypatch):
-    steps, model, *_ = world
-    whole = catalogue_of(steps, model.item_vectors).owners
-    monkeypatch.setattr(beyond_accuracy, "_PAIRS", 2)
-    assert torch.equal(catalogue_of(steps, model.item_vectors).owners, whole) and whole.max() > 1
-    pairs = {(user, item) for step in steps for user in range(step.n_users) for item in step.train.of(user).tolist()}
-    assert whole.tolist() == [sum(item == i for _, item in pairs) for i in range(steps[-1].n_items)]
-
-
-def test_against_plain_loops(world):
+def test_against_plain_loops(world, monkeypatch):
     steps, model, users, lists = world
     kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
     counts, step = counts_of(steps), steps[-1]
@@ -80,6 +68,12 @@ def test_against_plain_loops(world):
             if wanted:
                 assert recall[user] == pytest.approx(np.mean([item in items for item in wanted]))
     assert set(kinds["known"].values()) == {0.0, 1.0}  # the world has both
+    steps, model, *_ = world
+    whole = catalogue_of(steps, model.item_vectors).owners
+    monkeypatch.setattr(beyond_accuracy, "_PAIRS", 2)
+    assert torch.equal(catalogue_of(steps, model.item_vectors).owners, whole) and whole.max() > 1
+    pairs = {(user, item) for step in steps for user in range(step.n_users) for item in step.train.of(user).tolist()}
+    assert whole.tolist() == [sum(item == i for _, item in pairs) for i in range(steps[-1].n_items)]
 
 
 def test_recboles_metrics(world):
@@ -130,15 +124,12 @@ def test_groups(world):
 def test_by_group_on_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--quiet"]
-    assert main([*command, "--by", "new-users,rare-items"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, *command, "--by", "new-users,rare-items")
     assert "ndcg@20 new-users" in out and "recall@20 rare-items" in out and "most-active" not in out
-    assert main([*command, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = json.loads(output_of(capsys, *command, "--json"))
     assert set(content["groups"]) == set(beyond_accuracy.GROUPS)
     assert {name.split("@")[0] for name in content["lists"]} == {"coverage", "novelty", "popularity", "distance"}
-    assert main([*command, "--by", "newusers"]) == 2
-    assert "Did you mean 'new-users'" in capsys.readouterr().err
+    assert "Did you mean 'new-users'" in refused(capsys, *command, "--by", "newusers")
 
 
 # Streams of sessions

@@ -1,7 +1,5 @@
 """Scores that are not finite end a run as failed, naming who made them; parameters about to be are warned of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

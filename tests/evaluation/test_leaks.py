@@ -1,17 +1,14 @@
 """What leaks: the counter of examples/leaks, the channels of `leaks` on data with values by hand, and whole audits."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, one_step
+from helpers import ROOT, one_step, output_of, refused
 
 from fedcl_bench.audit import leaks
 from fedcl_bench.audit.leaks import Times, Unit
-from fedcl_bench.cli.main import main
 from fedcl_bench.data.files.recbole_files import Interactions
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import Sessions, Step, build_static, rows_of_static
@@ -23,10 +20,9 @@ from fedcl_bench.testing.worlds import ragged
 def test_the_counter_finds_everything_that_was_spared(capsys, tmp_path, pool, low, high):
     """It learns nothing, and has HR@10 of 1 where an item to find is never a negative; else that of chance, 10 of
     100."""
-    assert main(["--method", "counter", "--plugins", str(ROOT / "examples/leaks"), "--set", "stream=static", "--set",
-                 "k_core=80", "--set", "rounds=10", "--set", f"negative_pool={pool}", "--results", str(tmp_path),
-                 "--quiet", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(output_of(capsys, "--method", "counter", "--plugins", ROOT / "examples/leaks", "--set",
+                                  "stream=static", "--set", "k_core=80", "--set", "rounds=10", "--set",
+                                  f"negative_pool={pool}", "--results", tmp_path, "--quiet", "--json"))
     assert low <= result["metrics"]["hit@10"]["per_block"][0] <= high
     assert ("leaks test items" in " ".join(result["notes"]).lower()) == (pool == "untouched")
 
@@ -92,9 +88,6 @@ def test_times_are_those_by_hand():
     assert [times.tied.of(user).tolist() for user in range(2)] == [[3], []]
 
 
-# Whole audits ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", ["F3CRec: blocks", "static, as here"])
 def test_the_shipped_table_is_that_of_now(protocol, monkeypatch):
     monkeypatch.setattr(leaks, "PAPERS", {protocol: leaks.PAPERS[protocol]})
@@ -104,22 +97,22 @@ def test_the_shipped_table_is_that_of_now(protocol, monkeypatch):
 def test_the_command(capsys):
     """What is open depends on the settings, what a channel is worth does not; popularity is that of plain counting."""
     def found(*words):
-        assert main(["leaks", *words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-    ours, released = (found("--set", "stream=static", *more) for more in ((), ("--set", "negative_pool=untouched")))
+        return json.loads(output_of(capsys, "leaks", *words, "--json"))
+    ours, released = (found("--set", "stream=static", "--set", "k_core=80", *more)
+                      for more in ((), ("--set", "negative_pool=untouched")))
     here, there = ({each["name"]: each for each in of["channels"]} for of in (ours, released))
     assert [name for name in here if here[name]["on"] != there[name]["on"]] == ["negatives"]
     assert not here["negatives"]["on"] and {name: each["alone"] for name, each in here.items()} == {
         name: each["alone"] for name, each in there.items()}
+    ours = found("--set", "stream=static")
+    here = {each["name"]: each for each in ours["channels"]}
     assert here["negatives"]["alone"] == 1.0 and ours["chance"] == pytest.approx(0.1, abs=0.01)
     assert ours["metric"] == "hit@10" and here["ids"]["alone"] > 2 * ours["chance"]
     assert "415 of 943" in here["ties"]["how"]
-    assert main(["leaks", "--set", "stream=static", "--set", "k_core=80", "--set", "tie_order=random"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "leaks", "--set", "stream=static", "--set", "k_core=80", "--set", "tie_order=random")
     assert "negatives               closed         1.0000" in out and "at least 80 times" in out
     assert "ties                    closed" in out
-    assert main(["leaks"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "leaks")
     assert all(name in out for name in leaks.PAPERS)
 
 
@@ -140,5 +133,4 @@ def test_a_split_file_has_no_times_and_no_core(tmp_path):
     (["--set", "valid_metric=rmse"], "accepted: clients that are users or domains"),
     (["--dataset", "nothing"], "nothing")])
 def test_errors(capsys, words, message):
-    assert main(["leaks", *words]) == 2
-    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert message in refused(capsys, "leaks", *words).replace("\n", " ")

@@ -1,6 +1,5 @@
-"""Ranking metrics against RecBole's metric classes, rank_all against plain Python, continual summaries by hand."""
-
-from __future__ import annotations
+"""Ranking metrics against RecBole's metric classes, rank_all against plain Python, continual summaries by hand; changes
+of ranks; what all batches of a ranking need is made once."""
 
 import math
 import sys
@@ -11,25 +10,35 @@ import pytest
 import torch
 from helpers import ITEM, USER, TableBackbone, build
 from hypothesis import given, settings, strategies as st
+from recbole.evaluator import metrics as recbole_metrics
+from torch import nn
+from torch.nn.utils import parametrize
 
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.evaluation import drift
 from fedcl_bench.evaluation.continual import summaries
-from fedcl_bench.evaluation.metrics import measure
-from fedcl_bench.evaluation.metrics import DEFAULT, parse_metric
+from fedcl_bench.evaluation.drift import item_rank_change
+from fedcl_bench.evaluation.metrics import DEFAULT, measure, parse_metric
 from fedcl_bench.evaluation.ranking import RankingTask, is_product, rank_all, users_at_once
-from fedcl_bench.plugin.metric import RankedLists
-from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.ops import highest
-from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.plugin.metric import RankedLists
+from fedcl_bench.plugin.silo import DomainModule, once_in_ranking
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.testing.trials import Pair
 from fedcl_bench.testing.worlds import ragged
+from fedcl_bench.toolbox.transformer import MoEAdapter
+from fedcl_bench.training.silo_modules import histories
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 10 ** 6), st.integers(1, 12), st.sampled_from([[1], [5, 10], [20], [3, 20]]))
 def test_metrics_equal_recboles(seed, users, topk):
     """RecBole's own Recall, NDCG, Hit, Precision and MRR on random rankings."""
-    from recbole.evaluator import metrics as recbole_metrics
     rng = np.random.default_rng(seed)
     length = max(topk)
     relevant = rng.integers(1, 30, users)
@@ -79,17 +88,19 @@ def test_rank_all_equals_plain_python(seed, compiled):
     assert result.values[f"ndcg@{k}"].tolist() == pytest.approx([n for _, _, n in expected])
 
 
-def test_masked_target_is_never_a_hit():
-    """With fewer unmasked candidates than K, a masked item at the end of the list does not count."""
-    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
-    result = rank_all(TableBackbone(), None, model, RankingTask(ragged([0, 1]), [ragged([0, 2, 3])], [4]))
-    assert result.values["recall@4"].tolist() == [0.5]
-
-
-def test_lists_longer_than_the_items_are_refused():
-    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(1, 4)})
+def test_rules_of_single_lists():
+    """With fewer unmasked candidates than K, a masked item at the end of the list is no hit; an item to find twice
+    counts once; of equal scores the smaller item comes first; and no list is longer than the items."""
+    def ranked(scores, *task):
+        model = Snapshot({"items": torch.zeros(scores.shape[1], 1)}, {"scores": scores})
+        return rank_all(TableBackbone(), None, model, RankingTask(*task)).values
+    falling = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+    assert ranked(falling, ragged([0, 1]), [ragged([0, 2, 3])], [4])["recall@4"].tolist() == [0.5]
+    assert ranked(falling, ragged([0, 3, 0]), [], [2])["recall@2"].tolist() == [0.5]
+    equal = ranked(torch.zeros(3, 50), ragged([0], [4], [7]), [ragged([], [0, 2], [])], [3])
+    assert equal["mrr@3"].tolist() == [1.0, 1 / 3, 0.0]
     with pytest.raises(UserError, match="at most the number of items, 4"):
-        rank_all(TableBackbone(), None, model, RankingTask(ragged([0]), [], [5]))
+        ranked(torch.zeros(1, 4), ragged([0]), [], [5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -103,18 +114,6 @@ def test_highest_are_those_of_a_stable_sort(columns, k, dtype):
         scores = values[torch.randint(len(values), (5, columns), generator=generator)]
         expected = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
         assert torch.equal(highest(scores, k), expected)
-
-
-def test_of_equal_scores_the_smaller_item_comes_first():
-    model = Snapshot({"items": torch.zeros(50, 1)}, {"scores": torch.zeros(3, 50)})
-    result = rank_all(TableBackbone(), None, model, RankingTask(ragged([0], [4], [7]), [ragged([], [0, 2], [])], [3]))
-    assert result.values["mrr@3"].tolist() == [1.0, 1 / 3, 0.0]
-
-
-def test_an_item_to_find_twice_counts_once():
-    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
-    result = rank_all(TableBackbone(), None, model, RankingTask(ragged([0, 3, 0]), [], [2]))
-    assert result.values["recall@2"].tolist() == [0.5]
 
 
 def fedmf_of(registry, users, items, seed=0):
@@ -162,14 +161,7 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
         assert torch.equal(alone.values[name], whole.values[name])
 
 
-def test_metric_names():
-    assert parse_metric("recall@50") == ("recall", 50)
-    for bad in ("recall", "recall@", "recall@0", "recall@-1", "@5", "recall@x"):
-        with pytest.raises(UserError):
-            parse_metric(bad)
-
-
-def test_continual_summaries_by_hand():
+def test_continual_summaries_by_hand_and_names_of_metrics():
     r = np.array([[0.5, np.nan, np.nan], [0.4, 0.6, np.nan], [0.45, 0.3, 0.9]])
     found = summaries(r)
     la, ra = (0.5 + 0.6 + 0.9) / 3, (0.45 + 0.3 + 0.9) / 3
@@ -179,3 +171,139 @@ def test_continual_summaries_by_hand():
     assert found["forgetting"] == pytest.approx(((0.5 - 0.45) + (0.6 - 0.3)) / 2)
     single = summaries(np.array([[0.2]]))
     assert single["BWT"] is None and single["forgetting"] is None and single["LA"] == 0.2
+    assert parse_metric("recall@50") == ("recall", 50)
+    for bad in ("recall", "recall@", "recall@0", "recall@-1", "@5", "recall@x"):
+        with pytest.raises(UserError):
+            parse_metric(bad)
+
+
+class Given:
+    """Scores are the private table ``scores``."""
+
+    scores_local_tables = False
+
+    def score_all(self, clients, public):
+        return clients["scores"]
+
+
+def ranks_by_definition(scores):
+    """A stable sort of each row, highest first."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    rank = torch.arange(1, scores.shape[1] + 1).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [1, 2, 319, 5000])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_all_ranks_are_those_of_a_stable_sort(columns, dtype, compiled, monkeypatch):
+    """Many different numbers; few, so that nearly all are equal to others; and all that are special."""
+    if compiled and ops.why_not():
+        pytest.skip(ops.why_not())
+    if not compiled:
+        monkeypatch.setattr(ops, "why_not", lambda: "switched off")
+    ranks = ops.all_ranks if compiled else drift._ranks
+    generator = torch.Generator().manual_seed(columns)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-45], dtype=dtype)
+    for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 5, generator=generator).to(dtype),
+                   10.0 ** torch.arange(-30, 30, dtype=dtype)):
+        scores = values[torch.randint(len(values), (4, columns), generator=generator)]
+        assert torch.equal(ranks(scores).long(), ranks_by_definition(scores))
+        assert torch.equal(ranks(scores[:, ::2]).long(), ranks_by_definition(scores[:, ::2]))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_rank_change_is_its_definition_to_the_bit(compiled, monkeypatch):
+    """Over several pieces of users; items new since are not ranked, and users are those asked for."""
+    if not compiled:
+        monkeypatch.setattr(ops, "why_not", lambda: "switched off")
+    monkeypatch.setattr(drift, "in_pieces", lambda users, n_items: iter(users.split(30)))
+    generator, users = torch.Generator().manual_seed(0), torch.arange(0, 200, 2)
+    before, now = torch.randn(200, 600, generator=generator), torch.randn(200, 610, generator=generator)
+    models = [Snapshot({"items": torch.zeros(scores.shape[1], 1)}, {"scores": scores}) for scores in (before, now)]
+    expected = torch.zeros(600, dtype=torch.float64)
+    for piece in users.split(30):
+        a, b = (ranks_by_definition(scores[piece][:, :600]).double() for scores in (before, now))
+        expected += ((a - b).abs() / a).sum(0)
+    assert torch.equal(item_rank_change(Given(), *models, users), expected / 100)
+    assert item_rank_change(Given(), *models, users[:0]).isnan().all()
+
+
+class Shelf(DomainModule):
+    """Counts how often its vectors are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.items, self.made = nn.Parameter(torch.ones(3, 2)), 0
+
+    @once_in_ranking
+    def vectors(self):
+        self.made += 1
+        return 2.0 * self.items
+
+
+class Doubled(nn.Module):
+    made = 0
+
+    def forward(self, table):
+        Doubled.made += 1
+        return 2.0 * table
+
+
+def test_once_for_a_ranking_and_anew_for_the_next():
+    shop = DomainModule()
+    shop.shelves, shop.table = nn.ModuleList([Shelf(), Shelf()]), nn.Linear(2, 2)
+    parametrize.register_parametrization(shop.table, "weight", Doubled())
+    first, second = shop.shelves
+    Doubled.made = 0
+    with shop.ranking(), torch.no_grad():
+        assert all(torch.equal(first.vectors(), torch.full((3, 2), 2.0)) for _ in range(3))
+        assert shop.table.weight is shop.table.weight
+    assert (first.made, second.made, Doubled.made) == (1, 0, 1)
+    with torch.no_grad():
+        first.items += 1.0
+    assert torch.equal(first.vectors(), torch.full((3, 2), 4.0)) and first.vectors() is not first.vectors()
+    made = first.made
+    with pytest.raises(KeyError), shop.ranking():
+        raise KeyError(first.vectors())
+    first.vectors(), first.vectors()
+    assert first.made == made + 3 and Shelf.vectors.__name__ == "vectors"
+    assert not [name for name in vars(first) if "ranking" in name]
+
+
+@pytest.mark.parametrize("method, backbone, costly, settings", [
+    ("ffmsr", "ffmsr", "adapter", {}), ("ft", "vqrec", "embedding_bag", {}), ("ft", "ccdr", "sparse", {}),
+    ("ffmsr", "recbole:FDSA", "adapter", {"semantics": True})])
+def test_ranks_are_those_of_each_batch_alone(monkeypatch, method, backbone, costly, settings):
+    """After items have changed too; and what costs most is done once for all batches."""
+    f = Pair(discover(), method, backbone, "domains", settings).federation()
+    domain = CrossSilo(f).domains[0]
+    module, sessions, done = domain.module.eval(), domain.step.sessions["test"], []
+
+    def counted(name, operation):
+        def call(*args, **options):
+            done.append(name)
+            return operation(*args, **options)
+        return call
+
+    monkeypatch.setattr(MoEAdapter, "forward", counted("adapter", MoEAdapter.forward))
+    monkeypatch.setattr(torch.sparse, "mm", counted("sparse", torch.sparse.mm))
+    monkeypatch.setattr(nn.functional, "embedding_bag", counted("embedding_bag", nn.functional.embedding_bag))
+    for _ in range(2):
+        with torch.no_grad():
+            for value in module.parameters():
+                value += 0.1 * torch.randn_like(value)
+            everybody = torch.arange(len(sessions.lengths))
+            batch, wanted = histories(sessions, everybody, f.backbone.settings.max_length, fixed=True)
+            scores = module.scores(batch)
+        ranks = (scores >= scores.gather(1, wanted[:, None])).sum(1)
+        expected = (1.0 / ranks).where(ranks <= 5, 0.0)
+        counts = []
+        for at_once in (len(wanted), 2):
+            done.clear()
+            monkeypatch.setattr(SIZES, "central_ranked", at_once)
+            metric, = (each for each in f.metrics if each.name == "mrr")
+            scored = rank_by_module(f.backbone, module, domain.step, "test", Ranking([5], [metric]))
+            torch.testing.assert_close(scored.values["mrr@5"][scored.users.argsort()], expected.double())
+            counts.append(done.count(costly))
+        assert len(wanted) > 4 and counts[0] == counts[1] > 0

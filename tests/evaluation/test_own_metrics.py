@@ -1,7 +1,5 @@
 """Metrics of a user's own: the page's example against RecBole's classes, in every command, and what `check` catches."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -10,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, output_of, refused
 from recbole.evaluator import metrics as recbole_metrics
 
 import fedcl_bench as fb
@@ -57,9 +55,6 @@ def finish(config):
     return progress
 
 
-# What the page's metrics are
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_example_is_recboles_map_and_tail(mine, seed, monkeypatch):
     rng = np.random.default_rng(seed)
@@ -83,12 +78,11 @@ def test_the_example_is_recboles_map_and_tail(mine, seed, monkeypatch):
 
 
 def test_they_are_recorded_beside_the_same_numbers(mine, folder, tmp_path, capsys, monkeypatch):
-    """Records, Python, tables and tests; runs with and without them are the same otherwise."""
+    """Records, Python, tables and tests; runs with and without them are the same otherwise. Others are lacking."""
     monkeypatch.chdir(tmp_path)
     settings = {**QUICK, "plugins": folder, "progress": False}
-    results = {method: fb.run(method, "fedmf", seeds=2, extra_metrics="tail,map", **settings)
-               for method in ("ft", "f3crec")}
-    plain = fb.run("ft", "fedmf", seeds=2, **settings)
+    results = {method: fb.run(method, "fedmf", extra_metrics="tail,map", **settings) for method in ("ft", "f3crec")}
+    plain = fb.run("ft", "fedmf", **settings)
     means = results["ft"].metrics
     names = ("ndcg", "recall", "hit", "precision", "mrr", "map", "tail")
     assert set(means["metric"]) == {f"{name}@20" for name in names}
@@ -117,23 +111,23 @@ def test_they_are_recorded_beside_the_same_numbers(mine, folder, tmp_path, capsy
     packed = [run for run in load_runs(tmp_path / "c") if run.hash == results["ft"].runs[0].hash]
     assert {"map@20", "tail@20"} <= set(packed[0].users["metric"].unique())
 
+    assert "no novelty@20" in refused(capsys, "tables", "--metrics", "novelty@20", *words)
+    assert "other metrics with --set extra_metrics=NAME" in refused(
+        capsys, "compare", "ft", "f3crec", "--backbone", "fedmf", "--metric", "novelty@20", *words)
+
 
 def test_on_the_command_line_and_in_validation(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--method", "ft", "--backbone", "fedmf", "--set", "k_core=80", "--set", "rounds=3", "--quiet",
              "--plugins", str(folder)]
-    assert main([*words, "--set", "extra_metrics=map", "--set", "topk=5,20"]) == 0
-    shown = capsys.readouterr().out
+    shown = output_of(capsys, *words, "--set", "extra_metrics=map", "--set", "topk=5,20")
     assert "map@5 " in shown and "map@20 " in shown
-    assert main([*words, "--set", "valid_metric=MAP@10", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(output_of(capsys, *words, "--set", "valid_metric=MAP@10", "--json"))
     assert result["settings"]["valid_metric"] == "map@10" and "map@20" in result["metrics"]
     rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
     assert rounds["valid"].between(1e-6, 1.0, inclusive="neither").all()
-    assert main(["list", "--plugins", str(folder)]) == 0
-    assert "map average precision" in " ".join(capsys.readouterr().out.split())
-    assert main(["list", "tail", "--plugins", str(folder)]) == 0
-    shown = capsys.readouterr().out
+    assert "map average precision" in " ".join(output_of(capsys, "list", "--plugins", folder).split())
+    shown = output_of(capsys, "list", "tail", "--plugins", folder)
     assert "K places with an item of at most 5" in shown and "extra_metrics=tail" in shown and "valid" not in shown
 
 
@@ -157,9 +151,6 @@ def test_few_users_have_intervals_of_shares_alone():
     assert "ndcg@20 0." in text and "all:hit@20 0." in text and "novelty" not in text
 
 
-# Hashes
-
-
 def test_code_counts_where_it_is_used(mine, registry, folder, tmp_path):
     edited = tmp_path / "edited"
     edited.mkdir()
@@ -177,9 +168,6 @@ def test_code_counts_where_it_is_used(mine, registry, folder, tmp_path):
     assert config_of(registry, extra_metrics="none").hash == config_of(registry).hash
 
 
-# Errors
-
-
 @pytest.mark.parametrize("settings, message", [
     ({"extra_metrics": "mep"}, "unknown metric 'mep'.\nDid you mean 'map'"),
     ({"extra_metrics": "map@20"}, "found 'map@20', accepted: names of metrics without @K, as map"),
@@ -190,26 +178,6 @@ def test_code_counts_where_it_is_used(mine, registry, folder, tmp_path):
 def test_wrong_names(mine, settings, message):
     with pytest.raises(UserError, match=re.escape(message)):
         config_of(mine, **settings)
-
-
-def test_a_name_that_is_taken(tmp_path):
-    (tmp_path / "mine.py").write_text(PAGE.replace('name = "map"', 'name = "ndcg"'), encoding="utf-8")
-    with pytest.raises(UserError, match="two metric plugins are named 'ndcg'"):
-        discover([tmp_path]).get("metric", "ndcg")
-
-
-def test_a_record_that_lacks_a_metric_says_so(mine, folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    fb.run("ft", "fedmf", progress=False, **QUICK)
-    fb.run("f3crec", "fedmf", progress=False, **QUICK)
-    small = ["--set", "rounds=1", "--set", "k_core=80"]
-    assert main(["tables", "--metrics", "map@20", "--plugins", str(folder), *small]) == 2
-    assert "Known: " in capsys.readouterr().err
-    assert main(["compare", "ft", "f3crec", "--backbone", "fedmf", "--metric", "novelty@20", *small]) == 2
-    assert "other metrics with --set extra_metrics=NAME" in capsys.readouterr().err
-
-
-# What `check` says
 
 
 def metric(values, doc="A test.", of_items=False):
@@ -260,15 +228,17 @@ def test_check_passes(cls):
 
 def test_check_of_the_example(folder, capsys):
     for name in ("map", "tail"):
-        assert main(["check", name, "--plugins", str(folder)]) == 0
-        shown = capsys.readouterr().out
+        shown = output_of(capsys, "check", name, "--plugins", folder)
         assert "all properties hold" in shown and "partner" not in shown
     assert main(["check", "map", "--with", "ft", "--plugins", str(folder)]) == 2
     assert "a metric is checked without partners" in capsys.readouterr().err
 
 
-def test_a_wrong_metric_ends_the_run_with_its_name(tmp_path):
+def test_a_wrong_metric_ends_the_run_with_its_name_and_a_name_is_taken_once(tmp_path):
     (tmp_path / "mine.py").write_text(PAGE.replace("/ lists.relevant.clamp(max=lists.k)", "/ hits.sum(1)"),
                                       encoding="utf-8")
     with pytest.raises(PluginError, match="metric 'map': values returned nan"):
         finish(config_of(discover([tmp_path]), extra_metrics="map"))
+    (tmp_path / "mine.py").write_text(PAGE.replace('name = "map"', 'name = "ndcg"'), encoding="utf-8")
+    with pytest.raises(UserError, match="two metric plugins are named 'ndcg'"):
+        discover([tmp_path]).get("metric", "ndcg")

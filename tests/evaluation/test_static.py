@@ -1,7 +1,5 @@
 """The static leave-one-out protocol of PFedRec, FedRAP and GPFedRec: split, candidates, negatives, settings, runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -12,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import build, federation, finish, one_step
+from helpers import build, federation, finish, one_step, output_of
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
@@ -48,9 +46,6 @@ def touched(step, user):
     return {item for items in split_of(step, user) for item in items}
 
 
-# Split -------------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(0, 10 ** 6),
        st.integers(0, 5))
@@ -81,9 +76,6 @@ def test_split_equals_plain_python(times, seed, least):
             assert (train, valid, test) == (some, [], [])
         else:
             assert (train, valid, test) == (some[:-2], some[-2:-1], some[-1:])
-
-
-# Candidates --------------------------------------------------------------------------------------------------------
 
 
 def random_step(seed, users, items):
@@ -123,9 +115,6 @@ def test_candidates(seed, users, items, n, separate):
         assert (len(valid), len(test)) == (min(n, -(-len(free) // 2)), min(n, len(free) // 2))
 
 
-# Metrics -----------------------------------------------------------------------------------------------------------
-
-
 def by_hand(scores, target, candidates, k=10):
     """(HR@k, NDCG@k) of one user: rank of the item to find among it and the candidates."""
     rank = 1 + sum(scores[item] > scores[target] for item in candidates)
@@ -154,9 +143,6 @@ def test_every_round_and_backbone_uses_the_same_lists(registry, name):
     hits, gains = zip(*expected(progress.best.model, "test"))
     assert scores.values["hit@10"].tolist() == list(hits)
     assert scores.values["ndcg@10"].tolist() == pytest.approx(list(gains))
-
-
-# Negatives ---------------------------------------------------------------------------------------------------------
 
 
 def drawn(step, settings, round_=0, seed=0):
@@ -240,9 +226,6 @@ def test_too_few_items_to_draw_from(registry):
     check(negative_pool="untouched", negative_draw="distinct", negatives=3)
 
 
-# Best round --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("which", ["first", "latest"])
 def test_best_round_of_equal_ones(registry, which):
     """With few users validation values repeat: the first or the latest of the best is tested, and recorded."""
@@ -272,6 +255,7 @@ def test_no_early_end_whatever_the_rounds(registry, chosen, rounds):
     assert len(progress.curve) == rounds and len({row["valid"] for row in progress.curve}) == 1
 
 
+@pytest.mark.long
 def test_fedrap_begins_as_its_public_log(registry):
     """Losses of the authors' log of ML-100K, from other draws; with the README's learning rates the first is -.16."""
     config = make_config(registry, "ft", "fedrap", "ml-100k", overrides=[
@@ -280,16 +264,14 @@ def test_fedrap_begins_as_its_public_log(registry):
     assert [row["loss"] for row in progress.curve] == pytest.approx([0.2520, 0.1200], rel=0.1)
 
 
-# Settings ----------------------------------------------------------------------------------------------------------
-
-
 def configured(registry, backbone="pfedrec", *overrides):
     return make_config(registry, "ft", backbone, "ml-100k",
                        overrides=[(f"layer {n}", layer) for n, layer in enumerate(overrides)]).settings
 
 
-def test_static_defaults(registry):
-    """stream=static brings the protocol of its papers, over the dataset's settings, and each backbone's own values."""
+def test_static_defaults_over_which_the_user_wins(registry):
+    """stream=static brings the protocol of its papers, over the dataset's settings, and each backbone's own values. The
+    user wins in whatever layer and order; the last word on ``stream`` decides which defaults lie below."""
     pfedrec, fedrap, gpfedrec = (configured(registry, name, {"stream": "static"})
                                  for name in ("pfedrec", "fedrap", "gpfedrec"))
     protocol = {**STREAM_DEFAULTS["static"], "topk": [10], "stream": "static", "sampled_candidates": 99,
@@ -306,10 +288,6 @@ def test_static_defaults(registry):
     assert {name: fedrap[name] for name in own} == own
     own = {"candidate_lists": "separate", "eval_item_table": "local", "batch_size": 256, "min_interactions": 0}
     assert {name: gpfedrec[name] for name in own} == own
-
-
-def test_the_user_wins(registry):
-    """In whatever layer and order; the last word on ``stream`` decides which defaults lie below."""
     wishes = {"lr": 0.3, "k_core": 5, "rounds": 7, "eval_item_table": "global", "candidate_lists": "shared",
               "topk": (5,), "best_round": "first"}
     for parts in ([{**wishes, "stream": "static"}], [wishes, {"stream": "static"}], [{"stream": "static"}, wishes]):
@@ -355,12 +333,8 @@ def test_inactive_settings_are_refused(registry, layer, name, reason):
     assert f"setting '{name}' (layer 0) has no effect {reason}" in str(error.value)
 
 
-# Whole runs --------------------------------------------------------------------------------------------------------
-
-
 def command(capsys, *arguments):
-    assert main([*map(str, arguments), "--quiet"]) == 0
-    return capsys.readouterr().out
+    return output_of(capsys, *map(str, arguments), "--quiet")
 
 
 @pytest.fixture
@@ -419,16 +393,13 @@ def test_a_leak_is_said_wherever_a_run_is_met(capsys, toy):
         assert len(json.loads(command(capsys, *arguments, "--json"))["notes"]) - expected == 1  # of few users
     compared = ["compare", "ft", both, "--backbone", "fedmf", "--dataset", "toy", *records, *of]
     for arguments in (compared, ["tables", "--methods", f"ft,{both}", "--backbones", "fedmf", *records, *of]):
-        assert main(arguments) == 0
-        assert capsys.readouterr().out.count(f"{said} (ft") == 1
-    assert main(["tables", "--methods", "ft", "--backbones", "fedmf", *records, *of]) == 0
-    assert said not in capsys.readouterr().out
+        assert output_of(capsys, *arguments).count(f"{said} (ft") == 1
+    assert said not in output_of(capsys, "tables", "--methods", "ft", "--backbones", "fedmf", *records, *of)
     assert main(["report", "--records", str(toy / "results"), "--out", str(toy / "page.html")]) == 0
     assert ">ft (negative_pool=untouched, leaks test items)<" in (toy / "page.html").read_text()
     found = [str(fb.load(toy / "results", negative_pool=pool)) for pool in ("untrained", "untouched")]
     assert ["; leaks test items\n" in text for text in found] == [False, True]
-    assert main(["list", "fedrap", "--set", "stream=static"]) == 0
-    assert "leaks test items" in capsys.readouterr().out.replace("\n", " ")
+    assert "leaks test items" in output_of(capsys, "list", "fedrap", "--set", "stream=static").replace("\n", " ")
 
 
 @pytest.mark.long

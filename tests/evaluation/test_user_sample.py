@@ -1,7 +1,5 @@
 """Validation, tests and changes of ranks on keyed samples of users."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,11 +1,8 @@
 """RecBole's models as backbones: equal to a plain loop over copies of RecBole's own models, however they are called."""
 
-from __future__ import annotations
-
 import copy
 import random
 import shutil
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, build, federation, one_step, ragged, train_round
+from helpers import ROOT, build, federation, grown, one_step, ragged, same_tables, script, threads, train_round
 from recbole.data.interaction import Interaction
 
 from fedcl_bench.plugin.backbone import OwnBatch
@@ -21,10 +18,9 @@ from fedcl_bench.cli import main
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
-from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.method import Method, NoSettings
-from fedcl_bench.plugin.state import Snapshot, score_users
+from fedcl_bench.plugin.state import score_users
 from fedcl_bench.core.parallel import workers
 from fedcl_bench.recbole import client_facts, domain_facts, models
 from fedcl_bench.recbole.keyed_random import Keyed
@@ -36,7 +32,7 @@ from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
-SEED, CPU = 3, torch.device("cpu")
+SEED = 3
 # Small sizes and no dropout: (settings of the backbone, RecBole's field names of a sample).
 SMALL = {
     "BPR": dict(dim=6),
@@ -63,7 +59,7 @@ def backbone_of(registry, name, **settings):
 def start(backbone, step, scale=0.3):
     """A model whose every parameter has its initial value and noise, so that nothing is zero by chance."""
     generator = torch.Generator().manual_seed(5)
-    model = grow(Snapshot({}, {}), backbone, SEED, step, torch.float64, CPU)
+    model = grown(backbone, step, SEED)
     kinds = {kind: {name: table + scale * torch.randn(table.shape, generator=generator, dtype=torch.float64)
                     for name, table in getattr(model, kind).items()} for kind in ("public", "private", "dense")}
     return replace(model, **kinds)
@@ -84,9 +80,6 @@ def one_round(backbone, step, model, settings, chunk_elements=1 << 20, alone=Fal
                          Needs(whole_tables=True, sampler=own, chunk_elements=chunk_elements))
     after, loss, *_ = train_round(chunks, model, backbone, Method(NoSettings()), settings, SEED, 1, 2)
     return after, loss, chunks
-
-
-# ----------------------------------------------------------------------------------------------- the independent oracle
 
 
 class Config(dict):
@@ -276,8 +269,6 @@ def test_scores_are_recboles_own(registry, step, name):
         torch.testing.assert_close(ours[user], theirs, atol=1e-8, rtol=1e-8)
 
 
-# ------------------------------------------------------------------------------------- one by one, all at once, grouped
-
 WITH_DROPOUT = {"SimpleX": SMALL["SimpleX"],
                 "NeuMF": dict(dim=6, model="{mlp_hidden_size: [8, 4], dropout_prob: 0.3}"),
                 "MultiVAE": dict(model="{mlp_hidden_size: [9], latent_dimension: 6, anneal_cap: 0.5, "
@@ -314,18 +305,14 @@ def test_vectorised_equals_one_by_one_for_any_chunks_and_threads(registry, step,
     settings = LocalSettings(optimiser="adam", batch_size=4, negatives=2, local_epochs=2)
     cls = registry.get("backbone", f"recbole:{name}").cls
     found = []
-    for alone, elements, threads in ((False, 1 << 20, 1), (True, 1 << 20, 1), (False, 1, 2)):
+    for alone, elements, number in ((False, 1 << 20, 1), (True, 1 << 20, 1), (False, 1, 2)):
         backbone = cls(cls.Settings(**WITH_DROPOUT[name]))
         assert backbone.facts.loss_alone == backbone.facts.score_alone == ""
         torch.manual_seed(len(found))  # the global generator has no say
         np.random.seed(len(found))
         random.seed(len(found))
-        torch.set_num_threads(threads)
-        try:
-            with workers():
-                after, loss, chunks = one_round(backbone, step, start(backbone, step), settings, elements, alone)
-        finally:
-            torch.set_num_threads(1)
+        with threads(number), workers():
+            after, loss, chunks = one_round(backbone, step, start(backbone, step), settings, elements, alone)
         assert len(chunks) == (5 if elements == 1 else 4)  # two clients have equally many items
         found.append([*after.tables(), torch.tensor(loss), score_users(backbone, after, torch.arange(5))])
     for other in found[1:]:
@@ -352,12 +339,9 @@ def test_keyed_operators_do_not_move_global_generators_and_have_their_law():
     assert torch.equal(state, torch.get_rng_state())
 
 
-# ------------------------------------------------------------------------------------------------ parameters and starts
-
-
 def test_private_makes_dense_and_item_parameters_private(registry, step):
     backbone = backbone_of(registry, "NeuMF", private="predict_layer.*, item_mf*")
-    model = grow(Snapshot({}, {}), backbone, SEED, step, torch.float64, CPU)
+    model = grown(backbone, step, SEED)
     assert set(model.public) == {"item_mlp_embedding.weight"}
     assert set(model.private) == {"user_mf_embedding.weight", "user_mlp_embedding.weight", "predict_layer.weight",
                                   "predict_layer.bias", "item_mf_embedding.weight", "item_mf_embedding.weight[padding]"}
@@ -368,8 +352,7 @@ def test_private_makes_dense_and_item_parameters_private(registry, step):
     after, *_ = one_round(backbone, step, model, settings)
     alone, *_ = one_round(backbone_of(registry, "NeuMF", private="predict_layer.*, item_mf*"), step, model, settings,
                           alone=True)
-    for one, two in zip(after.tables(), alone.tables(), strict=True):
-        torch.testing.assert_close(one, two, atol=1e-9, rtol=1e-9)
+    same_tables(after, alone, near=1e-9)
     table = after.private["item_mf_embedding.weight"]
     assert not torch.equal(table[0], table[1])  # personal tables part
 
@@ -384,9 +367,6 @@ def test_laws_of_initial_values_are_recognised():
     assert Law.of(normal + 1.0) == Law("normal", pytest.approx(1.0, abs=0.01), pytest.approx(0.2, rel=0.02))
     rows = Law("uniform", 1.0, 0.5).rows(0, "x", range(1000), (4,))
     assert rows.shape == (1000, 4) and 0.5 < float(rows.min()) < 0.502 and 1.498 < float(rows.max()) < 1.5
-
-
-# ---------------------------------------------------------------------------------------------------------- whole runs
 
 
 def small_federation(registry, stream, method, backbone, **settings):
@@ -410,8 +390,7 @@ def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_pat
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
     restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu", f)
     *_, again = run(small_federation(registry, stream, method, backbone_of(registry, name)), restored)
-    for one, two in zip(again.model.tables(), last.model.tables(), strict=True):
-        assert torch.equal(one, two)
+    same_tables(again.model, last.model)
     assert [row["valid"] for row in again.curve] == [row["valid"] for row in last.curve]
 
 
@@ -438,8 +417,7 @@ def test_a_client_with_one_item_has_no_sequence_to_train_on(registry, step):
     model = start(backbone, only)
     after, loss, _ = one_round(backbone, only, model, LocalSettings(optimiser="adam"))
     assert loss == 0.0
-    for one, two in zip(after.tables(), model.tables(), strict=True):
-        assert torch.equal(one, two)
+    same_tables(after, model)
 
 
 def test_a_counter_of_the_model_is_the_clients_own(registry, step):
@@ -461,31 +439,17 @@ def test_a_counter_of_the_model_is_the_clients_own(registry, step):
     torch.testing.assert_close(step2, capped)  # 10 of 10 steps: the cap
 
 
-def test_one_by_one_says_so_once_and_names_the_operator(registry):
-    alone, vectorised = backbone_of(registry, "HRM"), backbone_of(registry, "BPR")
-    assert alone.notes() == ["recbole:HRM: one client at a time in training (Tensor.numpy) and scoring (Tensor.numpy), "
-                             "as vmap does not take it; the numbers are the same."]
-    assert vectorised.notes() == []
-
-
-# -------------------------------------------------------------------------------------------- names, records, bad input
-
-
-def test_names_in_any_spelling_and_records_without_colon(registry):
+def test_names_in_any_spelling_and_notes_of_one_by_one(registry):
     plugin = registry.get("backbone", "recbole:neumf")
     assert plugin.name == "recbole:NeuMF" and registry.get("backbone", "recbole:NeuMF") is plugin
     config = make_config(registry, "ft", "recbole:NEUMF", "ml-100k")
     assert config.name == f"ft-recbole-NeuMF-ml-100k-s0-{config.hash[:12]}"
     assert RunSpec("ft", "recbole:sasrec", "ml-100k").backbone == "recbole:SASRec"
     assert tuned_file(Path("t"), "ft", "recbole:BPR", "ml-100k") == Path("t/ml-100k-recbole-BPR-ft.json")
-
-
-@pytest.mark.parametrize("name,message", [
-    ("FEARec", "needs other users' interactions"), ("EASE", "not trained by gradients")])
-def test_refused_models_say_why(registry, name, message):
-    with pytest.raises(UserError, match=f"backbone 'recbole:{name}' .*{message}") as raised:
-        backbone_of(registry, name)
-    assert ("--dataset A+B" if name == "FEARec" else "list recbole") in str(raised.value)
+    alone, vectorised = backbone_of(registry, "HRM"), backbone_of(registry, "BPR")
+    assert alone.notes() == ["recbole:HRM: one client at a time in training (Tensor.numpy) and scoring (Tensor.numpy), "
+                             "as vmap does not take it; the numbers are the same."]
+    assert vectorised.notes() == []
 
 
 @pytest.mark.parametrize("settings,message", [
@@ -502,7 +466,11 @@ def test_bad_settings(registry, settings, message):
         cls(cls.Settings(**settings))
 
 
-def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry, capsys):
+def test_refused_models_idle_settings_and_streams_of_sessions_say_why(registry, capsys):
+    for name, message in (("FEARec", "needs other users' interactions(?s:.*)--dataset A\\+B"),
+                          ("EASE", "not trained by gradients(?s:.*)list recbole")):
+        with pytest.raises(UserError, match=f"backbone 'recbole:{name}' .*{message}"):
+            backbone_of(registry, name)
     with pytest.raises(UserError, match="unknown RecBole model 'neumff'.\nDid you mean 'NeuMF'"):
         registry.get("backbone", "recbole:neumff")
     for backbone, name in (("recbole:MultiDAE", "dim"), ("recbole:BPR", "max_length")):
@@ -512,9 +480,6 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
     assert "RecBole 1.2.0's general recommender BPR" in capsys.readouterr().out
     assert main.main(["list", "recbole"]) == 0
     assert "  SRGNN       sequential  one by one: Tensor.numpy; by domains: yes\n" in capsys.readouterr().out
-
-
-def test_streams_of_sessions_are_refused(registry):
     f = federation(registry, session_stream(session_log(30), 30), Method(NoSettings()), backbone_of(registry, "BPR"),
                    evaluation=EvaluationSettings(topk=(5,), valid_metric="ndcg@5"))
     f.method.name = "ft"
@@ -532,23 +497,21 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
     assert random.getstate() == state[1] and np.random.get_state()[1].tolist() == state[2]
 
 
-# --------------------------------------------------------------------------------------------------- tables of facts
-
 @pytest.fixture(scope="module")
 def probe():
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import probe_recbole
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
-    return probe_recbole
+    return script("tools/probe_recbole")
 
 
 def test_tables_have_all_models_and_the_page_has_the_tables(probe):
+    """Hyper-parameters change facts: pairs with BPR's loss; and RepeatNet's second loss looks at numbers."""
     found = probe.all_models()
     assert [*client_facts.TABLE] == found["general"] + found["sequential"]
     assert [*domain_facts.TABLE] == found["sequential"]
     assert (ROOT / "results/pages/recbole-models.md").read_text(encoding="utf-8") == probe.page()
+    table = client_facts.TABLE
+    assert table["SASRec"].chosen({"loss_type": "BPR"}).samples == "target pair"
+    assert table["RepeatNet"].chosen({"joint_train": False}).loss_alone == ""
+    assert table["RepeatNet"].chosen({"joint_train": True}).loss_alone == "control flow that depends on data"
 
 
 @pytest.mark.parametrize("names", [
@@ -564,11 +527,3 @@ def test_rows_are_what_calling_the_models_shows(probe, names, tmp_path):
         shutil.copy(module.__file__, copy)
         probe.write_table(copy, module.TABLE)
         assert copy.read_text(encoding="utf-8") == Path(module.__file__).read_text(encoding="utf-8")
-
-
-def test_hyper_parameters_change_facts():
-    """Pairs with BPR's loss; and RepeatNet's second loss looks at numbers."""
-    table = client_facts.TABLE
-    assert table["SASRec"].chosen({"loss_type": "BPR"}).samples == "target pair"
-    assert table["RepeatNet"].chosen({"joint_train": False}).loss_alone == ""
-    assert table["RepeatNet"].chosen({"joint_train": True}).loss_alone == "control flow that depends on data"

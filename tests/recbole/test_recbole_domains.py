@@ -1,6 +1,6 @@
-"""RecBole's models as modules of domains: equal to RecBole's own trainer on the same batches and to its evaluation."""
-
-from __future__ import annotations
+"""RecBole's models as modules of domains: equal to RecBole's own trainer on the same batches and to its evaluation.
+FFMSR's fusion and filters in them (its Table 5): against RecBole's own model that is given e + t as its table and
+filtered histories."""
 
 import builtins
 import random
@@ -11,18 +11,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import lay_shop, recbole_config
+from helpers import by_domain, executed, lay_shop, recbole_config
 from recbole.data.interaction import Interaction
+from recbole.utils import init_seed
 from torch import nn
+from torch.nn.utils import parametrize
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.plugin.silo import DomainData, Histories
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation.metrics import DEFAULT
-from fedcl_bench.federation.loop import run
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.cross_silo import CrossSilo
+from fedcl_bench.federation.loop import run
+from fedcl_bench.plugin.silo import DomainData, Histories
 from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_facts import READS_TEXT, DomainFacts
 from fedcl_bench.recbole.domain_models import configuration
@@ -30,6 +32,7 @@ from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, of_similar_len
 from fedcl_bench.recbole.same_target import SameTarget
 from fedcl_bench.recbole.text_models import TextTable, of_ids
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.testing import check_plugin
 from fedcl_bench.testing.report import assert_passed
 
@@ -109,27 +112,23 @@ def recbole_parameters(module) -> dict[str, torch.Tensor]:
     return values
 
 
-# ------------------------------------------------------------------------------------------- RecBole's own pipeline
-
-
 class Pipeline:
     """RecBole's dataset, loaders, model and trainer of one shop."""
 
-    def __init__(self, name: str, values: dict):
+    def __init__(self, name, of_model=None, **values):
         with recbole_config():
             from recbole.config import Config
             from recbole.data import create_dataset, data_preparation
-            from recbole.utils import get_model, get_trainer, init_seed
+            from recbole.utils import get_model, get_trainer
 
             config = Config(model=name, dataset="books", config_dict={
-                "data_path": "data", "load_col": {"inter": ["user_id", "item_id", "timestamp"]}, "epochs": 2,
+                "data_path": "data", "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
                 "eval_args": {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full", "group_by": "user"},
-                "train_neg_sample_args": None, "train_batch_size": 16, "MAX_ITEM_LIST_LENGTH": WIDTH, "topk": [3, 5],
-                "metrics": ["Recall", "NDCG", "MRR"], "valid_metric": "Recall@3", "metric_decimal_place": 12,
-                "use_gpu": False, "checkpoint_dir": "saved", "state": "ERROR", "learning_rate": 0.01, **values})
-            init_seed(SEED, True)
+                "use_gpu": False, "checkpoint_dir": "saved", "state": "ERROR", **values})
             self.dataset = create_dataset(config)
             self.train, _, self.test = data_preparation(config, self.dataset)
+            if of_model is not None:
+                torch.manual_seed(of_model)
             self.model = get_model(name)(config, self.train.dataset)
             torch.autograd.set_detect_anomaly(False)  # RecBole switches it on
             self.trainer = get_trainer(config["MODEL_TYPE"], name)(config, self.model)
@@ -158,7 +157,10 @@ def test_training_and_test_are_those_of_recboles_trainer(registry, shops, monkey
     domain = CrossSilo(f).domains[0]
     module = domain.module.train()
     values = {key: [0.0, 0.0] if key.endswith("s") else 0.0 for key in NO_DROPOUT.get(name, ())}
-    recbole = Pipeline(name, values)
+    init_seed(SEED, True)
+    recbole = Pipeline(name, epochs=2, train_neg_sample_args=None, train_batch_size=16,
+                       MAX_ITEM_LIST_LENGTH=WIDTH, topk=[3, 5], metrics=["Recall", "NDCG", "MRR"], learning_rate=0.01,
+                       valid_metric="Recall@3", metric_decimal_place=12, **values)
     if name == "FEARec":  # part of its dropout is fixed at 0.1
         for part in (*module.modules(), *recbole.model.modules()):
             if isinstance(part, nn.Dropout):
@@ -244,9 +246,6 @@ def test_histories_of_similar_lengths_together_are_the_same_batch(registry, shop
         torch.testing.assert_close(divided, whole, rtol=1e-4, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------------- which models
-
-
 @pytest.mark.parametrize("name", ["RepeatNet", "SRGNN", *(pytest.param(name, marks=LONG) for name in (
     "CORE", "GCSAN", "LightSANs", "NextItNet", "SINE", "STAMP"))])
 def test_other_models_learn_in_domains(registry, shops, name):
@@ -271,9 +270,6 @@ def test_a_run_is_the_same_anew_whatever_was_drawn_before(registry, shops):
     for kind in ("public", "dense"):
         first, second = (getattr(result, kind) for result in results)
         assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
-
-
-# ------------------------------------------------------------------------------------------------ FEARec's second views
 
 
 def test_a_second_view_has_the_same_target_and_another_history():
@@ -319,9 +315,6 @@ def test_contrast_is_that_of_recboles_fearec(registry, shops):
         "item_id_list": histories, "item_length": lengths, "item_id": targets + 1})))
 
 
-# ------------------------------------------------------------------------------------------------- BERT4Rec's masks
-
-
 def test_a_batch_without_a_masked_item_has_no_loss(registry, shops):
     """RecBole counts no mask at the first position; of histories of one item its loss is 0 / 0."""
     data = made_up()
@@ -329,9 +322,6 @@ def test_a_batch_without_a_masked_item_has_no_loss(registry, shops):
     loss = module.loss(*some_batch(data, longest=1))
     loss.backward()
     assert loss == 0.0 and all((p.grad == 0.0).all() for p in module.parameters() if p.grad is not None)
-
-
-# ----------------------------------------------------------------------------------------------------- items' texts
 
 
 @pytest.mark.parametrize("name", ["FDSA", "GRU4RecF", pytest.param("SASRecF", marks=LONG)])
@@ -408,9 +398,6 @@ def test_check_runs_models_in_double_precision(registry, name):
     assert_passed(check_plugin(registry, plugin, process=False, only=["resumes"]))
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize("name,settings,message", [
     ("HGN", {}, "backbone 'recbole:HGN' keeps a vector of every user .*domains"),
     ("BPR", {}, "no sequential recommender"),
@@ -424,13 +411,100 @@ def test_what_cannot_be_trained_by_domains_is_said(registry, shops, name, settin
         federation_of(configured(registry, name, **settings))
 
 
-def test_other_streams_name_domains_for_a_model_that_needs_many_users(capsys):
-    assert main(["run", "--method", "ft", "--backbone", "recbole:fdsa"]) == 2
-    assert "can train it: name two or more datasets, as in --dataset A+B" in capsys.readouterr().err
-
-
-def test_a_domains_run_has_the_code_of_domains_in_its_hash(registry, shops):
+def test_a_domains_run_has_the_code_of_domains_and_other_streams_name_domains(registry, shops, capsys):
     of_domains = configured(registry, "SASRec")
     of_clients = make_config(registry, "ft", "recbole:SASRec", "ml-100k")
     assert of_domains.backbone.name == of_clients.backbone.name
     assert of_domains.settings["lr"] == 0.001 and of_clients.settings["lr"] == 0.1
+    assert main(["run", "--method", "ft", "--backbone", "recbole:fdsa"]) == 2
+    assert "can train it: name two or more datasets, as in --dataset A+B" in capsys.readouterr().err
+
+
+MODELS = ["FDSA", "S3Rec"]
+
+
+def pair(registry, name):
+    """RecBole's model and the same with FFMSR's parts, whose other parameters are equal, in float64."""
+    data = made_up()
+    plain, whole = (module_of(registry, name, data, model=without_dropout(name), precision="float64", **more).double()
+                    for more in ({}, {"semantics": True, "adapter_dropout": 0.0}))
+    with torch.no_grad():
+        for value in whole.parameters():
+            value += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel()))
+        whole.clusters.centroids.copy_(torch.randn(whole.clusters.centroids.shape,
+                                                   generator=torch.Generator().manual_seed(3)))
+        own = dict(whole.recommender.named_parameters())
+        for parameter, value in plain.named_parameters():
+            value.copy_(own[parameter])
+    return data, plain.eval(), whole.eval()
+
+
+def filtered(whole, items):
+    """f~ of histories by transforms in NumPy, padded with zeros to the filter's length."""
+    vectors = whole.clusters().detach().numpy()
+    weight = torch.view_as_complex(whole.clusters.filter.weight).detach().numpy()
+    result = np.zeros((*items.shape, vectors.shape[1]))
+    for row, history in enumerate(items.tolist()):
+        x = np.zeros((WIDTH, vectors.shape[1]))
+        for place, item in enumerate(history):
+            if 0 <= item < len(vectors):
+                x[place] = vectors[item]
+        y = np.fft.irfft(np.fft.rfft(x, axis=0) * weight, n=WIDTH, axis=0)
+        result[row] = y[:items.shape[1]]
+    return torch.from_numpy(result)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_recboles_with_texts_in_the_table_and_clusters_in_the_history(registry, shops, name):
+    data, plain, whole = pair(registry, name)
+    batch, _ = some_batch(data)
+    before = plain.scores(batch)
+    e = plain.model.item_embedding.parametrizations.weight
+    texts = whole.texts(e.original0)
+    looked_up = []
+
+    def with_clusters(_, numbers, rows):
+        looked_up.append(numbers[0])
+        return rows + filtered(whole, numbers[0] - 1)
+    with torch.no_grad():
+        e.original0.add_(texts)
+    plain.model.item_embedding.register_forward_hook(with_clusters)
+    torch.testing.assert_close(whole.scores(batch), plain.scores(batch), rtol=1e-9, atol=1e-9)
+    assert len(looked_up) == 1 and not torch.allclose(before, plain.scores(batch), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_lookups_of_a_history_have_clusters(registry, shops, name):
+    """Those of targets and of negatives, as in S3Rec's pre-training, have none."""
+    data, _, whole = pair(registry, name)
+    table, seen, lookup = whole.recommender.model.item_embedding, [], whole._with_clusters
+    with whole._called(), parametrize.cached():
+        numbers = torch.tensor([[1, 2, 3]])
+        torch.testing.assert_close(table(numbers), table.weight[numbers])
+        rows, history = table.weight[numbers], table(numbers)
+        whole._history = numbers
+        torch.testing.assert_close(table(numbers) - rows, filtered(whole, numbers - 1))
+        whole._history = None
+        assert torch.equal(history, rows)
+    if name == "S3Rec":
+        table._forward_hooks.clear()
+        table.register_forward_hook(lambda *args: seen.append(args[1][0] is whole._history) or lookup(*args))
+        whole.train().stage = PRETRAIN
+        whole.loss(*some_batch(data))
+        assert sum(seen) == 4 and len(seen) == 6  # a history and three segments; items and negatives
+
+
+@pytest.mark.parametrize("name", ["S3Rec", pytest.param("FDSA", marks=pytest.mark.long)])
+def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path, name):
+    config = configured(registry, name, "ffmsr", topology="federated", semantics=True, federated_rounds=1, rounds=1,
+                        clusters=4)
+    config.check(federation_of(config))
+    result = executed(config, tmp_path / "results")
+    centroids = torch.cat(by_domain(read_model(Path(result["record"])).tables.public)["clusters.centroids"])
+    assert len(centroids) == 26 and len(centroids.unique(dim=0)) == 4  # of both domains' items together
+    assert result["privacy"]["uploaded"] == ["semantics"] and min(result["rounds"]) == 2
+    with pytest.raises(UserError, match=f"exchanges semantics, which 'recbole:{name}' has none of with these"):
+        config = configured(registry, name, "ffmsr", topology="federated")
+        config.check(federation_of(config))
+    assert configured(registry, name).inactive["fusion_layers"] == "without semantics"
+    assert "fusion_layers" not in configured(registry, name, semantics=True).inactive

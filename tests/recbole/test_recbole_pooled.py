@@ -1,17 +1,15 @@
 """RecBole's own recommenders on pooled data: equal to RecBole's pipeline, to formulas and to ``popularity``."""
 
-from __future__ import annotations
-
 import os
 import random
 
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, build, executed, lay_log, one_step, ragged, recbole_config
+from helpers import assert_same, build, executed, lay_log, one_step, output_of, ragged, recbole_config, refused
+from test_recbole_domains import Pipeline
 
 from fedcl_bench import rng
-from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.recbole import pooled
@@ -75,16 +73,13 @@ def test_pop_counts_as_popularity_does(registry, step, lists_of_users):
     torch.testing.assert_close(scores_of(registry, "Pop", step)[1], counts / counts.max())
 
 
-def test_ease_is_its_closed_form(registry, step):
+def test_ease_is_its_closed_form_and_itemknn_the_sum_of_similarities(registry, step):
+    """Of the k most similar items of each; of equal ones any, so k is all of them."""
     x = matrix_of(step)
     inverse = np.linalg.inv(x.T @ x + 20.0 * np.eye(step.n_items))
     weights = -inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0.0)
     np.testing.assert_allclose(scores_of(registry, "EASE", step, reg_weight=20.0), x @ weights, atol=1e-5)
-
-
-def test_itemknn_is_the_sum_of_similarities(registry, step):
-    """Of the k most similar items of each; of equal ones any, so k is all of them."""
     x = matrix_of(step)
     norms = np.sqrt((x ** 2).sum(0))
     similar = x.T @ x / (norms[:, None] * norms + 2.0 + 1e-6)
@@ -93,39 +88,23 @@ def test_itemknn_is_the_sum_of_similarities(registry, step):
     np.testing.assert_allclose(found, x @ similar, atol=1e-5)
 
 
-class Pipeline:
-    """RecBole's files, dataset, split, loaders, sampler, model and trainer, seeded as the method's round is."""
+def pipeline(name, lists):
+    """RecBole's, seeded as the method's round is, of these lists; and the mean loss of its epoch, a function."""
+    lay_log("books", [(f"u{user}", f"i{item}", 100 * user + place)
+                      for user, items in enumerate(lists) for place, item in enumerate(items)])
+    of_step, seed = (rng.key(KEY.seed, "recbole", KEY.step, number) >> 1 for number in (0, KEY.round + 1))
+    own = {"MAX_ITEM_LIST_LENGTH" if key == "max_length" else key: value for key, value in SMALL[name].items()}
+    made = Pipeline(name, of_step, seed=seed, epochs=1, **own,
+                    **({"train_neg_sample_args": None} if name == "SASRec" else {}))
 
-    def __init__(self, name, lists):
-        lay_log("books", [(f"u{user}", f"i{item}", 100 * user + place)
-                          for user, items in enumerate(lists) for place, item in enumerate(items)])
-        of_step, self.seed = (rng.key(KEY.seed, "recbole", KEY.step, number) >> 1 for number in (0, KEY.round + 1))
+    def fit():
+        torch.manual_seed(seed)
+        np.random.seed(seed % (1 << 32))
         with recbole_config():
-            from recbole.config import Config
-            from recbole.data import create_dataset, data_preparation
-            from recbole.utils import get_model, get_trainer
-
-            own = {"MAX_ITEM_LIST_LENGTH" if key == "max_length" else key: value for key, value in SMALL[name].items()}
-            config = Config(model=name, dataset="books", config_dict={
-                "data_path": "data", "load_col": {"inter": ["user_id", "item_id", "timestamp"]}, "epochs": 1,
-                "eval_args": {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full", "group_by": "user"},
-                "use_gpu": False, "checkpoint_dir": "saved", "state": "ERROR", **own,
-                **({"train_neg_sample_args": None} if name == "SASRec" else {})})
-            config["seed"] = self.seed
-            train, _, self.test = data_preparation(config, create_dataset(config))
-            torch.manual_seed(of_step)
-            self.model = get_model(name)(config, train.dataset)
-            torch.autograd.set_detect_anomaly(False)  # RecBole switches it on
-            self.trainer, self.train = get_trainer(config["MODEL_TYPE"], name)(config, self.model), train
-
-    def fit(self):
-        """The mean loss of an epoch."""
-        torch.manual_seed(self.seed)
-        np.random.seed(self.seed % (1 << 32))
-        with recbole_config():
-            self.trainer.fit(self.train, None, verbose=False, saved=False)
-        self.trainer.tensorboard.close()  # which would write to the folder that is current later
-        return self.trainer.train_loss_dict[0] / len(self.train)
+            made.trainer.fit(made.train, None, verbose=False, saved=False)
+        made.trainer.tensorboard.close()  # which would write to the folder that is current later
+        return made.trainer.train_loss_dict[0] / len(made.train)
+    return made, fit
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -137,8 +116,8 @@ def test_the_first_epoch_is_recboles(registry, lists, step, tmp_path, monkeypatc
     known = one_step(ragged(*(items[:-2] for items in lists)), n_items, index=1).training
     _, loss = method.central_round(known, None, None, KEY)
     assert not os.listdir()  # RecBole itself writes files
-    recbole = Pipeline(name, lists)
-    assert loss == pytest.approx(recbole.fit(), rel=1e-5)
+    recbole, fit = pipeline(name, lists)
+    assert loss == pytest.approx(fit(), rel=1e-5)
     for key, value in recbole.model.state_dict().items():
         torch.testing.assert_close(method.server_state[f"model.{key}"], value, rtol=0.0, atol=1e-5)
     latest = [items[-2 - SMALL["SASRec"]["max_length"]:-2] for items in lists]
@@ -150,8 +129,9 @@ def test_the_first_epoch_is_recboles(registry, lists, step, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_run_resumes_to_the_bit_and_moves_no_generator(registry, tmp_path, name):
-    """Blocks in which users and items are new; a model begins each anew."""
+def test_a_run_resumes_to_the_bit_and_moves_no_generator(registry, tmp_path, monkeypatch, capfd, name):
+    """Blocks in which users and items are new; a model begins each anew. Nothing is printed, and no file is left."""
+    monkeypatch.chdir(tmp_path)
     stream = growing_stream()
 
     def federation():
@@ -163,10 +143,11 @@ def test_a_run_resumes_to_the_bit_and_moves_no_generator(registry, tmp_path, nam
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     points = list(run(federation()))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert not os.listdir() and capfd.readouterr() == ("", "")
     assert {(t, s) for t, s, _ in points[-1].tests} == {(t, s) for t in range(3) for s in range(t + 1)}
     rounds = 2 if name in TRAINED else 1
     assert len(points[-1].curve) == 3 * rounds
-    for point in points[:-1:2]:
+    for point in points[1:-1:4]:
         save_progress(tmp_path / "checkpoint.pt", point, 1.0)
         f = federation()
         *_, again = run(f, load_progress(tmp_path / "checkpoint.pt", "cpu", f)[0])
@@ -188,7 +169,7 @@ def test_what_is_tested_is_the_best_round(registry):
     assert torch.equal(f.method.rescore(users, torch.zeros(5, kept.shape[1]), None, None), kept[:5])
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["LightGCN", "ItemKNN"])
 def test_ml_100k(registry, tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(tmp_path)
     config = make_config(registry, f"recbole:{name.lower()}", "", "ml-100k", overrides=[
@@ -200,17 +181,7 @@ def test_ml_100k(registry, tmp_path, monkeypatch, capfd, name):
     assert result["metrics"]["ndcg@20"]["per_block"][0] > 0.0 and capfd.readouterr() == ("", "")
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--method", "recbole:ease", "--set", "k_core=80", "--quiet"]) == 0
-    assert "recbole:EASE on none, ml-100k" in capsys.readouterr().out
-    assert main(["list", "recbole:ease"]) == 0
-    assert "reg_weight = 250.0" in capsys.readouterr().out
-    assert main(["--method", "recbole:NeuMF"]) == 2
-    assert "Known: BPR, EASE, ItemKNN, LightGCN, Pop, SASRec." in capsys.readouterr().err
-
-
-def test_names_are_spelled_and_safe(registry, tmp_path):
+def test_names_are_spelled_and_safe_and_the_command_knows_them(registry, tmp_path, monkeypatch, capsys):
     spec = RunSpec("recbole:ease", "none", "ml-100k")
     assert spec.method == "recbole:EASE" and Registry().get("method", "RecBole:BPR").name == "recbole:BPR"
     assert tuned_file(tmp_path, spec.method, "none", "ml-100k").name == "ml-100k-none-recbole-EASE.json"
@@ -218,16 +189,18 @@ def test_names_are_spelled_and_safe(registry, tmp_path):
     assert registry.pair("recbole:pop", None)[1] == "none"
     with pytest.raises(UserError, match="Known: BPR, EASE, ItemKNN, LightGCN, Pop, SASRec"):
         registry.pair("recbole:NeuMF", None)
+    monkeypatch.chdir(tmp_path)
+    assert "recbole:EASE on none, ml-100k" in output_of(capsys, "--method", "recbole:ease", "--set", "k_core=80",
+                                                        "--quiet")
+    assert "reg_weight = 250.0" in output_of(capsys, "list", "recbole:ease")
+    assert "Known: BPR, EASE, ItemKNN, LightGCN, Pop, SASRec." in refused(capsys, "--method", "recbole:NeuMF")
 
 
-def test_what_recbole_refuses_is_said(registry, step):
+def test_what_recbole_refuses_is_said_and_divergence_ends_the_run(registry, step):
     with pytest.raises(UserError, match="recbole:SASRec.* multiple of the number of attention heads"):
         scores_of(registry, "SASRec", step, n_heads=4)
     with pytest.raises(UserError, match="recbole:BPR.* interacted with all items"):
         scores_of(registry, "BPR", one_step(ragged([0, 1, 2], [0]), 3).training)
-
-
-def test_divergence_ends_the_run(registry):
     settings = {**SMALL["BPR"], "learning_rate": 1e30, "topk": 5, "valid_metric": "ndcg@5"}
     f = make_config(registry, "recbole:BPR", "none", "ml-100k", overrides=[("test", settings)]
                     ).federation(growing_stream())

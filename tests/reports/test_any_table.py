@@ -1,10 +1,11 @@
-"""Tables that no paper has: the layout that was asked for, marks against a baseline, and how they are written down."""
-
-from __future__ import annotations
+"""Tables that no paper has: the layout that was asked for, marks against a baseline, how they are written down,
+and pages that pdflatex or tectonic make of them."""
 
 import csv
 import io
 import re
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import accumulate, product
@@ -12,14 +13,13 @@ from itertools import accumulate, product
 import numpy as np
 import pytest
 from fabricate import USERS, fabricate, fabricate_methods, level
+from helpers import ROOT, output_of, refused
 from scipy import stats
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import UserError
-from fedcl_bench.core.settings import split_methods
 from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports import render
-from fedcl_bench.reports.render import csv_text, latex, markdown
+from fedcl_bench.reports.render import csv_text, latex, markdown, tex
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs, user_scores
@@ -117,16 +117,13 @@ def test_p_over_seeds_is_holms_too(registry, tmp_path):
             "users, corrected alike).") in table.notes
 
 
-def test_what_is_missing_is_named_with_its_own_settings(built):
+def test_what_is_missing_is_named_and_a_papers_numbers_stand_beside_ours(built):
     table = built(methods=("ft", "f3crec:without=arm"), backbones=("fedmf", "fedncf"))
     text = latex(table)
     assert cell(table, "f3crec:without=arm").mean is None and " & --" in text and "--: no number of ours." in text
     commands = [line for line in text.splitlines() if "grid --methods" in line]
     assert "run_bench.py grid --methods f3crec --backbones fedmf" in commands[0] and "--set without=arm" in commands[0]
     assert all(line.startswith("% missing: ") and "--seeds 5" in line for line in commands)
-
-
-def test_a_papers_numbers_stand_beside_ours(built):
     without, beside = (built(methods=("ft", "kd"), paper=paper) for paper in (None, "f3crec"))
     assert cell(without, "kd").printed is None and cell(beside, "kd").printed.text == "0.0938"
     assert cell(beside, "kd").mean == cell(without, "kd").mean and "(0.0938)" in markdown(beside)
@@ -146,27 +143,21 @@ def test_any_dimension_runs_down_or_across(built):
     (["--methods", "ftt"], "'ft'"), (["--metrics", "ndcg@2000"], "no ndcg@2000"), (["--against", "kdd"], "kd"),
     (["--methods", "ft", "--table", "2"], "--table"), (["--methods", "ft", "--datasets", "ml-100"], "ml-100k")])
 def test_errors_name_what_is_accepted(folder, capsys, options, words):
-    assert main(["tables", "--records", str(folder), *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error and len(error.splitlines()) <= 2
-
-
-def test_settings_stay_with_their_method():
-    assert split_methods("ft,f3crec:without=arm,eps=.01,kd,ft:topk=5,20") == (
-        "ft", "f3crec:without=arm,eps=.01", "kd", "ft:topk=5,20")
-    with pytest.raises(UserError, match="--methods"):
-        split_methods("ft,,kd")
+    assert words in refused(capsys, "tables", "--records", folder, *options)
 
 
 def test_a_terminal_gets_a_drawn_table(folder, capsys, monkeypatch):
-    arguments = ["tables", "--records", str(folder), "--methods", "ft,kd", "--metrics", "ndcg@20,recall@20"]
-    assert main(arguments) == 0
-    assert "|---|" in capsys.readouterr().out
+    arguments = ["tables", "--records", str(folder), "--metrics", "ndcg@20,recall@20"]
+    assert main([*arguments, "--rows", "method"]) == 0  # and columns of all that there is
+    out = capsys.readouterr().out
+    assert "|---|" in out and all(f"| {method}" in out for method in MEANS) and "fedncf ml-100k" in out
+    rising = next(line for line in out.splitlines() if "still improving in the last round of blocks" in line)
+    assert "kd on fedmf, ml-100k (12 of 12)" in rising  # the second and last round of fabricated blocks is the better
+    arguments += ["--methods", "ft,kd"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, *arguments)
     assert "───" in out and "|" not in out and "\x1b[1m" in out
     table = re.sub(r"\x1b\[\d*m", "", out).split("\n\nMean ±")[0]
     assert max(map(len, table.splitlines())) <= 70
@@ -196,7 +187,7 @@ def headings(text):
     return found
 
 
-def test_latex_sets_outer_headings_above_their_columns(built):
+def test_latex_sets_outer_headings_and_rotates_what_is_wide_and_long(built):
     text = latex(built(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf",),
                        datasets=("ml-100k", "lastfm-2k"), columns=("dataset", "metric")))
     assert headings(text) == [*product(("ml-100k", "lastfm-2k"), ("ndcg@20", "recall@20"))]
@@ -204,6 +195,14 @@ def test_latex_sets_outer_headings_above_their_columns(built):
             "\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}\n") in text
     one = latex(built(methods=("ft", "kd"), columns=("dataset",)))
     assert "multicolumn" not in one and "cmidrule" not in one
+    table = built(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), datasets=("ml-100k", "lastfm-2k"),
+                  rows=("dataset", "metric", "method"), columns=("block",))
+    assert r"\begin{table*}" in latex(table)
+    (panel,) = table.panels
+    text = latex(replace(table, columns=table.columns * 2, panels=(replace(panel, lines=tuple(
+        replace(line, cells=line.cells * 2) for line in panel.lines * 2)),)))
+    assert text.count(r"\begin{tabular}") == 1 and r"\usepackage{booktabs,adjustbox,rotating}" in text
+    assert r"\begin{sidewaystable*}" in text and r"\end{sidewaystable*}" in text
 
 
 def test_latex_has_a_label_and_fits_a_page(built, monkeypatch):
@@ -220,20 +219,68 @@ def test_latex_has_a_label_and_fits_a_page(built, monkeypatch):
     assert text.count(r"\addtocounter{table}{-1}") == continued == 1
 
 
-def test_latex_rotates_a_table_that_is_wide_and_long(built):
-    table = built(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), datasets=("ml-100k", "lastfm-2k"),
-                  rows=("dataset", "metric", "method"), columns=("block",))
-    assert r"\begin{table*}" in latex(table)
-    (panel,) = table.panels
-    text = latex(replace(table, columns=table.columns * 2, panels=(replace(panel, lines=tuple(
-        replace(line, cells=line.cells * 2) for line in panel.lines * 2)),)))
-    assert text.count(r"\begin{tabular}") == 1 and r"\usepackage{booktabs,adjustbox,rotating}" in text
-    assert r"\begin{sidewaystable*}" in text and r"\end{sidewaystable*}" in text
+PUBLISHED = ROOT / "results/published"
+ENGINES = {"pdflatex": ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"],
+           "tectonic": ["tectonic", "--keep-logs"]}
+CLASSES = {"article": r"\documentclass[twocolumn]{article}",
+           "wide": r"\documentclass[10pt,twocolumn]{article}\usepackage[margin=2cm]{geometry}"}
+MOST = 3.0  # points that a box may be too wide
+EVERY = ["--backbones", "fedmf,fedncf,pfedrec", "--metrics", "ndcg@20,recall@20", "--tuned",
+         "--methods", "ft,reg,kd,rlp2,spp,f3crec", "--records", str(PUBLISHED / "f3crec")]
+TABLES = {
+    "f3crec": ["--records", str(PUBLISHED / "f3crec"), "--tuned"],
+    "fcucr": ["--paper", "fcucr", "--records", str(PUBLISHED / "fcucr")],  # nearly all cells are missing
+    "wide": [*EVERY, "--against", "ft"],
+    "high": [*EVERY, "--rows", "dataset,backbone,method", "--columns", "block,metric", "--paper", "f3crec"],
+}
 
 
-def test_all_records_without_names(folder, capsys):
-    assert main(["tables", "--records", str(folder), "--rows", "method", "--metrics", "ndcg@20"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"| {method}" in out for method in MEANS) and "fedncf ml-100k" in out
-    rising = next(line for line in out.splitlines() if "still improving in the last round of blocks" in line)
-    assert "kd on fedmf, ml-100k (12 of 12)" in rising  # the second and last round of fabricated blocks is the better
+def compiled(folder, document, files):
+    """The log of a document with these tables; skips without a LaTeX."""
+    engine = next((command for name, command in ENGINES.items() if shutil.which(name)), None)
+    if engine is None:
+        pytest.skip("needs pdflatex (texlive-latex-extra) or tectonic")
+    body = "\n".join(rf"\input{{{file.relative_to(folder)}}}" + "\n\\clearpage" for file in files)
+    (folder / "paper.tex").write_text(f"{document}\n\\usepackage{{booktabs,adjustbox,rotating}}\n\\begin{{document}}\n"
+                                      f"Text.\n{body}\n\\end{{document}}\n")
+    done = subprocess.run([*engine, "paper.tex"], cwd=folder, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-3000:]
+    return (folder / "paper.log").read_text(errors="replace")
+
+
+def check_pages(log):
+    """Nothing is too wide for its column or too high for its page."""
+    too_wide = [line for line, points in re.findall(r"(Overfull \\hbox \(([0-9.]+)pt.*)", log) if float(points) > MOST]
+    assert not too_wide and "Float too large" not in log and "Missing character" not in log, too_wide or log[-2000:]
+
+
+def test_what_means_something_to_latex_is_escaped():
+    assert tex("a_b 5% #1 & {x} ~^\\ $") == (r"a\_b 5\% \#1 \& \{x\} \textasciitilde{}\textasciicircum{}"
+                                             r"\textbackslash{} \$")
+    assert tex("--seeds 5") == "-{}-seeds 5" and tex("a---b") == "a-{}-{}-b" and tex("–") == "--"
+    assert tex("λ ≥ 0, Übung, 数") == r"$\lambda$ $\ge$ 0, Übung, ?"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("document", CLASSES)
+@pytest.mark.parametrize("name", TABLES)
+def test_published_tables_fit_their_pages(name, document, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["tables", *TABLES[name], "--format", "latex", "--out", str(tmp_path / "t")]) == 0
+    check_pages(compiled(tmp_path, CLASSES[document], sorted((tmp_path / "t").glob("*.tex"))))
+
+
+@pytest.mark.long
+def test_own_names_with_special_characters_fit_their_page(registry, tmp_path):
+    records = tmp_path / "results"
+    for seed in range(2):
+        fabricate(records, registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.1))
+    source = Source(load_runs(records), registry)
+    built = build_any(Layout(methods=("ft", "kd"), metrics=("ndcg@20",)), source)
+    (panel,) = built.panels
+    labels = ("my_method 50% #1 & {best} ~ ^ \\ $x$ <b> | λ=0.1 ± ≤ ≥ é", "a very long name of a method " * 6)
+    lines = tuple(replace(line, labels=(label, *line.labels[1:])) for line, label in zip(panel.lines, labels))
+    built = replace(built, panels=(replace(panel, lines=lines),), heading="50% of _all_ & more",
+                    notes=(*built.notes, "C:\\path_to\\file # 100% -- done ^_^"))
+    (tmp_path / "t.tex").write_text(latex(built))
+    check_pages(compiled(tmp_path, CLASSES["wide"], [tmp_path / "t.tex"]))

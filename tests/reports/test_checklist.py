@@ -1,13 +1,11 @@
 """The reproducibility checklist: what records know is answered, and the rest is left to the authors."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 from fabricate import fabricate, fabricate_methods, level
+from helpers import output_of, refused
 
-from fedcl_bench.cli.main import main
 from fedcl_bench.reports.checklist import AUTHORS, QUESTIONS
 from fedcl_bench.runs.specs import RunSpec
 
@@ -21,8 +19,7 @@ def folder(registry, tmp_path_factory):
 
 
 def answered(capsys, *words):
-    assert main(["checklist", *map(str, words)]) == 0
-    return dict(re.findall(r"^- \*\*(.+?)\*\* (.+)$", capsys.readouterr().out, re.MULTILINE))
+    return dict(re.findall(r"^- \*\*(.+?)\*\* (.+)$", output_of(capsys, "checklist", *map(str, words)), re.MULTILINE))
 
 
 def test_every_question_has_an_answer_of_the_records_or_is_the_authors(folder, capsys):
@@ -55,12 +52,7 @@ def test_leaks_and_failures_are_said(registry, tmp_path, capsys):
 
 
 def test_latex_has_the_same_answers_with_its_letters_escaped(folder, capsys):
-    assert main(["checklist", "--records", str(folder), "--format", "latex"]) == 0
-    text = capsys.readouterr().out
+    text = output_of(capsys, "checklist", "--records", folder, "--format", "latex")
     assert text.count(r"\item[") == sum(map(len, QUESTIONS.values())) and r"k\_core 10" in text
     assert text.count(r"\begin{description}") == text.count(r"\end{description}") == len(QUESTIONS)
-
-
-def test_nothing_to_ask_about(folder, capsys):
-    assert main(["checklist", "--records", str(folder), "--methods", "reg"]) == 2
-    assert "--records" in capsys.readouterr().err
+    assert "--records" in refused(capsys, "checklist", "--records", folder, "--methods", "reg")

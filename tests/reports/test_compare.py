@@ -1,7 +1,5 @@
 """Comparing methods: which numbers are tested, what is refused, and the command."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from fabricate import fabricate, fabricate_sessions, level
+from helpers import output_of, refused
 from scipy import stats
 from synthetic import flat_runs, make_run
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.settings import split_methods
 from fedcl_bench.reports.comparison import against_each, over_grid
 from fedcl_bench.reports.frame import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for
@@ -24,23 +24,9 @@ from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats import significance
 from fedcl_bench.stats.significance import TooFew
 
-QUICK = ["--set", "rounds=2", "--set", "k_core=50"]
+QUICK = ["--set", "rounds=2", "--set", "k_core=60"]
 PAIR = ["compare", "f3crec", "ft", "--backbone", "fedmf", *QUICK]
 
-
-@pytest.fixture
-def at_records(records_of_two_rounds, monkeypatch):
-    monkeypatch.chdir(records_of_two_rounds)
-
-
-def refused(capsys, *arguments):
-    assert main([str(a) for a in arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and "Traceback" not in captured.err and len(captured.err.splitlines()) <= 2
-    return " ".join(captured.err.split())
-
-
-# What is averaged
 
 def test_a_user_counts_once():
     runs = [make_run("ft", 0, {0: {7: 0.9}, 1: {7: 0.2, 8: 0.4}, 2: {7: 0.6}}),
@@ -121,9 +107,11 @@ def test_grid_of_average_scores():
     assert test.ranks == pytest.approx((8 / 3, 1.0, 7 / 3))
 
 
-# Reading what the user writes
-
-def test_methods_with_settings_and_blocks():
+def test_methods_with_settings_blocks_and_commands_for_missing_runs():
+    assert split_methods("ft,f3crec:without=arm,eps=.01,kd,ft:topk=5,20") == (
+        "ft", "f3crec:without=arm,eps=.01", "kd", "ft:topk=5,20")
+    with pytest.raises(UserError, match="--methods"):
+        split_methods("ft,,kd")
     for text, settings in (("ft", ()), ("ft:without=arm", (("without", "arm"),)),
                            ("ft:topk=5,20,lr=1", (("topk", "5,20"), ("lr", "1")))):
         assert parse_method(text) == ("ft", settings)
@@ -136,9 +124,6 @@ def test_methods_with_settings_and_blocks():
     for text in ("", "a", "3-1", "1-", "-1", "1,,2"):
         with pytest.raises(UserError, match="--blocks"):
             parse_blocks(text)
-
-
-def test_commands_for_missing_runs():
     specs = [RunSpec(m, b, "ml-100k", (("rounds", "2"),)) for b in ("fedmf", "fedncf") for m in ("ft", "kd")]
     assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == (
         "run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets ml-100k --seeds 5 --set rounds=2 "
@@ -146,11 +131,8 @@ def test_commands_for_missing_runs():
     assert command_for([RunSpec("ft", "fedmf", "x"), replace(specs[0], dataset="x")]).count(" && ") == 1
 
 
-# The command
-
 def test_command_equals_the_tests_on_the_records(at_records, capsys):
-    assert main(["compare", "f3crec", "ft", "kd", "--backbone", "fedmf", "--json", *QUICK]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(output_of(capsys, "compare", "f3crec", "ft", "kd", "--backbone", "fedmf", "--json", *QUICK))
     frames = {}
     for folder in Path("results/runs").iterdir():
         meta = json.loads((folder / "run.json").read_text())
@@ -166,20 +148,24 @@ def test_command_equals_the_tests_on_the_records(at_records, capsys):
         expected = stats.ttest_rel(scores["f3crec"], scores[one["method"]])
         assert one["per_user"]["p"] == pytest.approx(expected.pvalue) and one["per_user"]["t"] == pytest.approx(
             expected.statistic)
-        assert one["per_user"]["n"] == 279 and one["seeds"] == [0, 1] and one["per_seed"]["n"] == 2
+        assert one["per_user"]["n"] == 241 and one["seeds"] == [0, 1] and one["per_seed"]["n"] == 2
         tests.append(expected.pvalue)
     assert [one["per_user"]["p_holm"] for one in result["comparisons"]] == pytest.approx(significance.holm(tests))
 
 
 def test_table_and_direction(at_records, capsys):
-    assert main([*PAIR, "--proposed", "ft", "--blocks", "2"]) == 0
-    out = capsys.readouterr().out
+    """As text and as JSON, of two methods with either in front, and of a grid."""
+    out = output_of(capsys, *PAIR, "--proposed", "ft", "--blocks", "2")
     assert "ft on fedmf, ml-100k: ndcg@20" in out and "block 2" in out and "Positive: ft is better" in out
     row = next(line for line in out.splitlines() if line.strip().startswith("f3crec"))
-    forth = float(row.split()[1])
-    assert main([*PAIR, "--blocks", "2", "--json"]) == 0
-    back = json.loads(capsys.readouterr().out)["comparisons"][0]["per_user"]
-    assert back["difference"] == pytest.approx(-forth, abs=6e-5) and back["n"] == int(row.split()[-5])
+    back = json.loads(output_of(capsys, *PAIR, "--blocks", "2", "--json"))["comparisons"][0]["per_user"]
+    assert back["difference"] == pytest.approx(-float(row.split()[1]), abs=6e-5) and back["n"] == int(row.split()[-5])
+    grid = ["compare", "--friedman", "f3crec", "ft", "kd", "--backbones", "fedmf,fedncf", *QUICK]
+    out = output_of(capsys, *grid)
+    assert "average rank" in out and "chi2(2)" in out and "Critical difference" in out
+    result = json.loads(output_of(capsys, *grid, "--json"))
+    assert len(result["rows"]) == result["n"] == 2 and sum(result["ranks"]) == pytest.approx(6)
+    assert result["critical_difference"] == pytest.approx(2.343 * np.sqrt(12 / 12), abs=2e-3)
 
 
 def test_few_users_are_noted_with_intervals_of_both_means(registry, tmp_path, capsys):
@@ -193,22 +179,9 @@ def test_few_users_are_noted_with_intervals_of_both_means(registry, tmp_path, ca
     note = (f"ft: only 29 test users; 95 % intervals of the means: kd {kd[0]:.4f} to {kd[1]:.4f}, "
             f"ft {ft[0]:.4f} to {ft[1]:.4f}")
     assert note in capsys.readouterr().out.splitlines()
-    assert main([*command, str(tmp_path / "29"), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(output_of(capsys, *command, tmp_path / "29", "--json"))
     assert result["notes"] == [note] and result["comparisons"][0]["per_user"]["means"] == pytest.approx([0.3, 0.2])
-    assert main([*command, str(tmp_path / "30")]) == 0
-    assert "test users" not in capsys.readouterr().out
-
-
-def test_friedman_command(at_records, capsys):
-    grid = ["compare", "--friedman", "f3crec", "ft", "kd", "--backbones", "fedmf,fedncf", *QUICK]
-    assert main(grid) == 0
-    out = capsys.readouterr().out
-    assert "average rank" in out and "chi2(2)" in out and "Critical difference" in out
-    assert main([*grid, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert len(result["rows"]) == result["n"] == 2 and sum(result["ranks"]) == pytest.approx(6)
-    assert result["critical_difference"] == pytest.approx(2.343 * np.sqrt(12 / 12), abs=2e-3)
+    assert "test users" not in output_of(capsys, *command, tmp_path / "30")
 
 
 def test_compact_records_give_the_same(at_records, capsys, tmp_path):
@@ -234,9 +207,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     for folder in results.joinpath("runs").glob("ft-fedmf*-s0-*"):
         (tmp_path / "r/runs" / folder.name).symlink_to(folder)
     capsys.readouterr()
-    assert main(["compare", "again", "ft", "--backbone", "fedmf", *QUICK, *plugin,
-                 "--records", str(tmp_path / "r")]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "compare", "again", *PAIR[2:], *plugin, "--records", tmp_path / "r")
     assert "again† on fedmf" in out and "† re-implementation" in out and "ft: one seed: no test over seeds." in out
 
 
@@ -245,7 +216,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "--backbone", "fedmf"], ["two methods or more"]),
     (["compare", "ft", *PAIR[1:]], ["'ft' 2 times"]),
     (["compare", "f3crec:without=none", *PAIR[1:]],
-     ["f3crec (rounds=2, k_core=50, without=none) and f3crec (rounds=2, k_core=50) are the same runs"]),
+     ["f3crec (rounds=2, k_core=60, without=none) and f3crec (rounds=2, k_core=60) are the same runs"]),
     ([*PAIR, "--metric", "ndgc@20"], ["unknown metric 'ndgc@20'", "Did you mean 'ndcg@20'"]),
     ([*PAIR, "--metric", "ndcg@10"], ["has no ndcg@10", "topk"]),
     ([*PAIR, "--blocks", "2-7"], ["--blocks: found 4", "blocks 0-3"]),
@@ -253,7 +224,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     ([*PAIR, "--dataset", "ml-100j"], ["unknown dataset 'ml-100j'", "Did you mean 'ml-100k'"]),
     (["compare", "f3crec:wihtout=arm", "ft", "--backbone", "fedmf"], ["wihtout", "Did you mean 'without'"]),
     (["compare", "reg", *PAIR[1:]],
-     ["no record in results of reg (rounds=2, k_core=50) on fedmf, ml-100k", "grid --methods reg",
+     ["no record in results of reg (rounds=2, k_core=60) on fedmf, ml-100k", "grid --methods reg",
       "--seeds 2 --set rounds=2"]),
     (["compare", "f3crec", "ft", "--backbone", "fedmf"],
      ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
@@ -276,11 +247,9 @@ def test_the_metric_follows_the_stream(registry, tmp_path, capsys):
             of_lists = RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k")
             fabricate(tmp_path, registry, of_lists, seed, level(hit))
     command = ["compare", "--records", str(tmp_path), "--json"]
-    assert main([*command, "fcucr", "ft", "--backbone", "sasrec", "--dataset", "xing"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(output_of(capsys, *command, "fcucr", "ft", "--backbone", "sasrec", "--dataset", "xing"))
     assert result["metric"] == "hit@10" and result["comparisons"][0]["per_user"]["difference"] == pytest.approx(0.1)
-    assert main([*command, "kd", "ft", "--backbone", "fedmf"]) == 0
-    assert json.loads(capsys.readouterr().out)["metric"] == "ndcg@20"
+    assert json.loads(output_of(capsys, *command, "kd", "ft", "--backbone", "fedmf"))["metric"] == "ndcg@20"
 
 
 def test_commands_that_are_suggested_keep_the_folders(at_records, tmp_path, capsys):
@@ -298,12 +267,9 @@ def test_commands_that_are_suggested_keep_the_folders(at_records, tmp_path, caps
     assert main([*table, "--data-dir", str(tmp_path)]) == 0
     assert f"--results {records} --data-dir {tmp_path} {' '.join(folders)}" in capsys.readouterr().out
     grid = ["grid", "--methods", "ft", "--backbones", "biasmf", "--tuned", "--results", records, *folders]
-    assert main([*grid, "--data-dir", str(tmp_path)]) == 2
     assert f"tune --methods ft --backbones biasmf --datasets ml-100k --results {records} --data-dir {tmp_path} " \
-           f"{' '.join(folders)}" in capsys.readouterr().err
+           f"{' '.join(folders)}" in refused(capsys, *grid, "--data-dir", tmp_path)
 
-
-# Headroom
 
 def test_shares_of_headroom(tmp_path, registry, capsys):
     """By hand: FT .10, joint .14, F3CRec .12, users alike; a bound is said to be one, and popularity needs no
@@ -313,14 +279,12 @@ def test_shares_of_headroom(tmp_path, registry, capsys):
             fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean))
     fabricate(tmp_path, registry, RunSpec("popularity", "none", "ml-100k"), 0, level(0.05))
     words = ["headroom", "f3crec", "reg", "popularity", "--backbone", "fedmf", "--records", str(tmp_path)]
-    assert main([*words, "--json"]) == 0
-    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)["cells"][0]["rows"]}
+    rows = {row["method"]: row for row in json.loads(output_of(capsys, *words, "--json"))["cells"][0]["rows"]}
     assert list(rows) == ["ft", "joint", "f3crec", "reg", "popularity"]
     assert rows["ft"]["against"] is None and rows["popularity"]["seeds"] == [0]
     shares = {name: row["against"]["share"][0] for name, row in rows.items() if row["against"]}
     assert shares == pytest.approx({"joint": 1.0, "f3crec": 0.5, "reg": -0.25, "popularity": -1.25})
-    assert main([*words, "--figure", "--format", "svg", "--out", str(tmp_path / "drawn")]) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, *words, "--figure", "--format", "svg", "--out", tmp_path / "drawn")
     assert "0.50 (0.50 … 0.50)" in printed and "on purpose (docs/constraints.md): joint (C1), popularity (F4, C1)." in \
         " ".join(printed.split())
     assert 'id="gain:fedmf, ml-100k:f3crec"' in (tmp_path / "drawn" / "headroom.svg").read_text()
@@ -332,7 +296,7 @@ def test_no_headroom_is_said(tmp_path, registry, capsys):
         content = json.loads(path.read_text())
         content["continual"]["ndcg@20"]["forgetting"] = None  # as of streams with one step
         path.write_text(json.dumps(content))
-    assert main(["headroom", "f3crec", "--backbone", "fedmf", "--records", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("no headroom") == 2
+    out = output_of(capsys, "headroom", "f3crec", "--backbone", "fedmf", "--records", tmp_path)
+    assert out.count("no headroom") == 2
     assert "is the reference too" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--bound", "ft")
     assert "no record" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--records", tmp_path)

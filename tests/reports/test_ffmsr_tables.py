@@ -1,7 +1,5 @@
 """FFMSR's tables, as pilots of small shops fill them, and their figures."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +8,9 @@ import numpy as np
 import plotly.express
 import pytest
 from standing import OPEN, judge
-from helpers import lay_shop
+from helpers import lay_shop, output_of
 
 import fedcl_bench as fb
-from fedcl_bench.cli.main import main
 from fedcl_bench.experiments.papers import Key, ffmsr
 from fedcl_bench.experiments.papers import Printed
 from fedcl_bench.reports.dashboard import gather
@@ -163,8 +160,7 @@ def test_rounds_of_stages_are_counted_and_shown(varied, registry, capsys):
                 list(range(1, first + 1)), [first + 1]]
     sets = [word for name, value in varied.source.assignments for word in
             ("--set", f"{name}={3 if name == 'topk' else value}")]
-    assert main(["--method", "ffmsr", "--backbone", "ffmsr", "--dataset", "books+games", *sets]) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, "--method", "ffmsr", "--backbone", "ffmsr", "--dataset", "books+games", *sets)
     rows = [line.split()[-2:] for line in printed.splitlines() if "rounds" in line]
     assert rows[:3] == [["6", "6"], ["5", "5"], ["1", "1"]] and "from its record" in printed
 

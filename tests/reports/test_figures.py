@@ -1,18 +1,17 @@
 """Figures: what is drawn equals the numbers, is readable in print, and says what is missing."""
 
-from __future__ import annotations
-
 import re
+from functools import cache
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
+from helpers import output_of, refused
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from synthetic import SETTINGS, flat_runs, make_run
 
-from fedcl_bench.cli.main import main
 from fedcl_bench.reports import frame
 from fedcl_bench.reports.draw import (COLUMN, PAGE, FigurePanel, SettingPanel, critical_difference_diagram, estimates,
                                       forgetting_maps, looks, round_curves, save, sensitivity, user_histograms,
@@ -25,7 +24,7 @@ from fedcl_bench.stats.significance import friedman
 
 LABELS = {"ft": "FT", "reg": "Reg", "kd": "KD", "rlp2": "RLP2†", "spp": "SPP†", "f3crec": "F3CRec"}
 LOOK = looks(LABELS)
-QUICK = ["--set", "rounds=2", "--set", "k_core=50"]
+QUICK = ["--set", "rounds=2", "--set", "k_core=60"]
 
 
 def artists(figure, gid):
@@ -141,10 +140,13 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("draw", EVERY.values(), ids=EVERY)
-def test_readable_in_print(draw, monkeypatch):
+once = cache(lambda name: EVERY[name]())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_readable_in_print(name, monkeypatch):
     """Width of one or two columns, no text below 7 points, none cut off, none on top of another."""
-    figure = draw()
+    figure = once(name)
     assert figure.get_size_inches()[0] in (COLUMN, PAGE)
     drawn, draw_text = [], Text.draw
     canvas = FigureCanvasAgg(figure)
@@ -186,8 +188,7 @@ def test_dollar_signs_are_no_formulas(tmp_path):
 
 
 def test_estimates_are_the_numbers():
-    rows = improvements()
-    figure = estimates(rows, LOOK, "title")
+    rows, figure = improvements(), once("improvements")
     for axes, panel in zip(figure.axes, (panel for row in rows for panel in row)):
         assert axes.get_title() == panel.title and axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
         drawn = {line.get_gid(): line for line in axes.lines}
@@ -278,23 +279,20 @@ def test_many_curves_have_a_panel_each():
             (line,) = [line for line in axes.lines if line.get_gid() == f"mean:{method}"]
             assert np.array_equal(line.get_ydata(), curve.mean[:curve.common])
             assert line.get_color() == LOOK[method].color
-    assert len([axes for axes in EVERY["six curves of one block"]().axes if axes.get_visible()]) == 6
+    assert len([axes for axes in once("six curves of one block").axes if axes.get_visible()]) == 6
 
 
-def test_missing_runs_are_named():
-    assert legend_of(EVERY["curves and a missing one"]()) == ["FT", "no record: KD"]
-    assert legend_of(EVERY["early curves"]()) == ["FT", "F3CRec", "no record: F3CRec on TiSASRec, Retail2"]
-    assert legend_of(EVERY["improvements"]()) == ["the paper", "no record"]
-
-
-def test_titles_name_the_seeds_of_each_method():
+def test_missing_runs_and_seeds_of_each_method_are_named():
+    assert legend_of(once("curves and a missing one")) == ["FT", "no record: KD"]
+    assert legend_of(once("early curves")) == ["FT", "F3CRec", "no record: F3CRec on TiSASRec, Retail2"]
+    assert legend_of(once("improvements")) == ["the paper", "no record"]
     ft, kd, rlp2 = (flat_runs(method, dict.fromkeys(seeds, 0.1)) for method, seeds in (
         ("ft", (0, 1, 2)), ("kd", (0, 1, 2)), ("rlp2", (0,))))
     assert seed_words({"ft": ft, "kd": kd, "spp": []}, str) == "seeds 0-2"
     assert seed_words({"ft": ft, "kd": kd, "rlp2": rlp2, "spp": rlp2}, str.upper) == "seeds 0-2 (RLP2, SPP: 0)"
 
 
-def test_colours_of_own_methods_are_as_strong_as_the_others():
+def test_looks_are_stable_distinct_and_as_strong_as_the_papers():
     """By contrast with white (WCAG's formula); and no colour of a paper's method is used again."""
     def contrast(color):
         parts = np.array([int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)])
@@ -304,6 +302,12 @@ def test_colours_of_own_methods_are_as_strong_as_the_others():
     colors = [look.color for name, look in own.items() if name not in LABELS]
     assert len({*colors, *(look.color for look in LOOK.values())}) == 12
     assert min(map(contrast, colors)) >= contrast(LOOK["f3crec"].color)
+    more = looks({**LABELS, "another": "another", "zeta": "zeta"})
+    assert all(more[name] == LOOK[name] for name in LABELS)
+    assert len({(look.color, look.marker) for look in more.values()}) == len(more)
+    for feature in ("marker", "line"):  # without colour
+        assert len({str(getattr(LOOK[m], feature)) for m in list(LABELS)[1:]}) == 5
+    assert LOOK["f3crec"].color == "#D55E00" and LOOK["rlp2"].label == "RLP2†"
 
 
 def test_rank_diagram_is_the_test():
@@ -322,18 +326,7 @@ def test_rank_diagram_is_the_test():
     assert f"χ²(5) = {test.chi2:.2f}" in " ".join(t.get_text() for t in texts(figure))
 
 
-def test_looks_are_stable_and_distinct():
-    more = looks({**LABELS, "another": "another", "zeta": "zeta"})
-    assert all(more[name] == LOOK[name] for name in LABELS)
-    assert len({(look.color, look.marker) for look in more.values()}) == len(more)
-    for feature in ("marker", "line"):  # without colour
-        assert len({str(getattr(LOOK[m], feature)) for m in list(LABELS)[1:]}) == 5
-    assert LOOK["f3crec"].color == "#D55E00" and LOOK["rlp2"].label == "RLP2†"
-
-
-# From runs to numbers
-
-def test_improvement_is_that_of_the_means():
+def test_improvement_and_matrix_are_those_of_the_means():
     ft, kd = flat_runs("ft", {0: 0.1, 1: 0.2, 5: 9.0}), flat_runs("kd", {0: 0.15, 1: 0.2, 7: 9.0})
     found = improvement(kd, ft, "ndcg@20")
     assert found.mean == pytest.approx(100 * (0.175 / 0.15 - 1)) and found.n == 2
@@ -341,13 +334,9 @@ def test_improvement_is_that_of_the_means():
     assert improvement(kd[:1], ft, "ndcg@20") == OverSeeds(pytest.approx(50.0), 0.0, 1)
     assert improvement(kd, [], "ndcg@20") is None and improvement(kd[2:], ft, "ndcg@20") is None
     assert improvement(kd, flat_runs("ft", {0: 0.0}), "ndcg@20") is None  # no percentage of nothing
-
-
-def test_mean_matrix():
-    runs = flat_runs("ft", {0: 0.1, 1: 0.3})
-    assert np.diag(mean_matrix(runs, "ndcg@20")) == pytest.approx([0.2] * 4)
-    assert mean_matrix(runs, "ndcg@20")[2, 0] == pytest.approx(0.05)
-    assert np.isnan(mean_matrix(runs, "ndcg@20")[0, 1])
+    matrix = mean_matrix(flat_runs("ft", {0: 0.1, 1: 0.3}), "ndcg@20")
+    assert np.diag(matrix) == pytest.approx([0.2] * 4) and np.isnan(matrix[0, 1])
+    assert matrix[2, 0] == pytest.approx(0.05)
 
 
 def test_curves_of_runs_that_stop_at_different_rounds():
@@ -358,12 +347,8 @@ def test_curves_of_runs_that_stop_at_different_rounds():
     assert curve.mean == pytest.approx([0.2, 0.2, 0.2, 0.5, 0.4]) and curve.common == 3
     assert curve.deviation == pytest.approx([0.2 / 2 ** 0.5, 0.2 / 2 ** 0.5, 0.0, 0.0, 0.0])
     assert (curve.best_round, curve.best_value) == (pytest.approx(3.0), pytest.approx(0.4))
-
-
-def test_curves_of_runs_that_validate_every_few_rounds():
-    """The last value stays until the next; there is none before the first."""
-    nan = float("nan")
-    run = make_run("ft", 0, {0: {0: 0.5}}, valid=[[nan, 0.3, nan, nan, 0.4]])
+    nan = float("nan")  # where rounds are not validated the last value stays; there is none before the first
+    run = make_run("ft", 0, values, valid=[[nan, 0.3, nan, nan, 0.4]])
     assert frame.validation_curves([run])[0].mean == pytest.approx([nan, 0.3, 0.3, 0.3, 0.4], nan_ok=True)
 
 
@@ -377,17 +362,9 @@ def test_variations_change_one_setting_only():
         "eps": [0.001, 0.006], "lambda_kd": [0.1], "beta": [0.5, 0.9]}
 
 
-# The command
-
-@pytest.fixture
-def at_records(records_of_two_rounds, monkeypatch):
-    monkeypatch.chdir(records_of_two_rounds)
-
-
 def test_command_draws_what_there_is(at_records, capsys, tmp_path):
     methods = ["--methods", "ft,kd,f3crec"]
-    assert main(["figures", *QUICK, *methods, "--out", str(tmp_path / "new"), "--format", "svg"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "figures", *QUICK, *methods, "--out", tmp_path / "new", "--format", "svg")
     names = {path.name for path in (tmp_path / "new").iterdir()}
     stems = {"figure3-ndcg20", "figure4-ml-100k-fedmf-ndcg20", "cd-ndcg20"} | {
         f"{kind}-ml-100k-{backbone}{metric}" for backbone in ("fedmf", "fedncf")
@@ -402,9 +379,8 @@ def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monk
     from fedcl_bench.reports import draw
     drawn = []
     monkeypatch.setattr(draw, "save", lambda figure, path: drawn.append(figure))
-    assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd,reg", "--backbones", "fedmf",
-                 "--format", "png", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "figures", *QUICK, "--figure", "3", "--methods", "ft,kd,reg", "--backbones", "fedmf",
+                    "--format", "png", "--out", tmp_path)
     assert "no records of reg on fedmf, ml-100k: left empty" in out and "grid --methods reg --backbones fedmf" in out
     runs = {method: [run for run in load_runs(Path("results")) if run.meta["method"] == method
                      and run.meta["backbone"] == "fedmf"] for method in ("ft", "kd")}
@@ -427,15 +403,12 @@ def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monk
     ([*QUICK, "--figure", "4", "--backbones", "fedncf"], ["figure 4: not drawn", "eps, lambda_kd, beta"]),
 ])
 def test_bad_input(at_records, capsys, tmp_path, arguments, parts):
-    assert main(["figures", "--out", str(tmp_path / "out"), *arguments]) == 2
-    captured = capsys.readouterr()
-    message = " ".join(captured.err.split())
-    assert captured.out == "" and "Traceback" not in captured.err and len(captured.err.splitlines()) <= 2
+    message = refused(capsys, "figures", "--out", tmp_path / "out", *arguments)
     assert all(part in message for part in parts), message
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be_written(at_records, capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd", "--out", str(tmp_path / "file")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in refused(capsys, "figures", *QUICK, "--figure", "3", "--methods", "ft,kd", "--out",
+                                          tmp_path / "file")

@@ -1,7 +1,5 @@
 """The papers' definitions: the printed numbers, and the runs that rows stand for."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
@@ -68,7 +66,7 @@ def test_numbers_that_several_tables_print_are_the_same():
     assert all(printed[3][key].value == number.value for key, number in printed[5].items() if key.row == "ft")
 
 
-def test_specs():
+def test_specs_and_added_methods_on_the_backbones_of_the_papers_own():
     specs, figure_specs = papers.specs, papers.figure_specs
     assert len(specs("f3crec", [2])) == 72 and specs("f3crec", [1]) == []
     assert len(specs("f3crec", [2], datasets=["ml-100k"], backbones=["fedmf"], methods=["ft", "kd"])) == 2
@@ -89,6 +87,10 @@ def test_specs():
     assert counts == {"early": 9, "probability": 9, "k": 6, "lambda": 6, "noise": 14}
     assert {spec.settings for spec in figure_specs("ffmsr", ["k"])} == {(("clusters", k),) for k in (30, 60, 90, 120)}
     assert {spec.settings[1] for spec in figure_specs("ffmsr", [6, "t"])} == {("clusters", 90)}
+    added = fcucr.TABLES[2].adding(("mine",), "fcucr")
+    assert [key.backbone for key in added.keys() if key.row == "mine" and key.dataset == "xing"][::5] == list(
+        fcucr.BACKBONES)
+    assert RunSpec("mine", "sasrec", "xing") in added.specs() and set(fcucr.TABLES[2].specs()) < set(added.specs())
 
 
 @pytest.mark.parametrize("paper, dataset", [("f3crec", "ml-100k"), ("fcucr", "xing"), ("ffmsr", OFFICE),
@@ -126,13 +128,6 @@ def test_unknown_names(arguments, expected):
         papers.specs(*arguments)
     with pytest.raises(UserError, match="unknown figure of fcucr '3'.*\n?.*2a"):
         papers.figure_specs("fcucr", ["3"])
-
-
-def test_added_methods_stand_on_the_backbones_of_the_papers_own():
-    added = fcucr.TABLES[2].adding(("mine",), "fcucr")
-    assert [key.backbone for key in added.keys() if key.row == "mine" and key.dataset == "xing"][::5] == list(
-        fcucr.BACKBONES)
-    assert RunSpec("mine", "sasrec", "xing") in added.specs() and set(fcucr.TABLES[2].specs()) < set(added.specs())
 
 
 def test_a_table_that_cannot_be_built_says_why(capsys):

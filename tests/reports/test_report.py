@@ -1,6 +1,5 @@
-"""The page to look at: its numbers are the records', it loads nothing, and names in it stay text."""
-
-from __future__ import annotations
+"""The page to look at: its numbers are the records', it loads nothing, and names in it stay text; groups of users and
+items on it, in tables and in Python."""
 
 import base64
 import gzip
@@ -8,20 +7,27 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from fabricate import USERS, fabricate, fabricate_methods, fabricate_sessions, level
+from helpers import output_of, refused
 from plotly.graph_objects import Figure
 from scipy import stats
 from synthetic import run_of
 
+import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.reports import dashboard
-from fedcl_bench.reports.html import LIMIT, report
-from fedcl_bench.runs.specs import RunSpec, Tuned
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.evaluation.beyond_accuracy import GROUPS
 from fedcl_bench.records.store import load_runs, user_scores
+from fedcl_bench.reports import dashboard
+from fedcl_bench.reports.any_table import Layout, build_any
+from fedcl_bench.reports.html import LIMIT, report
+from fedcl_bench.reports.selection import Source, matching
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.stats.significance import holm
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -206,22 +212,16 @@ def test_figures_have_the_records_numbers(page, folder):
     assert len(figures["bytes"].data) == len(rows) and len(figures["learning"].data) == len(rows) - 2
 
 
-def test_settings_environment_commands_and_failures(page, folder, registry):
+def test_settings_environment_and_commands(page):
     _, tree = page
     text = text_of(tree.named("commands-1", "table"))
     assert "run_bench.py run --method f3crec --backbone fedmf --dataset ml-100k --set eps=0.01 --seed 0" in text
     assert "--method ft --backbone fedmf --dataset ml-100k --seed 0" in text
     assert rows_of(tree, "settings-1")[1]["eps"][0] == "0.01" and "torch" in rows_of(tree, "environments")[0]
-    head = {"method": "kd", "backbone": "fedmf", "dataset": "ml-100k", "seed": 3, "error": "no memory\nof 2 GB"}
-    runs = [run_of({**run.meta, "environment": {**run.meta["environment"], "zeta": run.seed}}, run.path, run.load)
-            for run in load_runs(folder)]
-    more = Tree(report(runs, registry, "title", failed=[head]))
-    assert {name: cell[0] for name, cell in rows_of(more, "failures")[0].items()} == {
-        **head, "seed": "3", "error": "no memory"}
-    assert list(rows_of(more, "environments")[0])[:2] == ["runs", "zeta"]  # what tells them apart comes first
 
 
-def test_the_page_loads_nothing_and_is_small(page):
+def test_the_page_loads_nothing_is_small_and_fits_a_telephone(page):
+    """What is wider than the page is in a box that scrolls, with or without scripts."""
     path, tree = page
     assert path.stat().st_size <= LIMIT
     for tag, attribute in (("script", "src"), ("img", "src"), ("link", "href"), ("a", "href"), ("iframe", "src")):
@@ -231,21 +231,30 @@ def test_the_page_loads_nothing_and_is_small(page):
     css = text_of(next(tree.all("style")))
     assert "http" not in text_of(list(tree.all("script"))[-1]) and "http" not in css and "url(" not in css
     assert "newPlot" in unpacked(tree, "plotly") and "DataTables" in unpacked(tree, "tables-js")
+    text = page[0].read_text(encoding="utf-8")
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert ".box { max-width: 100%; overflow-x: auto; }" in text and "@media (max-width: 640px)" in text
+    for wide in ("<table", '<div class="figure"'):
+        assert text.count(f'<div class="box">{wide}') == text.count(wide) > 2
 
 
-def test_names_are_escaped(folder, registry):
+def test_names_are_escaped_and_failures_shown(folder, registry):
+    head = {"method": "kd", "backbone": "fedmf", "dataset": "ml-100k", "seed": 3, "error": "no memory\nof 2 GB"}
     runs = []
     for run in load_runs(folder):
         meta = {**run.meta, "settings": {**run.meta["settings"], "note": EVIL}}
         meta["method"] = {"kd": EVIL}.get(meta["method"], meta["method"])
         meta["dataset"] = {"lastfm-2k": EVIL}.get(meta["dataset"], meta["dataset"])
-        meta["environment"] = {**meta["environment"], EVIL: EVIL}
+        meta["environment"] = {**meta["environment"], EVIL: EVIL, "zeta": run.seed}
         runs.append(run_of(meta, run.path, run.load))
-    text = report(runs, registry, EVIL)
+    text = report(runs, registry, EVIL, failed=[head])
     tree = Tree(text)
     assert len(list(tree.all("script"))) == 5 == text.count("</script>") and not list(tree.all("b"))
     assert EVIL in {row["method"][0] for row in rows_of(tree, "leaderboard")}
     assert text_of(next(tree.all("h1"))) == EVIL and EVIL in rows_of(tree, "environments")[0]
+    assert list(rows_of(tree, "environments")[0])[:2] == ["runs", "zeta"]  # what tells them apart comes first
+    failures = {name: cell[0] for name, cell in rows_of(tree, "failures")[0].items()}
+    assert failures == {**head, "seed": "3", "error": "no memory"}
     for figure in figures_of(tree).values():
         assert "<script" not in "".join(str(trace.name) + str(trace.hovertemplate) for trace in figure.data)
 
@@ -265,33 +274,20 @@ def test_titles_name_every_setting_that_is_no_default(folder, registry):
     (cell,) = dashboard.gather(changed(7.0, "a"), registry)
     assert [variant.title for variant in cell.variants] == ["ft"]
     assert "--set lr=7.0" in dashboard.rerun_command(registry, cell.variants[0])
-
-
-def test_a_second_record_of_a_seed_is_a_variant_of_its_own(folder, registry):
-    runs = [run for run in load_runs(folder) if run.meta["dataset"] == "ml-100k" and run.meta["method"] == "kd"]
+    # A second record of a seed is a variant of its own; one of other data is not compared.
     copy = run_of({**runs[0].meta, "hash": "f" * 32}, runs[0].path, runs[0].load)
     (cell,) = dashboard.gather([*runs, copy], registry)
     assert sorted(len(variant.runs) for variant in cell.variants) == [1, 3]
     assert len({variant.title for variant in cell.variants}) == 2
     other = run_of({**runs[0].meta, "hash": "e" * 32, "data_fingerprint": "other"}, runs[0].path, runs[0].load)
-    assert len(dashboard.gather([*runs, other], registry)) == 2  # other data: not compared
+    assert len(dashboard.gather([*runs, other], registry)) == 2
 
 
-def test_errors_are_one_line(folder, tmp_path, capsys):
-    assert main(["report", "--records", str(tmp_path / "none")]) == 2
-    assert "no folder" in capsys.readouterr().err
+def test_errors_are_one_line(registry, tmp_path, capsys):
+    assert "no folder" in refused(capsys, "report", "--records", tmp_path / "none")
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.1))
     (tmp_path / "file").write_text("")
-    assert main(["report", "--records", str(folder), "--out", str(tmp_path / "file/x.html")]) == 2
-    assert "--out FILE" in capsys.readouterr().err
-
-
-def test_a_telephone_shows_the_page_at_its_own_width(page):
-    """What is wider than the page is in a box that scrolls, with or without scripts."""
-    text = page[0].read_text(encoding="utf-8")
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
-    assert ".box { max-width: 100%; overflow-x: auto; }" in text and "@media (max-width: 640px)" in text
-    for wide in ("<table", '<div class="figure"'):
-        assert text.count(f'<div class="box">{wide}') == text.count(wide) > 2
+    assert "--out FILE" in refused(capsys, "report", "--records", tmp_path, "--out", tmp_path / "file/x.html")
 
 
 def in_chromium(address, profile):
@@ -328,3 +324,128 @@ def test_in_chromium(page, tmp_path):
     assert board.count("ml-100k") == 4 and "xing" not in board and "lastfm-2k" not in board
     # What is chosen first is what has most variants.
     assert re.search(r'<section data-cell="1">', dom) and re.search(r'<section data-cell="0" hidden="">', dom)
+
+
+SMALL = (("rounds", 2), ("k_core", 60))
+TINY = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4, "rounds": 1, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def runs(records_of_two_rounds):
+    return load_runs(records_of_two_rounds / "results")
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    """A results folder with FT on FedMF over sessions of ML-100K, two seeds."""
+    folder = tmp_path_factory.mktemp("sessions")
+    fb.run("ft", "fedmf", seeds=2, results=folder, **TINY)
+    return folder
+
+
+def source_of(runs, registry, settings=SMALL):
+    return Source(runs, registry, None, settings)
+
+
+def means(runs, group, metric):
+    """By hand: each seed's mean over blocks 1-3 that have somebody."""
+    blocks = [run.meta["groups"][group][metric][1:] for run in runs]
+    return [np.mean([value for value in of_run if value is not None]) for of_run in blocks]
+
+
+def test_a_table_has_the_means_of_the_groups(runs, registry):
+    layout = Layout(columns=("dataset",), backbones=("fedmf",), methods=("ft", "f3crec"), metrics=("ndcg@20",),
+                    by=("new-users", "worst-decile"))
+    built = build_any(layout, source_of(runs, registry))
+    assert built.heads == ("ml-100k ndcg@20 new-users", "ml-100k ndcg@20 worst-decile")
+    for method in ("ft", "f3crec"):
+        mine = matching(runs, registry, RunSpec(method, "fedmf", "ml-100k", SMALL))
+        for group in layout.by:
+            cell, = [c for c in built.cells() if c.key.row == method and c.key.metric == f"ndcg@20 {group}"]
+            expected = means(mine, group, "ndcg@20")
+            assert cell.mean == pytest.approx(np.mean(expected)) and cell.std == pytest.approx(np.std(expected, ddof=1))
+            assert cell.users == tuple(n for n in mine[0].meta["groups"][group]["users"][1:] if n)
+    new = mine[0].meta["groups"]["new-users"]["users"]
+    assert f"Test users of ml-100k, new-users: {', '.join(map(str, new[1:]))}." in built.tested
+    assert f"new-users: {GROUPS['new-users']}." in built.notes
+
+
+def test_blocks_and_groups_of_items(runs, registry):
+    """Items have recall alone, which is also what they have where nothing is asked for; nobody is old in block 0."""
+    layout = Layout(columns=("block",), backbones=("fedmf",), methods=("ft",), by=("rare-items", "old-users"))
+    built = build_any(layout, source_of(runs, registry))
+    assert {cell.key.metric for cell in built.cells()} == {"recall@20 rare-items", "ndcg@20 old-users"}
+    first, = [c for c in built.cells() if c.key.column == "block0" and c.key.metric.endswith("old-users")]
+    assert first.mean is None and first.missing == "nobody is in old-users in block 0"
+    with pytest.raises(UserError, match="--by rare-items: found metric 'ndcg@20', accepted: .* recall@20"):
+        build_any(replace(layout, metrics=("ndcg@20",)), source_of(runs, registry))
+
+
+def test_what_cannot_be_is_said(runs, registry, tmp_path):
+    layout = Layout(backbones=("fedmf",), methods=("ft", "kd"), by=("new-users",))
+    for wrong, message in ((replace(layout, by=("newusers",)), "Did you mean 'new-users'"),
+                           (replace(layout, against="ft"), "tests are over all users")):
+        with pytest.raises(UserError, match=message):
+            build_any(wrong, source_of(runs, registry))
+    old = [run_of({k: v for k, v in run.meta.items() if k != "groups"}, run.path, run.load) for run in runs]
+    with pytest.raises(UserError, match="none of the .* records has groups; they are of an older version"):
+        build_any(layout, source_of(old, registry))
+    mixed = [a if a.meta["method"] == "ft" else b for a, b in zip(runs, old)]
+    built = build_any(layout, source_of(mixed, registry))
+    assert [bool(cell.missing) for cell in built.cells()] == [False, True]
+    assert any("its record has no groups; it is of an older version" in text for text in built.missing)
+
+
+def test_on_the_command_line(at_records, capsys):
+    words = ["tables", "--rows", "method", "--columns", "dataset", "--backbones", "fedmf", "--set", "rounds=2", "--set",
+             "k_core=60"]
+    shown = output_of(capsys, *words, "--metrics", "ndcg@20", "--by", "new-users", "--by", "least-active")
+    assert "ml-100k ndcg@20 new-users | ml-100k ndcg@20 least-active" in shown
+    assert "**ndcg@20 new-users, ndcg@20 least-active on ml-100k, fedmf**" in shown  # the backbone once
+    assert main([*words, "--by", "new-users", "--format", "text"]) == 0
+    assert re.search(r"^Test users of ml-100k, new-users: \d+, \d+, \d+\.$", capsys.readouterr().out, re.MULTILINE)
+    assert "recall@20 popular-items" in output_of(capsys, *words, "--by", "popular-items", "--format", "csv")
+    assert "Did you mean 'popular-items'" in refused(capsys, *words, "--by", "popular-item")
+
+
+def test_on_the_page(runs, registry):
+    runs = [run for run in runs if run.meta["backbone"] == "fedmf" and run.meta["method"] != "f3crec"]
+    tree, cells = Tree(report(runs, registry, "t")), dashboard.gather(runs, registry)
+    for i, cell in enumerate(cells):
+        rows = rows_of(tree, f"groups-{i}")
+        heads = list(rows[0])
+        assert [head.partition(":")[0] for head in heads] == ["method", *GROUPS]
+        for variant, row in zip(cell.variants, rows, strict=True):
+            for (_, full), group in zip(list(row.values())[1:], GROUPS):
+                metric = "recall@20" if group.endswith("items") else "ndcg@20"
+                assert float(full) == pytest.approx(np.mean(means(variant.runs, group, metric)))
+        users = cells[0].variants[0].meta["groups"]["new-users"]["users"]
+        assert f"new-users: ndcg@20 ({sum(users[1:])} users)" in heads
+
+
+def test_in_python(records_of_two_rounds, tmp_path, registry):
+    results = fb.load(records_of_two_rounds / "results", "ft", "fedmf")
+    frame = results.groups
+    assert list(frame) == ["seed", "block", "group", "metric", "mean", "users"]
+    row, = frame.query("seed == 1 and block == 2 and group == 'new-users' and metric == 'recall@20'").itertuples()
+    recorded = results.runs[1].meta["groups"]["new-users"]
+    assert (row.mean, row.users) == (recorded["recall@20"][2], recorded["users"][2])
+    assert np.isnan(frame.query("block == 0 and group == 'old-users'")["mean"]).all()
+    folder = fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.1))
+    with pytest.raises(UserError, match="groups: the record .* has none, as it is of an older version"):
+        fb.load(folder).groups
+
+
+def test_tables_and_page_of_sessions(sessions, registry):
+    """In which nobody is new or old."""
+    runs = load_runs(sessions)
+    settings = tuple((name, value) for name, value in TINY.items() if name != "progress")
+    built = build_any(Layout(metrics=("hit@10",), by=("most-active", "new-users")), source_of(runs, registry, settings))
+    active, new = built.cells()
+    recorded = [run.meta["groups"]["most-active"] for run in runs]
+    assert active.mean == pytest.approx(np.mean([r["hit@10"][0] for r in recorded]))
+    assert active.users == (recorded[0]["users"][0],)
+    assert new.mean is None and new.missing == "nobody is in new-users, as the stream has a single step"
+    tree = Tree(report(runs, registry, "t"))
+    assert [head.partition(":")[0] for head in list(rows_of(tree, "groups-0")[0])[1:]] == [
+        "least-active", "most-active", "worst-decile", "popular-items", "rare-items"]  # others have nobody

@@ -1,7 +1,5 @@
 """Tables rebuilt from records: right numbers in the right cells, marks by their rules, nothing filled in."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -14,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fabricate import USERS, config_of, fabricate, level
-from helpers import ROOT
+from helpers import output_of, refused
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -76,10 +74,9 @@ def main_table(main_runs, registry):
     return table(2, main_runs, registry, only={})
 
 
-# The main comparison
-
-
-def test_means_deviations_improvements_and_ranks(main_table):
+def test_means_deviations_improvements_ranks_and_stars(main_table):
+    """The star is the paper's rule: p is that of a paired t-test over users of F3CRec and the best baseline, each
+    averaged over blocks and seeds."""
     found = cell(main_table, "kd", "D2")
     assert found.mean == pytest.approx(0.090 + 0.02 + 0.002)  # level + block + mean of the seeds' gaps
     assert found.std == pytest.approx(np.std([0, 0.002, 0.004], ddof=1)) and found.seeds == (0, 1, 2)
@@ -93,10 +90,6 @@ def test_means_deviations_improvements_and_ranks(main_table):
     assert {row: cell(main_table, row).rank for row in f3crec.METHODS} == {
         "ft": 0, "reg": 0, "kd": 2, "rlp2": 0, "spp": 0, "f3crec": 1}
     assert all(c.rank == 0 for c in main_table.cells() if c.key.column == "change")
-
-
-def test_star_is_the_papers_rule(main_table):
-    """p is that of a paired t-test over users of F3CRec and the best baseline, each averaged over blocks and seeds."""
     mine, best = (np.mean([level(mean, noise=i)(t, t, seed) for t in (1, 2, 3) for seed in range(3)], axis=0)
                   for i, mean in ((5, 0.1), (2, 0.09)))
     found = cell(main_table, "f3crec")
@@ -121,16 +114,13 @@ def test_p_over_seeds_is_of_each_seeds_average(registry, tmp_path, shifts, held)
             f"users).") in built.notes and not any("One seed" in note for note in built.notes)
 
 
-def test_missing_cells_are_named(main_table):
+def test_missing_cells_are_named_and_others_written_down(main_table):
     (found,) = [text for text in main_table.missing if "on fedncf, pfedrec, ml-100k" in text]
     assert found == ("missing: ft, reg, kd, rlp2, spp, f3crec on fedncf, pfedrec, ml-100k: no record; run: "
                      "run_bench.py grid --paper f3crec --table 2 --datasets ml-100k --backbones fedncf,pfedrec "
                      "--methods ft,reg,kd,rlp2,spp,f3crec --seeds 3")
     empty = [c for c in main_table.cells() if c.mean is None]
     assert len(empty) == len(main_table.cells()) - 6 * 8 - 5 * 2 and all(c.missing for c in empty)
-
-
-def test_markdown_and_csv(main_table):
     text = markdown(main_table)
     assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {10}
     assert "**0.1220**\\* ± 0.0020 (0.1034\\*)" in text and "<u>0.1120</u> ± 0.0020 (0.0938)" in text
@@ -197,16 +187,6 @@ def test_a_row_that_is_ft_in_effect_is_marked(registry, tmp_path):
     assert [c.key.row for c in built.cells() if c.is_reference] == ["kd"]
 
 
-def test_published_rows_that_are_ft_in_effect(registry):
-    built = table(2, ROOT / "results/published/f3crec-carried", registry, {}, tuned=ROOT / "results/tuned/carried",
-                  assignments=(("reset_private", False),))
-    assert {c.key[:3] for c in built.cells() if c.is_reference} == {("ml-latest-small", "fedncf", "f3crec"),
-                                                                    ("ml-100k", "pfedrec", "kd")}
-
-
-# A method that the paper does not have
-
-
 @pytest.fixture
 def with_mine(main_runs, registry, tmp_path):
     """Table 2 with a method of one's own, above all others; the folder of its runs and the registry that knows it."""
@@ -240,18 +220,13 @@ def test_own_methods_on_the_command_line(with_mine, capsys):
     folder, _ = with_mine
     command = ["tables", "--records", str(folder / "results"), "--plugins", str(folder / "plugins"), "--datasets",
                "ml-100k"]
-    assert main([*command, "--table", "2", "--backbones", "fedmf,fedncf", "--add", "mine"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, *command, "--table", "2", "--backbones", "fedmf,fedncf", "--add", "mine")
     assert "| **0.1420** ± 0.0020 |" in out and (
         f"--methods mine --seeds 3 --results {folder / 'results'} --plugins {folder / 'plugins'}") in out
-    for number, method, message in (("2", "mien", "unknown method (--add) 'mien'.\nDid you mean 'mine'?"),
+    for number, method, message in (("2", "mien", "unknown method (--add) 'mien'. Did you mean 'mine'?"),
                                     ("2", "mine,kd", "--add: found 'kd', which the tables of f3crec have already"),
                                     ("3", "mine", "--add has no effect without a table that compares methods")):
-        assert main([*command, "--table", number, "--add", method]) == 2
-        assert message in capsys.readouterr().err
-
-
-# What is missing, and what cannot stand in one table
+        assert message in refused(capsys, *command, "--table", number, "--add", method)
 
 
 def test_the_nearest_record_is_named(registry, tmp_path):
@@ -303,8 +278,8 @@ def test_records_that_lack_a_number(registry, tmp_path, take, missing):
     assert cell(built, "ft", metric="recall@20").missing == missing and any(missing in text for text in built.missing)
 
 
-def test_mixed_protocols_are_refused(registry, tmp_path):
-    """Sampled candidates for one of the methods, by its tuned settings."""
+def test_mixed_protocols_and_data_are_refused(registry, tmp_path):
+    """Sampled candidates for one of the methods, by its tuned settings; another data file."""
     tuned = tuned_to(tmp_path / "tuned", ft={}, kd={"candidates": "sampled"})
     for method in ("ft", "kd"):
         record(tmp_path, registry, method, 0.08, tuned=tuned)
@@ -313,11 +288,7 @@ def test_mixed_protocols_are_refused(registry, tmp_path):
     built = table(2, tmp_path, registry)  # without the tuned settings FT's record alone is of the table
     assert cell(built, "ft").mean == pytest.approx(0.1) and cell(built, "kd").mean is None
     assert any("candidates sampled instead of all" in text for text in built.missing)
-
-
-def test_mixed_data_is_refused(registry, tmp_path):
-    record(tmp_path, registry, "ft", 0.08)
-    record(tmp_path, registry, "kd", 0.08, data="e" * 32)
+    record(tmp_path, registry, "reg", 0.08, data="e" * 32)
     with pytest.raises(UserError, match="records of ml-100k come from different data files"):
         table(2, tmp_path, registry)
 
@@ -332,22 +303,17 @@ def test_failed_runs_are_not_called_absent(registry, tmp_path, capsys):
         of_config.fail(failed(config, "the loss is not finite in round 3.\nmore"))
     why = "failed with seeds 0, 1 (the loss is not finite in round 3)"
     here = ["--records", str(tmp_path)]
-    assert main(["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here)
     assert f"missing: kd on fedmf, ml-100k: {why}." in out and "missing: ft, reg, rlp2, spp on" in out
     assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
     err = capsys.readouterr().err
     assert f"failed: kd on fedmf, ml-100k {why}." in err and len(err.splitlines()) == 2
-    assert main(["figures", "--figure", "curves", "--methods", "f3crec,kd", "--format", "svg", "--out",
-                 str(tmp_path / "out"), *here]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "figures", "--figure", "curves", "--methods", "f3crec,kd", "--format", "svg", "--out",
+                    tmp_path / "out", *here)
     assert f"kd on fedmf, ml-100k {why}: left empty" in out and "make them with" not in out
     shutil.rmtree(next((tmp_path / "runs").glob("f3crec-*")))
     assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
     assert "2 failed, as kd on fedmf, ml-100k, seed 0: the loss is not finite" in capsys.readouterr().err
-
-
-# The other tables
 
 
 def test_statistics_are_those_of_the_data(registry, ml100k):
@@ -419,10 +385,8 @@ def test_static_and_dynamic_items(registry, tmp_path):
     assert cell(built, "f3crec", "static", "item_rank_change").missing == "its record holds no item analysis of D1"
 
 
-# How many users a number is of
-
-
 def test_the_number_of_test_users_is_said(registry, tmp_path):
+    """With an interval where they are few."""
     record(tmp_path, registry, "ft", 0.08)
     built = table(2, tmp_path, registry)
     assert built.tested == ("Test users of ML-100K: 40 (D1), 40 (D2), 40 (D3).",)
@@ -430,17 +394,11 @@ def test_the_number_of_test_users_is_said(registry, tmp_path):
     rows = rows_of(built)
     assert [rows["ft", column]["users"] for column in ("D1", "avg")] == ["40", "40 40 40"]
     assert rows["ft", "D1"]["interactions"] == ""
-
-
-def test_an_interval_is_given_where_users_are_few(registry, tmp_path):
-    record(tmp_path, registry, "ft", 0.08, users=12)
-    built = table(2, tmp_path, registry)
+    record(tmp_path / "few", registry, "ft", 0.08, users=12)
+    built = table(2, tmp_path / "few", registry)
     low, high = interval_of_mean(cell(built, "ft", "D1", "recall@20").mean, 12)
     assert any(note.startswith("Only 12 test users in D1: the 95 % interval of FT on FedMF, ML-100K")
                and note.endswith(f"is {low:.4f} to {high:.4f}.") for note in built.tested)
-
-
-# Formats and the command
 
 
 @pytest.mark.parametrize("number", [2, 5, 7])
@@ -469,8 +427,7 @@ def test_latex_is_well_formed(number, main_runs, registry):
 def test_command(main_runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["tables", "--records", str(main_runs), "--datasets", "ml-100k"]
-    assert main([*command, "--table", "2", "--backbones", "fedmf"]) == 0
-    text = capsys.readouterr().out
+    text = output_of(capsys, *command, "--table", "2", "--backbones", "fedmf")
     assert text.count("| ML-100K |") == 1 and "FedNCF" not in text and "**0.1220**" in text and "missing" not in text
     assert main([*command, "--table", "2", "3", "--format", "all", "--out", "t"]) == 0
     assert sorted(os.listdir("t")) == [f"table{n}.{end}" for n in (2, 3) for end in ("csv", "md", "tex")]
@@ -487,6 +444,4 @@ def test_command(main_runs, tmp_path, capsys, monkeypatch):
     (["--paper", "fcucr", "--table", "2", "--set", "init=client"], "one of server, per_client"),
     (["--table", "2", "--records", "nowhere"], "no folder nowhere")])
 def test_mistakes(arguments, expected, main_runs, capsys):
-    assert main(["tables", "--records", str(main_runs), *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and expected in captured.err and len(captured.err.strip().splitlines()) <= 2
+    assert expected in refused(capsys, "tables", "--records", main_runs, *arguments)

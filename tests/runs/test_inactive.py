@@ -1,4 +1,5 @@
-"""Settings that others leave inactive: truly without effect, told, left out of hashes, and old records found."""
+"""Settings that others leave inactive: truly without effect, told, left out of hashes. And ``--reading``: all that
+paper and code read differently at once, under what the user sets, named in the record."""
 
 from __future__ import annotations
 
@@ -7,17 +8,18 @@ from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from helpers import build, federation, finish
+from helpers import build, federation, finish, numbers_of, output_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import PluginError
+from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.config import make_config, resolve, setting_notes
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.settings import inactive, inherited, setting
 from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 
+SMALL = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--quiet"]
 # Of every setting that an ablation leaves inactive another value, far from the default.
 OTHERS = {"f3crec": {"eps": 0.5, "beta": 0.2, "lambda_kd": 0.9, "top_n": 3, "kd_reduction": "sum",
                      "refresh_lists": "all"},
@@ -47,16 +49,12 @@ def few_rounds(registry, method: str, **settings) -> Federation:
                       5)
 
 
-def numbers(f: Federation) -> list[torch.Tensor]:
-    """All tables, test scores, losses and bytes of a run."""
-    progress = finish(f)
-    curve = [[row[name] for name in ("loss", "valid", "bytes_up", "bytes_down")] for row in progress.curve]
-    scores = [values for _, _, scores in progress.tests for values in scores.values.values()]
-    return [*progress.model.tables(), *scores, torch.tensor(curve, dtype=torch.float64)]
+def numbers(f):
+    return numbers_of(finish(f))
 
 
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 @pytest.mark.parametrize("method,without", ABLATIONS)
@@ -94,7 +92,7 @@ class Example:
     form: str = setting("round", "", only_if=("norm=2.0", "kind=plain or noise"))
 
 
-def test_reasons_are_derived_from_conditions():
+def test_reasons_are_derived_from_conditions_and_wrong_ones_are_errors():
     """An inactive setting counts with its default, and its reason is that of what hangs on it alone."""
     first = {"seeds": "with kind=plain", "weight": "with kind=plain", "norm": "without noise or weight",
              "form": "without noise or weight"}
@@ -108,9 +106,6 @@ def test_reasons_are_derived_from_conditions():
         noise: float = inherited(Example, "noise", only_if="kind=plain")
 
     assert inactive([Narrower("kmeans", noise=2.0)]).keys() == {"weight", "noise", "norm", "form"}
-
-
-def test_wrong_conditions_are_errors():
     @dataclass(frozen=True)
     class Wrong:
         weight: float = setting(1.0, "", only_if="lr=2")
@@ -121,8 +116,8 @@ def test_wrong_conditions_are_errors():
         setting(1.0, "", only_if="lr > 1")
 
 
-def config(registry, **settings):
-    return make_config(registry, "f3crec", "fedmf", "ml-100k", 0, [("test", settings)])
+def config(registry, method="f3crec", backbone="fedmf", dataset="ml-100k", **settings):
+    return make_config(registry, method, backbone, dataset, 0, [("--set", settings)])
 
 
 def test_hashes(registry):
@@ -139,15 +134,67 @@ def test_hashes(registry):
 def test_both_betas_are_one_run(registry, tmp_path, capsys, monkeypatch):
     """The second is not run; the record and the user are told what has no effect."""
     monkeypatch.chdir(tmp_path)
-    command = ["--method", "f3crec", "--backbone", "fedmf", "--set", "rounds=1", "--set", "without=sc", "--json"]
+    command = ["--method", "f3crec", "--backbone", "fedmf", *SMALL[:-1], "--set", "without=sc", "--json"]
     assert main([*command, "--set", "beta=0.9"]) == 0
     first = capsys.readouterr()
     result = json.loads(first.out)
     assert result["inactive_settings"]["beta"] == "with without=sc" and "beta" not in result["settings"]
     assert not result["inactive_settings"].keys() & result["settings"].keys()
     assert "setting 'beta' (--set) has no effect with without=sc." in first.err
-    assert main([*command, "--set", "beta=0.5"]) == 0
-    again = json.loads(capsys.readouterr().out)
+    again = json.loads(output_of(capsys, *command, "--set", "beta=0.5"))
     assert again["reused"] and again["hash"] == result["hash"]
     assert main(command) == 0
     assert "has no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reading, expected", [
+    ("paper", {"kd_reduction": "sum", "refresh_lists": "all", "inc_split": "random", "item_lr": "plain"}),
+    ("code", {"kd_reduction": "mean", "refresh_lists": "trained", "inc_split": "chronological", "valid_decimals": 5,
+              "repeated_positives": "once", "item_lr": "times_items", "init_from": "last"})])
+def test_a_reading_is_its_values_of_all_settings(registry, reading, expected):
+    """A run by it and one with its values set by hand are one run; what it leaves open stays."""
+    read, by_hand = config(registry, reading=reading), config(registry, **expected)
+    assert read.hash == by_hand.hash and read.readings == by_hand.readings == [reading]
+    assert config(registry).readings == [] and "reading" not in read.settings
+    told, = setting_notes(read, [("--reading", {"reading": reading})])
+    assert all(f"{name}={value}" in told for name, value in expected.items())
+
+
+def test_algorithm_1_of_fcucr(registry):
+    parts = resolve(registry, "fcucr", "sasrec", "xing", [("--reading", {"reading": "paper"})])
+    method = parts.method
+    assert (parts.server.init, parts.server.weighting, parts.server.patience) == ("server", "interactions", 5)
+    assert (method.transfer, method.prototype, method.revisited) == ("before", "mean", "added")
+    assert (method.fusion, method.teacher, method.distillation) == ("mean", "previous", "fixed")
+
+
+def test_what_the_user_sets_wins_and_is_said(registry):
+    layers = [("--reading", {"reading": "paper"}), ("--set", {"inc_split": "chronological"})]
+    mixed = make_config(registry, "f3crec", "fedmf", "ml-100k", 0, layers)
+    assert mixed.stream.inc_split == "chronological" and mixed.method_settings.kd_reduction == "sum"
+    assert mixed.readings == []
+    assert setting_notes(mixed, layers)[0].endswith("; set otherwise: inc_split=chronological (paper: random).")
+    without = config(registry, reading="paper", without="cc")  # leaves lists without effect
+    assert without.method_settings.refresh_lists == "trained" and without.readings == ["paper"]
+
+
+@pytest.mark.parametrize("method, backbone, reading, message", [
+    ("f3crec", "fedmf", "papper", "unknown reading .*Did you mean 'paper'"),
+    ("ft", "biasmf", "paper", "neither method nor backbone names settings that their paper reads")])
+def test_readings_that_there_are_not(registry, method, backbone, reading, message):
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        config(registry, method, backbone, reading=reading)
+
+
+def test_command_line(tmp_path, capsys):
+    """The record says which reading it is, and a method written with it finds the same record."""
+    words = ["--method", "f3crec", "--backbone", "fedmf", *SMALL, "--results", str(tmp_path)]
+    record = json.loads(output_of(capsys, *words, "--reading", "paper", "--json"))
+    assert record["readings"] == ["paper"] and record["settings"]["kd_reduction"] == "sum"
+    assert json.loads(output_of(capsys, *words, "--set", "reading=paper", "--json"))["reused"]
+    assert main(["--method", "ft", "--backbone", "fedmf", *SMALL, "--set", "inc_split=random", "--set",
+                 "item_lr=plain", "--results", str(tmp_path)]) == 0
+    capsys.readouterr()
+    shared = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--records", str(tmp_path)]
+    assert "reading=paper" in output_of(capsys, "compare", "f3crec:reading=paper", "ft:inc_split=random,item_lr=plain",
+                                        "--backbone", "fedmf", *shared)

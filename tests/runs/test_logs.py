@@ -1,13 +1,19 @@
-"""Logs of runs, read back: they hold the record's rounds and tests, however the run came to its end."""
+"""Logs of runs, read back: they hold the record's rounds and tests, however the run came to its end. Metrics taken
+from files of ranked lists alone are those of the record."""
 
-from __future__ import annotations
-
+import gzip
+import json
+import math
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
+import yaml
+from helpers import lay_shop, refused
 
 from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
@@ -15,6 +21,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.runs import logs
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.ranked_lists import in_order_of_metrics
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 SETTINGS = {"rounds": 2, "k_core": 80, "evaluate_every": 2}
@@ -65,14 +72,7 @@ def check_csv(folder: Path, record: Path, *but: str) -> None:
     assert tests.number.tolist() == last[tests.trained_block].tolist()
 
 
-def test_csv_files_hold_the_record(finished):
-    folder, record = finished
-    check_csv(folder / "logs/csv", record)
-    rounds, _ = frames(folder / "logs/csv", record)
-    assert len(rounds) == 8 and rounds.valid.isna().tolist() == [True, False] * 4
-
-
-def test_events_read_back_are_the_record(finished):
+def test_events_and_csv_files_read_back_are_the_record(finished):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder, record = finished
@@ -90,6 +90,10 @@ def test_events_read_back_are_the_record(finished):
         assert [scalar.step for scalar in scalars] == [2 * (block + 1) for block in part["trained_block"]]
         assert [scalar.value for scalar in scalars] == pytest.approx(part["mean"].tolist())
     assert read.Tags()["tensors"] == ["settings/text_summary"]
+    folder, record = finished
+    check_csv(folder / "logs/csv", record)
+    rounds, _ = frames(folder / "logs/csv", record)
+    assert len(rounds) == 8 and rounds.valid.isna().tolist() == [True, False] * 4
 
 
 def test_wandb_is_given_the_same_offline(finished, wandb):
@@ -146,18 +150,82 @@ def test_a_column_that_comes_later(tmp_path):
     assert (tmp_path / "rounds.csv").read_text().split() == ["number,loss,extra", "1,1.0,", "1,2.0,3", "1,4.0,"]
 
 
-def test_a_package_that_a_log_lacks_is_named_before_anything_runs(tmp_path, capsys, monkeypatch):
+def test_a_missing_package_and_a_folder_that_is_a_file_are_named(tmp_path, capsys, monkeypatch, finished, registry):
     assert command.LOGS == logs.KINDS == tuple(logs._WRITERS)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert main([*RUN, "--results", str(tmp_path / "results"), "--log", "wandb"]) == 2
-    assert "python -m pip install wandb" in capsys.readouterr().err
+    assert "python -m pip install wandb" in refused(capsys, *RUN, "--results", tmp_path / "results", "--log", "wandb")
     assert not (tmp_path / "results").exists()
-
-
-def test_a_folder_that_cannot_be_written(finished, registry, tmp_path):
     (tmp_path / "file").write_text("")
     config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", SETTINGS)])
     for kind in ("csv", "tensorboard"):
         with pytest.raises(UserError, match="--log: cannot be written"), \
                 logs.RunLog(config, [logs.Target(kind, tmp_path / "file")]) as log:
             log.finish(finished[1])
+
+
+FT = "--method ft --set rounds=2 --quiet --save-lists "
+RUNS = {  # a command, and the metric that its lists have
+    "blocks": (FT + "--backbone fedmf --set k_core=80", "ndcg@20"),
+    "static": (FT + "--backbone fedmf --set stream=static --set k_core=80 --set topk=5,10", "ndcg@10"),
+    "sessions": (FT + "--backbone sasrec --set stream=sessions --set min_session_length=5 --set min_sessions=4 "
+                      "--set dim=8 --set patience=0 --set topk=100", "all:ndcg@100"),
+    "domains": (FT + "--backbone sasrec --dataset tea+pots --set dim=8 --set topk=3 "
+                     "--set valid_metric=ndcg@3 --set patience=0", "ndcg@3")}
+
+
+def lines(path):
+    return [line.split(" ") for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def ndcg(run, qrels, k):
+    """By the files alone, as tools that know nothing of the suite take it: sorted by score, binary gains."""
+    lists, to_find = defaultdict(list), defaultdict(set)
+    for user, _, item, _, score, _ in run:
+        lists[user].append((-float(score), item))
+    for user, _, item, gain in qrels:
+        assert gain == "1"
+        to_find[user].add(item)
+    ideal = [sum(1 / math.log2(place + 2) for place in range(n)) for n in range(k + 1)]
+    return sum(sum(1 / math.log2(place + 2) for place, (_, item) in enumerate(sorted(lists[user])[:k]) if item in found)
+               / ideal[min(k, len(found))] for user, found in to_find.items()) / len(to_find)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_recomputed_metrics_are_the_records(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lay_shop("tea", 0, 30, 12), lay_shop("pots", 1, 25, 9)
+    words, metric = RUNS[name]
+    assert main(words.split()) == 0, capsys.readouterr().err
+    (record,), (folder,) = (list((tmp_path / "results" / part).glob("*")) for part in ("runs", "lists"))
+    content = json.loads((record / "run.json").read_text())
+    tests = 0
+    for trained, row in enumerate(content["matrix"][metric]):
+        for tested, value in enumerate(row):
+            if value is not None and (folder / f"trained{trained}-tested{tested}.run.gz").exists():
+                run = lines(folder / f"trained{trained}-tested{tested}.run.gz")
+                assert len({(user, item) for user, _, item, *_ in run}) == len(run)
+                found = ndcg(run, lines(folder / f"tested{tested}.qrels.gz"), int(metric.partition("@")[2]))
+                assert found == pytest.approx(value, abs=1e-12) and value > 0
+                tests += 1
+    assert tests == {"blocks": 10, "static": 1, "sessions": 1, "domains": 2}[name] == len(list(folder.glob("*.run.gz")))
+    metadata = (folder / "ir_metadata.yaml").read_text().splitlines()
+    assert metadata[0] == "# ir_metadata.start" and metadata[-1] == "# ir_metadata.end"
+    said = yaml.safe_load("\n".join(line[2:] for line in metadata[1:-1]))
+    assert said["method"]["retrieval"][0]["hash"] == content["hash"]
+    assert said["data"]["test collection"]["name"] == content["dataset"]
+
+
+def test_a_finished_run_without_lists_is_not_taken_for_one_with_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = RUNS["static"][0].split()
+    assert main([word for word in words if word != "--save-lists"]) == 0 and not (tmp_path / "results/lists").exists()
+    before = next((tmp_path / "results/runs").iterdir()).name
+    assert main(words) == 2 and "--rerun" in capsys.readouterr().err
+    assert main([*words, "--rerun"]) == 0 and (tmp_path / "results/lists" / before).is_dir()
+    assert main([*words, "--honest"]) == 2 and "--save-lists" in capsys.readouterr().err
+
+
+def test_items_of_equal_score_come_before_the_one_to_find():
+    lists = torch.tensor([[4, 7, 5], [4, 7, 5], [4, 7, 5], [4, 7, 5]])
+    to_find, rank = torch.tensor([4, 4, 9, 5]), torch.tensor([0.0, 1 / 3, 1 / 2, 1.0])
+    assert in_order_of_metrics(lists, to_find, rank).tolist() == [[7, 5, -1], [7, 5, 4], [4, 9, 7], [5, 4, 7]]

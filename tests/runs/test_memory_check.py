@@ -1,28 +1,37 @@
-"""What the tables of a run take, what is available, the refusal before a run, and what is said when memory ends."""
+"""What the tables of a run take, what is available, the refusal before a run, and what is said when memory ends. A disk
+that is full, or a limit on the size of files: one clear error with the path, and what was there stays."""
 
-from __future__ import annotations
-
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import same_numbers
+from helpers import ROOT, refused, same_numbers
 
+from fedcl_bench.cli import main as command
 from fedcl_bench.cli.main import main
-from fedcl_bench.training.list_trainer import BatchView
-from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.toolbox.distillation import ranks_of
 from fedcl_bench.core.errors import OutOfMemory, UserError, ran_out
-from fedcl_bench.federation.cross_device import CrossDevice
+from fedcl_bench.core.files import replacing, write_atomically
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.streams import prepared
 from fedcl_bench.federation import round as rounds
+from fedcl_bench.federation.cross_device import CrossDevice
 from fedcl_bench.kernels import memory
 from fedcl_bench.kernels.memory import Available, available
 from fedcl_bench.runs import memory_check
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_check import bytes_of_tables, ended, require
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.toolbox.distillation import ranks_of
+from fedcl_bench.training.list_trainer import BatchView
 
 CPU = torch.device("cpu")
 LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
@@ -120,15 +129,13 @@ def test_settings_that_help_are_those_of_backbone_and_method(registry, ml100k, m
     assert f"What helps: {words}, a larger machine" in str(ended(MemoryError(), config.federation(ml100k)))
 
 
-def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, monkeypatch):
-    """Rows of 10^9 numbers: 8 GB each."""
+def test_what_does_not_fit_is_refused_before_anything_is_made_or_written(
+        registry, ml100k, monkeypatch, tmp_path, capsys):
+    """Rows of 10^9 numbers: 8 GB each; and by the command."""
     left(monkeypatch, 20 << 30)
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"dim": 10 ** 9})])
     with pytest.raises(UserError, match="item tables alone take .* GiB .*\n.*a smaller --set dim=N .now 1000000000"):
         config.check(config.federation(ml100k))
-
-
-def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, capsys):
     left(monkeypatch, 1 << 20)
     assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
     assert "not enough memory: 0.00 GiB are left (available here). The run's tables take" in capsys.readouterr().err
@@ -208,24 +215,130 @@ def test_what_is_said_when_memory_ends(registry, ml100k, kind, words):
     assert said[2].startswith("What helps: a smaller --set dim=N (now 32), ")
 
 
-@pytest.mark.parametrize("where", ["training", "validation"])
-def test_when_memory_ends_the_checkpoint_is_kept(registry, monkeypatch, tmp_path, where):
-    """The next try goes on from it, with the same numbers."""
+def test_when_memory_ends_the_checkpoint_is_kept(registry, monkeypatch, tmp_path):
+    """In training or validation; the next try goes on from it, with the same numbers."""
     config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
     stream = load_stream(config.source, config.stream)
-    module, name = (rounds, "trainer_of") if where == "training" else (CrossDevice, "validate")
-    usual, calls = getattr(module, name), []
+    whole = execute(config, lambda: stream, tmp_path / "whole")
+    for module, name in ((rounds, "trainer_of"), (CrossDevice, "validate")):
+        usual, calls = getattr(module, name), []
 
-    def failing(*arguments, **named):
-        calls.append(name)
-        if len(calls) != 3:
-            return usual(*arguments, **named)
-        return too_large if where == "training" else too_large("torch")
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, failing)
-        with pytest.raises(OutOfMemory, match="^out of memory: "):
-            execute(config, lambda: stream, tmp_path)
-        assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 1
-        again = execute(config, lambda: stream, tmp_path)
-        assert len(calls) == 3 + 2  # blocks 2 and 3
-    same_numbers(again, execute(config, lambda: stream, tmp_path / "whole"))
+        def failing(*arguments, **named):
+            calls.append(name)
+            if len(calls) != 3:
+                return usual(*arguments, **named)
+            return too_large if name == "trainer_of" else too_large("torch")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing)
+            with pytest.raises(OutOfMemory, match="^out of memory: "):
+                execute(config, lambda: stream, tmp_path / name)
+            assert len(list(tmp_path.glob(f"{name}/runs/*/checkpoint.pt"))) == 1
+            again = execute(config, lambda: stream, tmp_path / name)
+            assert len(calls) == 3 + 2  # blocks 2 and 3
+        same_numbers(again, whole)
+
+
+@contextmanager
+def files_of(size):
+    """No file of this process grows beyond so many bytes; of bytecode Python would leave a part, so it writes none."""
+    before, bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = bytecode
+
+
+def save_tensor(path):
+    with replacing(path) as file:
+        torch.save(torch.zeros(10 ** 5), file)
+
+
+@pytest.mark.parametrize("write", [save_tensor, lambda path: write_atomically(path, bytes(10 ** 5)),
+                                   lambda path: write_atomically(path, bytes(5000))], ids=["torch", "large", "small"])
+def test_a_file_that_does_not_fit(write, tmp_path):
+    """Also where the bytes wait in a buffer until the end; nothing half written is left."""
+    path = tmp_path / "kept.pt"
+    path.write_bytes(b"before")
+    with files_of(4096), pytest.raises(UserError) as error:
+        write(path)
+    assert str(error.value).startswith(f"no space left at {path} (File too large): it is not written.\n")
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["kept.pt"]
+    write(path)
+    assert path.read_bytes() != b"before"
+
+
+def test_a_run_whose_checkpoint_does_not_fit(tmp_path, capsys):
+    """And goes on when there is space again."""
+    run = ["--method", "ft", "--backbone", "fedmf", "--results", str(tmp_path), "--quiet"]
+    run += [word for text in ("k_core=80", "rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
+    with files_of(2048):
+        assert main(run) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"run_bench.py: no space left at {tmp_path}") and len(said) == 2
+    assert not list(tmp_path.rglob(".*.pt.*"))
+    assert main(run) == 0
+
+
+def test_prepared_data_that_does_not_fit(ml100k, tmp_path):
+    with files_of(2048), pytest.raises(UserError, match="w.stream-1: cannot be written .no space left"):
+        prepared.save(ml100k, tmp_path / "w.stream-1")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_whatever_else_a_command_writes(monkeypatch, capsys, number):
+    def full(arguments):
+        raise OSError(number, os.strerror(number), "some/file.csv")
+    monkeypatch.setattr(command, "parse", full)
+    assert f"no space left at some/file.csv ({os.strerror(number)})" in refused(capsys, "list")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("Error tokenizing data. C error: out of memory"),
+                                   RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")])
+def test_no_memory_before_a_run(monkeypatch, capsys, error):
+    def full(arguments):
+        raise error
+    monkeypatch.setattr(command, "parse", full)
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("run_bench.py: out of memory (") and said[1].startswith("What helps: ")
+
+
+ON_FULL_DISKS = """
+import contextlib, io, subprocess, sys
+from fedcl_bench.cli.main import main
+disk, sizes = sys.argv[1], sys.argv[2:]
+run = ["--method", "kd", "--backbone", "fedmf", "--results", disk + "/results", "--quiet", "--set", "k_core=80"]
+run += [word for text in ("rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
+for size in sizes:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
+    messages = io.StringIO()
+    with contextlib.redirect_stderr(messages), contextlib.redirect_stdout(io.StringIO()):
+        status = main(run)
+    print(size, status, messages.getvalue().replace("\\n", "|"))
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(run) == 0  # there is room again
+    subprocess.run(["umount", disk], check=True)
+"""
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"],
+                                   capture_output=True).returncode != 0 if shutil.which("unshare") else True,
+                    reason="needs to mount a file system of its own")
+@pytest.mark.parametrize("sizes", [[8, 64], pytest.param(list(range(4, 260, 8)), marks=pytest.mark.long)])
+def test_a_run_on_a_disk_that_is_full(sizes, tmp_path):
+    """Before the run or at whichever file it fills: lines that name the path; it goes on when there is room."""
+    done = subprocess.run(["unshare", "-rm", sys.executable, "-c", ON_FULL_DISKS, str(tmp_path), *map(str, sizes)],
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        size, status, messages = line.split(" ", 2)
+        said = messages.rstrip("|").split("|")
+        before = f"results folder {tmp_path}/results: not enough room: " in said[0] and len(said) in (2, 3)
+        refused = status == "2" and (before or "no space left at" in said[0] and len(said) == 2)
+        assert not messages if status == "0" else refused, line
+    assert len(done.stdout.splitlines()) == len(sizes)

@@ -1,24 +1,32 @@
-"""Plugins: discovery, errors, and that a new method is one file."""
+"""Plugins: discovery, errors, and that a new method is one file. One that is broken is listed with its file and line,
+and whatever it does, the others work. The cache of their metadata is what importing gives, or is not used."""
 
 from __future__ import annotations
 
 import ast
 import json
 import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import pytest
+import torch
+from helpers import executed, refused, output_of
 
 import fedcl_bench
+import fedcl_bench as fb
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.core.files import shipped
-from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.metadata import OWN_METRICS, digest, plugin_files, shipped_folders
-from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.runner import execute
 from fedcl_bench.core.settings import assemble, setting
+from fedcl_bench.evaluation import metrics
+from fedcl_bench.runs import registry as registry_module
+from fedcl_bench.runs.config import make_config, resolve
+from fedcl_bench.runs.metadata import (digest, Metadata, OWN_METRICS, plugin_files, read_all, refuse_typos,
+                                       shipped_folders)
+from fedcl_bench.runs.registry import discover
 
 SHRINK = '''"""Shrink: an example method in one file."""
 from dataclasses import dataclass
@@ -42,7 +50,8 @@ class Shrink(Method):
 '''
 
 
-def test_shipped_plugins(registry):
+def test_shipped_plugins_and_the_version_of_their_numbers(registry):
+    """It is their own, not that of a class that they are made from; a copy that somebody edits is known by its file."""
     assert registry.names("method") == ["ader", "alone", "canonfedrec", "ccd", "central", "central-joint", "colr",
                                         "f3crec", "fcucr", "fedcia", "feddcsr", "fedprox", "ffmsr", "frozen", "ft",
                                         "ifedrec", "joint", "joint-warm", "kd", "mergerec", "pfcr", "popularity",
@@ -58,6 +67,11 @@ def test_shipped_plugins(registry):
     for plugin in registry.plugins.values():
         assert plugin.cls.title and plugin.cls.reference
         assert plugin.path == OWN_METRICS if plugin.kind == "metric" else plugin.path.parent in shipped_folders()
+    for plugin in registry.plugins.values():
+        if plugin.kind != "metric":
+            assert plugin.numbers == vars(plugin.cls)["numbers"] and isinstance(plugin.numbers, int)
+    assert registry.get("backbone", "recbole:BPR").numbers == f"1 of RecBole {version('recbole')}"
+    assert registry.get("metric", "ndcg").numbers is None
 
 
 def lay_package(folder, name, entry_points):
@@ -97,18 +111,17 @@ def imports(source: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", [*(path for folder in shipped_folders() for path in plugin_files(folder)),
-                                  *sorted(set(TEMPLATES.glob("*.py.txt")) - {TEMPLATES / "test.py.txt"})],
-                         ids=lambda path: path.name)
-def test_plugins_import_the_top_level_alone(path):
+def test_plugins_import_the_top_level_alone():
     """What plugins are written from comes from the package itself, from its toolbox or from ``rng``."""
-    taken = imports(path.read_text().replace("$name", "mine").replace("${cls}", "Mine").replace("$cls", "Mine"))
-    assert taken
-    for module, name in taken:
-        if module == "fedcl_bench":
-            assert name in fedcl_bench.__all__ or name == "rng", name
-        else:
-            assert module.startswith("fedcl_bench.toolbox.") or module == "fedcl_bench.rng", module
+    for path in (*(path for folder in shipped_folders() for path in plugin_files(folder)),
+                 *(path for path in TEMPLATES.glob("*.py.txt") if path.name != "test.py.txt")):
+        taken = imports(path.read_text().replace("$name", "mine").replace("${cls}", "Mine").replace("$cls", "Mine"))
+        assert taken, path
+        for module, name in taken:
+            if module == "fedcl_bench":
+                assert name in fedcl_bench.__all__ or name == "rng", (path, name)
+            else:
+                assert module.startswith("fedcl_bench.toolbox.") or module == "fedcl_bench.rng", (path, module)
 
 
 def test_the_package_offers_what_plugins_are_written_from():
@@ -130,23 +143,20 @@ def test_a_new_method_is_one_file(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine").mkdir()
     path = tmp_path / "mine" / "shrink.py"
     path.write_text(SHRINK)
-    assert main(["list", "--plugins", "mine"]) == 0
-    assert "multiply the averaged table" in capsys.readouterr().out
+    assert "multiply the averaged table" in output_of(capsys, "list", "--plugins", "mine")
     command = ["--method", "shrink", "--backbone", "fedmf", "--plugins", "mine", "--set", "rounds=1", "--set",
                "k_core=80", "--json"]
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["settings"]["shrink"] == 0.5
-    assert main([*command[:-1], "--set", "shrink=2"]) == 2
-    assert "'shrink' (--set): found '2'" in capsys.readouterr().err
+    assert json.loads(output_of(capsys, *command))["settings"]["shrink"] == 0.5
+    assert "'shrink' (--set): found '2'" in refused(capsys, *command[:-1], "--set", "shrink=2")
 
 
-def run_of(registry, ml100k, folder, method):
+def run_of(registry, folder, method):
     """A run's hash and numbers."""
-    config = make_config(registry, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 1})])
-    return config.hash, execute(config, lambda: ml100k, folder)["metrics"]
+    config = make_config(registry, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 1, "k_core": 80})])
+    return config.hash, executed(config, folder)["metrics"]
 
 
-def test_an_edited_plugin_runs_its_new_code_in_the_same_process(tmp_path, ml100k):
+def test_an_edited_plugin_runs_its_new_code_in_the_same_process(tmp_path):
     """Also if it is edited within a second to the same length, which Python's own cache of compiled code overlooks."""
     path, before = tmp_path / "shrink.py", SHRINK.replace("* self.settings.shrink", "* 0.5")
     path.write_text(before)
@@ -158,9 +168,9 @@ def test_an_edited_plugin_runs_its_new_code_in_the_same_process(tmp_path, ml100k
     second = discover([tmp_path])
     old, new = (registry.get("method", "shrink") for registry in (first, second))
     assert old.numbers != new.numbers == digest(path.read_bytes()) and old.cls is not new.cls
-    runs = [run_of(registry, ml100k, tmp_path / "results", "shrink") for registry in (first, second)]
+    runs = [run_of(registry, tmp_path / "results", "shrink") for registry in (first, second)]
     assert runs[0][0] != runs[1][0] and runs[0][1] != runs[1][1]
-    assert runs[1][1] == run_of(second, ml100k, tmp_path / "results", "ft")[1]  # a factor of 1 is FT
+    assert runs[1][1] == run_of(second, tmp_path / "results", "ft")[1]  # a factor of 1 is FT
     path.write_text(before)
     assert discover([tmp_path]).get("method", "shrink") == old  # and as it was again
 
@@ -173,15 +183,6 @@ def test_an_edited_module_of_a_package_is_refused_in_the_same_process(tmp_path, 
     (tmp_path / "edited.py").write_text(SHRINK.replace("table * self", "table * 2 * self"))
     with pytest.raises(UserError, match="(?s)was edited after this Python process.*Start Python anew"):
         discover()
-
-
-def test_shipped_plugins_carry_the_version_of_their_numbers(registry):
-    """Their own, not that of a class that they are made from; a copy that somebody edits is known by its file."""
-    for plugin in registry.plugins.values():
-        if plugin.kind != "metric":
-            assert plugin.numbers == vars(plugin.cls)["numbers"] and isinstance(plugin.numbers, int)
-    assert registry.get("backbone", "recbole:BPR").numbers == f"1 of RecBole {version('recbole')}"
-    assert registry.get("metric", "ndcg").numbers is None
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -199,13 +200,11 @@ def test_a_file_is_imported_when_one_of_its_names_is_asked_for(tmp_path, alone):
     assert discover([tmp_path]).get("method", "shrunk").cls.__name__ == "Shrink"
 
 
-def test_two_plugins_of_one_name(tmp_path):
+def test_one_name_cannot_mean_two_things(tmp_path):
+    """Neither of plugins nor of settings."""
     (tmp_path / "mine.py").write_text(SHRINK.replace('"shrink"\n', '"ft"\n'))
     with pytest.raises(UserError, match=r"two method plugins are named 'ft': .*ft.py and .*mine.py"):
         discover([tmp_path]).get("method", "ft")
-
-
-def test_one_setting_name_cannot_mean_two_things(tmp_path):
     (tmp_path / "mine.py").write_text(SHRINK.replace("shrink: float", "rounds: float"))
     with pytest.raises(UserError, match="'rounds' is declared by both"):
         make_config(discover([tmp_path]), "shrink", "fedmf", "ml-100k")
@@ -245,12 +244,197 @@ def test_settings_accept_what_they_say():
             one(**bad)
 
 
-@pytest.mark.parametrize("stream", ["blocks", "static"])
-def test_every_combination_has_one_meaning_per_setting(registry, stream):
-    from fedcl_bench.runs.config import resolve
-    for method in registry.names("method"):
-        for backbone in registry.names("backbone"):
-            try:
-                assert resolve(registry, method, backbone, "ml-100k", [("a test", {"stream": stream})])
-            except UserError as error:  # the two go together on no stream
-                assert "is for domains of many" in str(error) or "which '" + backbone in str(error)
+def test_every_combination_has_one_meaning_per_setting(registry):
+    """On blocks; in the static stream every plugin beside one of the other kind."""
+    methods, backbones = registry.names("method"), registry.names("backbone")
+    combinations = [(method, backbone, "blocks") for method in methods for backbone in backbones]
+    combinations += [(method, "fedmf", "static") for method in methods]
+    combinations += [("ft", backbone, "static") for backbone in backbones]
+    for method, backbone, stream in combinations:
+        try:
+            assert resolve(registry, method, backbone, "ml-100k", [("a test", {"stream": stream})])
+        except UserError as error:  # the two go together on no stream
+            assert "is for domains of many" in str(error) or "which '" + backbone in str(error)
+
+
+GOOD = '''
+from fedcl_bench.plugin.method import Method
+
+class Good(Method):
+    name = "good"
+    title = "does nothing"
+'''
+HOOK = GOOD.replace('"good"', '"mine"') + """    first_step = 0
+
+    def check(self, step):
+        deeper()
+
+def deeper():
+    {}
+"""
+JOB = ["run", "--method", "mine", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--quiet"]
+
+
+def named(name: str) -> str:
+    """A method of this name, written as Python code."""
+    return GOOD.replace('"good"', name)
+
+
+# What a file holds, and what is said of it.
+BROKEN = {
+    "latin": (GOOD.replace("does nothing", "na\xefve").encode("latin-1"), "line 6: SyntaxError"),
+    "no_text": (named("3"), "line 4: method Good: its name is 3"),
+    "slash": (named("'../x'"), "line 4: method Good: its name is '../x'"),
+    "long": (named("'x' * 5000"), "(5000 characters)"),
+    "escape": (named("'a\\x1b[2J'"), "its name is 'a\\x1b[2J'"),
+    "untitled": (GOOD.replace('title = "does nothing"', "pass"), "line 4: method Good: its title is missing"),
+    "leaves": ("import sys\nsys.exit(0)\n", "line 2: SystemExit"),
+    "syntax": ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
+    "nul": ("x = 1\0\n", "nul.py"),
+    "imports": ("\n\nimport nothing_of_this_name\n", "line 3: ModuleNotFoundError"),
+    "double": (GOOD + "import torch\ntorch.set_default_dtype(torch.float64)\n", "changes torch's default dtype,"),
+    "patches": (GOOD + "from fedcl_bench.evaluation import metrics\nprint('{}')\n"
+                       "metrics.NDCG.values = metrics.measure = lambda *given: None\n",
+                "changes fedcl_bench.evaluation.metrics.NDCG.values, fedcl_bench.evaluation.metrics.measure, on which"),
+    "settings": (GOOD + "    from dataclasses import make_dataclass\n"
+                        "    Settings = make_dataclass('S', [('a', int, 3)])\n",
+                 "line 4: method Good: its Settings cannot be read")}
+
+
+def write(folder, name, content):
+    (folder / f"{name}.py").write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def test_broken_plugins_are_listed_and_fail_only_when_chosen(tmp_path, capsys):
+    for name, (content, _) in BROKEN.items():
+        write(tmp_path, name, content)
+    write(tmp_path, "good", GOOD)
+    registry = discover([tmp_path])
+    assert registry.get("method", "good").name == "good" and registry.get("method", "ft")
+    assert registry.broken.keys() == BROKEN.keys()
+    for name, (_, says) in BROKEN.items():
+        assert says in registry.broken[name] and f"{tmp_path / name}.py" in registry.broken[name]
+        assert len(registry.broken[name]) < 400 and "\n" not in registry.broken[name]
+    shown = output_of(capsys, "list", "--plugins", tmp_path)
+    assert "does nothing" in shown and all(says in shown for _, says in BROKEN.values()) and "\x1b" not in shown
+    assert torch.get_default_dtype() is torch.float32 and metrics.NDCG.values.__name__ == "values"
+    with pytest.raises(UserError, match="imports.py, line 3: ModuleNotFoundError.*nothing_of_this_name"):
+        registry.get("method", "imports")
+    assert main(["doctor", "--plugins", str(tmp_path), "--results", str(tmp_path)]) == 1
+    assert "FIX" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("does, says", [
+    ("return 1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit"),
+    ("raise RuntimeError('\\x1b[2J\\nb' * 500)", r"RuntimeError: \\x1b")])
+def test_an_error_of_a_hook_names_plugin_hook_and_line(tmp_path, capsys, does, says):
+    write(tmp_path, "mine", HOOK.format(does))
+    assert main([*JOB, "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert re.match(f"run_bench.py: method 'mine': check raised {says}", lines[0]) and len(lines) == 3
+    assert f"{tmp_path}/mine.py, line 10, in check: deeper()" in lines[1]
+    assert f"{tmp_path}/mine.py, line 13, in deeper: " in lines[2]
+
+
+def test_grids_and_python_say_the_same_of_a_hook(tmp_path, capsys, same_process):
+    write(tmp_path, "mine", HOOK.format("return 1 / 0"))
+    assert main(["grid", "--methods", "mine", "--backbones", "fedmf", "--set", "rounds=1", "--set", "k_core=80",
+                 "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
+    out = capsys.readouterr().out
+    assert "method 'mine': check raised ZeroDivisionError" in out and "mine.py, line 13, in deeper: return 1 / 0" in out
+    with pytest.raises(RunFailed, match="method 'mine': check raised ZeroDivisionError") as caught:
+        fb.run("mine", "fedmf", plugins=tmp_path, results=tmp_path / "results", progress=False, rounds=1, k_core=80)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_hook_that_ends_the_program_fails_the_run_of_a_grid(tmp_path, capsys):
+    write(tmp_path, "mine", HOOK.format("__import__('os')._exit(0)"))
+    assert main(["grid", "--methods", "mine", "--backbones", "fedmf", "--set", "k_core=80", "--plugins", str(tmp_path),
+                 "--results", str(tmp_path / "results"), "--jobs", "1"]) == 1
+    said = "".join(capsys.readouterr())
+    assert "mine on fedmf" in said and "exit code 0 in the middle of its run" in said and "Traceback" not in said
+
+
+MINE = '''"""Mine."""
+from fedcl_bench import Method
+
+class Mine(Method):
+    name = "mine"
+    title = "an example"
+    reimplementation = True
+'''
+CARD = Metadata("method", "mine", "an example", "", True)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The cache's folder, not there yet."""
+    monkeypatch.setenv("FEDCL_BENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path, cache):
+    """A folder with a plugin, and with files that are none."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/mine.py").write_text(MINE)
+    for name in ("_part.py", "test_mine.py", "conftest.py"):
+        (tmp_path / "mine" / name).write_text("raise ValueError\n")
+    return tmp_path / "mine"
+
+
+def test_the_cache_is_what_importing_gave_as_long_as_the_files_stay(folder):
+    assert plugin_files(folder) == [folder / "mine.py"] and read_all([folder]) is None
+    assert CARD in discover([folder]).metadata()
+    cached = read_all([folder])
+    assert CARD in cached and sorted(map(repr, cached)) == sorted(map(repr, discover([folder]).metadata()))
+    assert CARD not in read_all()
+    (folder / "mine.py").write_text(MINE.replace("an example", "an EXAMPLE"))
+    assert read_all([folder]) is None and {"ft", "f3crec"} <= {plugin.name for plugin in read_all()}
+    (folder / "mine.py").write_text(MINE)
+    (folder / "wrong.py").write_text("import nothing_of_this_name\n")
+    assert "wrong" in discover([folder]).broken and read_all([folder]) is None  # its error may be gone next time
+
+
+def test_a_cache_that_cannot_be_used_is_none(folder, cache):
+    cache.write_text("a file in the place of the folder")
+    assert CARD in discover([folder]).metadata() and read_all([folder]) is None
+    cache.unlink()
+    assert discover([folder]).plugins
+    for damaged in ("{", "[]", "[" * 100_000, (cache / "plugins.json").read_text().replace('"title"', '"heading"')):
+        (cache / "plugins.json").write_text(damaged)
+        assert read_all([folder]) is None
+        assert discover([folder]).plugins and CARD in read_all([folder])
+
+
+def test_two_plugins_of_one_name_are_left_to_the_registry(folder, tmp_path):
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second/mine.py").write_text(MINE)
+    assert discover([folder]).plugins and discover([tmp_path / "second"]).plugins
+    assert read_all([folder, tmp_path / "second"]) is None
+
+
+def test_typos_are_answered_and_all_else_goes_on(folder, tmp_path):
+    refuse_typos("mine", "fedmf", [folder])  # not cached
+    assert discover([folder]).plugins  # imported, and cached
+    for method, backbone in (("mine", "fedmf"), ("ft", "recbole:BPR"), ("pfedrec", None), ("FT", "FedMF")):
+        refuse_typos(method, backbone, [folder])
+    refuse_typos("mine", "fedmf", [tmp_path / "absent"])  # the registry says that the folder is absent
+    for method, backbone, words in (("mine", "fedmf", "unknown method 'mine'"), (None, "fedmf", "--method is missing"),
+                                    ("f3cre", None, "Did you mean 'f3crec'"),
+                                    ("ft", "fedfm", "Did you mean 'fedmf'")):
+        with pytest.raises(UserError, match=words):
+            refuse_typos(method, backbone)
+
+
+def test_a_listing_is_the_same_from_the_cache_and_from_classes(folder, capsys, monkeypatch):
+    imported = output_of(capsys, "list", "--plugins", folder)
+    monkeypatch.setattr(registry_module, "discover", None)
+    assert output_of(capsys, "list", "--plugins", folder) == imported and "an example [re-implementation]" in imported
+
+
+def test_threads_that_discover_at_once_all_find_the_plugin(tmp_path, cache):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(.1)\n" + MINE)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: CARD in discover([tmp_path]).metadata(), range(2)))
+    assert found == [True, True] and CARD in read_all([tmp_path])

@@ -1,22 +1,26 @@
-"""Runs that are killed, interrupted, damaged, repeated or shared give the numbers of an uninterrupted run."""
-
-from __future__ import annotations
+"""Runs that are killed, interrupted, damaged, repeated or shared give the numbers of an uninterrupted run. Every
+checkpoint that a run writes is gone on from; a damaged or another run's is set aside, and the run begins afresh."""
 
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.data.datasets import build_stream, load_stream
+from fedcl_bench.federation.loop import run
 from fedcl_bench.records.record import Record
-from fedcl_bench.runs import runner
+from fedcl_bench.runs import checkpoints, runner
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, RunOptions, Watch, execute
 
@@ -43,16 +47,18 @@ def uninterrupted(registry, stream, tmp_path_factory):
     return execute(config, lambda: stream, tmp_path_factory.mktemp("whole"))
 
 
-# One process after the other, forked before PyTorch has a thread, trains until it kills itself.
-KILLED = """
+# Processes, forked before PyTorch has a thread. Two run the command line and are asked to stop after round 2 of blocks
+# 1 and 2; then one after the other trains until it kills itself.
+CHILDREN = """
 import os, signal, sys
 from pathlib import Path
 import torch
+from fedcl_bench.api.progress_bars import Display
+from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.records import record
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.toolbox.recbole_model import build_model
 
@@ -61,6 +67,25 @@ build_model("BPR", 1, 1, {"embedding_size": 1})  # imports what each process wou
 config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 80})])
 stream = load_stream(config.source, config.stream)
 write = record.write_atomically
+
+def status_of(function, *arguments):
+    child = os.fork()
+    if not child:
+        try:
+            function(*arguments)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def asked(number, step):
+    update = Display.update
+
+    def watched(self, stream, progress):
+        update(self, stream, progress)
+        if (progress.step, progress.round) == (step, 2):
+            os.kill(os.getpid(), number)
+    Display.update = watched
+    os._exit(main(sys.argv[2:]))
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -78,24 +103,29 @@ def train(step, round_):
         record.write_atomically = write_then_die
     runner.execute(config, lambda: stream, Path(sys.argv[1]), runner.Watch(watch))
 
+for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
+    print(status_of(asked, number, step))
 for step, round_ in ((0, 3), (1, 2), (2, 2), (3, 1), (4, 0)):
-    child = os.fork()
-    if not child:
-        try:
-            train(step, round_)
-        finally:
-            os._exit(1)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(ended, (Path(sys.argv[1]) / "runs" / config.name / "run.json").exists())
+    print(status_of(train, step, round_), (Path(sys.argv[1]) / "runs" / config.name / "run.json").exists())
 """ % ROUNDS
 
 
-def test_killed_in_every_block_and_resumed(uninterrupted, tmp_path, config, stream):
-    """SIGKILL in block 0, 1, 2, 3 and while writing, one after the other, then run to the end: bit-identical."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 5, done.stderr
+def test_stopped_and_killed_and_resumed(uninterrupted, tmp_path, config, stream, capsys):
+    """Ctrl-C and a scheduler's SIGTERM end the command line with status 130 and one line. SIGKILL in block 0, 1, 2, 3
+    and while writing, one after the other. Whoever goes on has the numbers to the bit."""
+    command = ["--method", "f3crec", "--backbone", "fedmf", "--set", f"rounds={ROUNDS}", "--set", "k_core=80",
+               "--results", str(tmp_path / "asked")]
+    done = subprocess.run([sys.executable, "-u", "-c", CHILDREN, str(tmp_path / "killed"), *command, "--threads", "1"],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["130"] * 2 + [f"{-signal.SIGKILL} False"] * 5, done.stderr
+    assert done.stderr.count("the same command goes on from there") == 2 and "resuming in block 1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert main([*command, "--json"]) == 0
+    said = capsys.readouterr()
+    assert "resuming in block 2" in said.err
+    same_numbers(json.loads(said.out), json.loads(json.dumps(uninterrupted, default=str)))
     notes = []
-    found = execute(config(), lambda: stream, tmp_path, Watch(note=notes.append))
+    found = execute(config(), lambda: stream, tmp_path / "killed", Watch(note=notes.append))
     assert notes == ["all blocks are trained, writing the record."]
     same_numbers(found, uninterrupted)
 
@@ -130,62 +160,13 @@ def test_saved_every_now_and_then(uninterrupted, tmp_path, config, stream, monke
     same_numbers(found, uninterrupted)
 
 
-# The command line in two processes, of which one is asked to stop after round 2 of block 1 and the other of block 2.
-# All that takes long to import is imported before they part.
-ASKED = """
-import os, signal, sys
-import torch
-from fedcl_bench.cli.main import main
-from fedcl_bench.api.progress_bars import Display
-from fedcl_bench.data import datasets
-from fedcl_bench.runs import runner
-from fedcl_bench.toolbox.recbole_model import build_model
-
-build_model("BPR", 1, 1, {"embedding_size": 1})
-
-def asked(signal, step):
-    update = Display.update
-
-    def watched(self, stream, progress):
-        update(self, stream, progress)
-        if (progress.step, progress.round) == (step, 2):
-            os.kill(os.getpid(), signal)
-    Display.update = watched
-    sys.exit(main(sys.argv[1:]))
-
-for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
-    child = os.fork()
-    if not child:
-        asked(number, step)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 130:
-        sys.exit("another status")
-"""
-
-
-def test_asked_to_stop_on_the_command_line(tmp_path, capsys):
-    """Ctrl-C and a scheduler's SIGTERM end the process with status 130 and one line; the same command goes on."""
-    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--set", "k_core=80",
-                 "--results", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-c", ASKED, *arguments, "--threads", "1"], cwd=ROOT, capture_output=True,
-                          text=True)
-    assert done.returncode == 0 and done.stdout == "" and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.count("the same command goes on from there") == 2 and "resuming in block 1" in done.stderr
-    results = []
-    for extra in ([], ["--results", str(tmp_path / "whole")]):
-        assert main([*arguments, "--json", *extra]) == 0
-        captured = capsys.readouterr()
-        assert ("resuming in block 2" in captured.err) == (not extra)
-        results.append(json.loads(captured.out))
-    same_numbers(*results)
-
-
 @pytest.fixture
 def finished(uninterrupted, tmp_path):
     """A results folder that has the run."""
     return Path(shutil.copytree(Path(uninterrupted["record"]).parents[1], tmp_path / "results"))
 
 
-def test_finished_runs_are_not_run_again(uninterrupted, finished, config, stream):
+def test_finished_runs_are_not_run_again_nor_one_by_two_processes(uninterrupted, finished, config, stream, tmp_path):
     def never():
         raise AssertionError("a finished run must not even load its data")
     again = execute(config(), never, finished)
@@ -193,6 +174,10 @@ def test_finished_runs_are_not_run_again(uninterrupted, finished, config, stream
     rerun = execute(config(), lambda: stream, finished, options=RunOptions(rerun=True))
     assert not rerun["reused"] and not rerun["block0_shared"]
     same_numbers(rerun, uninterrupted)
+    record = Record(tmp_path / "runs" / config().name)
+    with record.locked():
+        with pytest.raises(UserError, match="another process is at this run"):
+            execute(config(), lambda: stream, tmp_path)
 
 
 def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, stream):
@@ -204,25 +189,25 @@ def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, stre
     same_numbers(found, uninterrupted)
 
 
-@pytest.mark.parametrize("name, change, says", [
-    ("run.json", lambda path: path.write_bytes(path.read_bytes()[:500]), "run.json: is no JSON text"),
-    ("users.parquet", lambda path: path.write_bytes(path.read_bytes()[:-100]), "users.parquet: has changed"),
-    ("rounds.parquet", Path.unlink, "rounds.parquet: is missing")])
-def test_damaged_files_are_set_aside(uninterrupted, finished, config, stream, name, change, says):
+def test_damaged_files_are_set_aside(uninterrupted, finished, config, stream):
     """Half-written, changed or missing files are noticed, kept beside, and the run repeated."""
-    folder, warnings = finished / "runs" / config().name, []
-    change(folder / name)
-    found = execute(config(), lambda: stream, finished, Watch(warn=warnings.append))
-    assert len(warnings) == 1 and says in warnings[0] and "set aside" in warnings[0] and not found["reused"]
-    assert len(list(folder.parent.glob("*.corrupt*"))) == 1
+    folder, whole = finished / "runs" / config().name, finished / "whole"
+    shutil.copytree(folder, whole)
+    for name, change, says in (
+            ("run.json", lambda path: path.write_bytes(path.read_bytes()[:500]), "run.json: is no JSON text"),
+            ("users.parquet", lambda path: path.write_bytes(path.read_bytes()[:-100]), "users.parquet: has changed"),
+            ("rounds.parquet", Path.unlink, "rounds.parquet: is missing")):
+        shutil.rmtree(finished / "runs")
+        shutil.copytree(whole, folder)
+        change(folder / name)
+        warnings = []
+        with pytest.raises(Interrupted):
+            execute(config(), lambda: stream, finished, Watch(warn=warnings.append, stop=lambda: True))
+        assert len(warnings) == 1 and says in warnings[0] and "set aside" in warnings[0]
+        assert len(list(folder.parent.glob("*.corrupt*"))) == 1
+    found = execute(config(), lambda: stream, finished)
+    assert not found["reused"]
     same_numbers(found, uninterrupted)
-
-
-def test_two_processes_at_one_run(tmp_path, config, stream):
-    record = Record(tmp_path / "runs" / config().name)
-    with record.locked():
-        with pytest.raises(UserError, match="another process is at this run"):
-            execute(config(), lambda: stream, tmp_path)
 
 
 def test_the_hash_covers_what_changes_results(registry, config, tmp_path):
@@ -241,3 +226,116 @@ def test_a_stream_of_one_step_leaves_no_shared_block(tmp_path, monkeypatch, caps
     assert main(["--method", "ft", "--backbone", "fedmf", "--set", "stream=static", "--set", "rounds=1", "--set",
                  "k_core=80", "--json"]) == 0
     assert not (tmp_path / "results" / "shared").exists() and len(list((tmp_path / "results" / "runs").iterdir())) == 1
+
+
+BLOCKS = {"k_core": 80, "blocks": 3, "rounds": 2, "dim": 8}
+SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 8, "rounds": 1, "max_length": 5, "dim": 8}
+RUNS = {
+    "blocks": ("f3crec", "fedmf", {**BLOCKS, "fold_in": 3}),
+    "own tables": ("kd", "fedrap", {**BLOCKS, "rounds": 1}),
+    "static": ("ft", "fedmf", {"stream": "static", "k_core": 80, "rounds": 1}),
+    "sessions": ("fcucr", "sasrec", SESSIONS),
+    "memory": ("ft", "hearint", SESSIONS),
+    "one client": ("ft", "sasrec", {**SESSIONS, "topology": "central"})}
+
+
+@pytest.fixture(scope="module")
+def made(registry):
+    """A function: configuration and parts of one of the runs, with a stream that is built once."""
+    streams = {}
+
+    def make(name):
+        method, backbone, settings = RUNS[name]
+        config = make_config(registry, method, backbone, "ml-100k", 0, [("test", settings)])
+        if name not in streams:
+            streams[name] = build_stream(config.source, config.stream)
+        return config, config.federation(streams[name])
+    return make
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_go_on_from_whatever_they_write(made, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(SIZES, "report_every", 0.05)
+    for progress in run(made(name)[1]):
+        other = made(name)[1]
+        save_progress(tmp_path / "kept.pt", progress, 1.0, "a run")
+        assert load_progress(tmp_path / "kept.pt", "cpu", other, "a run")[0].round == progress.round
+        assert not other.method.client_state and not other.method.server_state
+
+
+@pytest.fixture(scope="module")
+def half(made, tmp_path_factory):
+    """The bytes of a checkpoint after the first round of the second block, and the matrix that its run ends with."""
+    results, seen = tmp_path_factory.mktemp("half"), []
+    config, f = made("blocks")
+    with pytest.raises(Interrupted):
+        execute(config, lambda: f.stream, results,
+                Watch(lambda stream, p: seen.append((p.step, p.round)), stop=lambda: seen[-1] == (1, 1)))
+    (path,) = results.glob("runs/*/checkpoint.pt")
+    content = path.read_bytes()
+    return content, execute(config, lambda: f.stream, results)["matrix"]
+
+
+def flipped(content):
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 1
+    return bytes(changed)
+
+
+def packed(change):
+    """A change to what a checkpoint holds, under a checksum that fits."""
+    def changed(content, path):
+        path.write_bytes(content)
+        value = checkpoints.unpack(path, "cpu")
+        change(value)
+        checkpoints.write_packed(path, value)
+        return path.read_bytes()
+    return changed
+
+
+def narrower(value):
+    tables = value["progress"]["model"]["public"]
+    tables.update({name: table[:, :3].clone() for name, table in tables.items()})
+
+
+@pytest.mark.parametrize("change, says", [
+    (lambda content, path: content[:len(content) // 2], "its hash does not match its content"),
+    (lambda content, path: b"", "its hash does not match its content"),
+    (lambda content, path: flipped(content), "its hash does not match its content"),
+    (packed(lambda value: value.update(version=0)), "not a checkpoint of this version: found 0, accepted: 2"),
+    (packed(lambda value: value.pop("version")), "not a checkpoint of this version: found None, accepted: 2"),
+    (packed(lambda value: value.update(run="0123")), "is of another run: found the hash 0123, accepted: "),
+    (packed(narrower), "found float32 (276, 3) as table 'public.item_embedding.weight', accepted: float32 (276, 8)"),
+    (packed(lambda value: value["progress"]["model"].update(private={})), "found none as table 'private.")])
+def test_one_that_does_not_fit_is_set_aside(half, made, tmp_path, change, says):
+    """The run ends with its numbers all the same."""
+    content, matrix = half
+    config, f = made("blocks")
+    path, warnings = tmp_path / "runs" / config.name / "checkpoint.pt", []
+    path.parent.mkdir(parents=True)
+    path.write_bytes(change(content, path))
+    done = execute(config, lambda: f.stream, tmp_path, Watch(warn=warnings.append))
+    assert len(warnings) == 1 and says in warnings[0] and str(path) in warnings[0]
+    assert warnings[0].endswith("set aside as checkpoint.corrupt, starting afresh.") and done["matrix"] == matrix
+
+
+def test_a_shared_block_is_one_that_has_ended(half, made, tmp_path):
+    """Another checkpoint in its place is set aside."""
+    config, f = made("blocks")
+    path, warnings = config.base_file(tmp_path), []
+    path.parent.mkdir(parents=True)
+    path.write_bytes(packed(lambda value: value.update(run=config.base_hash))(half[0], path))
+    done = execute(config, lambda: f.stream, tmp_path, Watch(warn=warnings.append))
+    assert len(warnings) == 1 and "is no block 0 that has ended; set aside as" in warnings[0]
+    assert done["matrix"] == half[1]
+
+
+def test_reading_holds_little_besides_the_tensors(tmp_path):
+    """Not the bytes of the file, which a run of many clients has no room for twice."""
+    held, table = tmp_path / "a.pt", torch.arange(6_000_000.0)
+    checkpoints.write_packed(held, {"table": table})
+    tracemalloc.start()  # of Python's own memory, in which files are read; that of tensors is PyTorch's
+    found = checkpoints.unpack(held, "cpu")["table"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert torch.equal(found, table) and peak < 0.6 * table.nbytes

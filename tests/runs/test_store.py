@@ -1,39 +1,49 @@
-"""Finished runs are found and verified, whether full or compact; what cannot be trusted is refused."""
+"""Finished runs are found and verified, whether full or compact; what cannot be trusted is refused. Their model is
+opened by PyTorch alone; what they say of the way to their result."""
 
-from __future__ import annotations
-
+import hashlib
 import json
+import math
+import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from fabricate import alter, fabricate, level
-from helpers import ROOT
+from helpers import ROOT, executed, output_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import UserError
+from fedcl_bench.cli.show import improvement_notes
+from fedcl_bench.core.errors import Corrupt, UserError
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation.beyond_accuracy import PER_USER, RECOMMENDED
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.records import published
+from fedcl_bench.records.frames import still_improving
+from fedcl_bench.records.record import Record
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.records.store import load_runs, one_protocol, user_scores
+from fedcl_bench.runs.summary import nearly_best
+from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.reports.selection import matching
 
-QUICK = (("rounds", 2),)
+QUICK = (("rounds", 2), ("k_core", 80))
 REAL = RunSpec("f3crec", "fedmf", "ml-100k", QUICK)
 
 
-@pytest.fixture(scope="session")
-def real(registry, ml100k, tmp_path_factory):
+@pytest.fixture(scope="module")
+def real(registry, tmp_path_factory):
     """A results folder with two real runs of two rounds per block."""
     results = tmp_path_factory.mktemp("real")
     for seed in (0, 1):
-        config = make_config(registry, "f3crec", "fedmf", "ml-100k", seed, [("test", dict(QUICK))])
-        execute(config, lambda: ml100k, results)
+        executed(make_config(registry, "f3crec", "fedmf", "ml-100k", seed, [("test", dict(QUICK))]), results)
     return results
 
 
@@ -195,19 +205,13 @@ def test_changed_compact_records_are_refused(three, tmp_path):
     assert message(lambda: pack(folder, load_runs(three)))  # nor is anything added to it
 
 
-def test_changed_full_records_are_refused(three):
+def test_changed_full_records_and_other_schema_versions_are_refused(three):
     folder = next((three / "runs").glob("f3crec*"))
     users = folder / "users.parquet"
     good = users.read_bytes()
     users.write_bytes(good[:-5])
     assert "users.parquet: has changed" in message(lambda: load_runs(three))
     users.write_bytes(good)
-    (folder / "run.json").write_text("{")
-    assert "run.json: is no JSON text" in message(lambda: load_runs(three))
-
-
-def test_other_schema_versions_are_named(three, tmp_path):
-    folder = next((three / "runs").glob("f3crec*"))
     for version in (1, 99):
         alter(folder, schema=version)
         text = message(lambda: load_runs(three))
@@ -215,6 +219,8 @@ def test_other_schema_versions_are_named(three, tmp_path):
         assert "run it again" in text
     alter(folder, without=["schema"])
     assert "missing required field `schema`" in message(lambda: load_runs(three))
+    (folder / "run.json").write_text("{")
+    assert "run.json: is no JSON text" in message(lambda: load_runs(three))
 
 
 def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
@@ -231,21 +237,18 @@ def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
     assert len(load_runs(three)) == 3
 
 
-def test_no_records(tmp_path):
+def test_folders_of_compact_records_are_read_together_and_none_is_said(three, tmp_path):
+    runs = load_runs(three)
+    pack(tmp_path / "p" / "a", runs[:2])
+    pack(tmp_path / "p" / "b", runs[1:])
+    assert [run.hash for run in load_runs(tmp_path / "p")] == [run.hash for run in runs]
     assert "no folder" in message(lambda: load_runs(tmp_path / "nowhere"))
     assert "no finished run" in message(lambda: load_runs(tmp_path))
     (tmp_path / "runs").mkdir()
     assert "no finished run" in message(lambda: load_runs(tmp_path))
 
 
-def test_folders_of_compact_records_are_read_together(three, tmp_path):
-    runs = load_runs(three)
-    pack(tmp_path / "p" / "a", runs[:2])
-    pack(tmp_path / "p" / "b", runs[1:])
-    assert [run.hash for run in load_runs(tmp_path / "p")] == [run.hash for run in runs]
-
-
-def test_of_two_records_of_a_seed_the_one_of_the_present_code_is_taken(three, registry):
+def test_of_two_records_of_a_seed_that_of_the_present_code_is_taken_and_other_data_refused(three, registry):
     spec = RunSpec("f3crec", "fedmf", "ml-100k")
     folder = next((three / "runs").glob("f3crec*"))
     older = folder.with_name("older")
@@ -258,22 +261,9 @@ def test_of_two_records_of_a_seed_the_one_of_the_present_code_is_taken(three, re
     alter(folder, hash="1" * 32)
     text = message(lambda: matching(load_runs(three), registry, spec))
     assert "2 records of f3crec on fedmf, ml-100k, seed 0" in text and "000000000000, 111111111111" in text
-
-
-def test_other_data_is_refused(three, registry):
     fabricate(three, registry, RunSpec("ft", "fedmf", "ml-100k"), 2, level(0.08), data="e" * 32)
     text = message(lambda: matching(load_runs(three), registry, RunSpec("ft", "fedmf", "ml-100k")))
     assert "different data files" in text and "seed 2" in text
-
-
-def test_mixed_protocols_are_refused(three):
-    runs = load_runs(three)
-    one_protocol(runs, "Table 2")
-    for name, value in (("candidates", "sampled"), ("stream", "static")):
-        runs = load_runs(three)
-        runs[1].head["settings"][name] = value
-        text = message(lambda: one_protocol(runs, "Table 2"))
-        assert text.startswith("Table 2: records of different protocols") and f"{name}={value}" in text
 
 
 def test_a_split_files_place_is_not_published(registry, tmp_path):
@@ -292,8 +282,7 @@ def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
     fabricate(three, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("without", "itm"),)), 0, level(0.08))
     fabricate(three, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", 0.5),)), 0, level(0.08))
     options = ["--records", str(three), "--out"]
-    assert main(["pack", *options, "c/all"]) == 0
-    assert "5 runs in 1 files" in capsys.readouterr().out
+    assert "5 runs in 1 files" in output_of(capsys, "pack", *options, "c/all")
     kinds = {(run.meta["method"], run.meta["settings"].get("without"), run.meta["settings"].get("eps")):
              set(run.analysis["kind"]) for run in load_runs(Path("c/all"))}
     per_item = {"user_shift", "item_phi", "item_rank_change"}
@@ -324,3 +313,86 @@ def test_reading_a_record_begins_no_thread(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "users.parquet")], cwd=ROOT, text=True,
                           capture_output=True)
     assert done.stdout.split() == ["0"], done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(registry, tmp_path_factory):
+    """A record of RLP2, whose state says how it ranks, and its stream."""
+    config = make_config(registry, "rlp2", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
+    stream = load_stream(config.source, config.stream)
+    return Path(execute(config, lambda: stream, tmp_path_factory.mktemp("results"))["record"]), stream
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return Path(shutil.copytree(finished[0], tmp_path / "record"))
+
+
+def test_pytorch_opens_a_model_that_carries_the_ids_and_the_checksum_of_b2sum(finished, folder):
+    folder, stream = finished
+    content = torch.load(folder / "model.pt", weights_only=True)
+    assert content["user_ids"] == stream.user_tokens.tolist() and content["item_ids"] == stream.item_tokens.tolist()
+    table = next(iter(content["public"].values()))
+    assert len(table) == len(content["item_ids"]) and {f.name for f in fields(Snapshot)} < content.keys()
+    saved = read_model(folder)
+    assert saved.user_ids == content["user_ids"] and set(saved.client_state) == set(content["client_state"])
+    assert "keys" in saved.client_state and torch.equal(next(iter(saved.tables.public.values())), table)
+    digest, name = (folder / "model.pt.b2sum").read_text().split()
+    content = (folder / "model.pt").read_bytes()
+    assert name == "model.pt" and digest == hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def test_state_that_no_ranking_needs_is_left_out(registry, tmp_path):
+    """Reg keeps the tables of the step before, which may be gigabytes."""
+    config = make_config(registry, "reg", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
+    saved = read_model(Path(executed(config, tmp_path)["record"]))
+    assert saved.client_state == saved.server_state == {} and saved.user_ids
+
+
+@pytest.mark.parametrize("spoil, says", [
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), "does not match"), (Path.unlink, "model.pt: is missing"),
+    (lambda path: path.with_name("model.pt.b2sum").unlink(), "b2sum: is missing")])
+def test_one_that_cannot_be_trusted_is_refused_and_the_record_stays(folder, spoil, says):
+    spoil(folder / "model.pt")
+    with pytest.raises(Corrupt, match=says):
+        read_model(folder)
+    assert Record(folder).read()["status"] == "finished"
+
+
+def test_nearly_best():
+    """The first validated round with 95 % of a block's best; what came later is not counted."""
+    curve = pd.DataFrame({
+        "step": [0, 0, 0, 0, 1, 1], "round": [0, 1, 2, 3, 0, 1], "valid": [0.1, math.nan, 0.96, 1.0, 0.5, 0.2],
+        "participants": [10, 10, 10, 10, 4, 4], "dropped": [1, 0, 0, 0, 0, 0], "bytes_up": [2, 2, 2, 2, 2, 2],
+        "bytes_down": [3, 3, 3, 3, 3, 3], "train_seconds": [1.0] * 6, "evaluate_seconds": [0.5] * 6})
+    assert nearly_best(curve) == {"share": 0.95, "rounds": [3, 1], "seconds": [4.5, 1.5], "bytes_up": [60, 8],
+                                  "bytes_down": [93, 12]}
+    assert nearly_best(curve.drop(columns="dropped"))["bytes_down"] == [90, 12]
+    zero = curve.assign(valid=0.0)
+    assert nearly_best(zero)["rounds"] == [1, 1]
+
+
+@pytest.mark.parametrize("valid, rising", [
+    ([.1, .2, .3], True), ([.1, .3, .2], False),
+    ([.1, .3, .3], False),  # as good as before: no improvement
+    ([.1, float("nan"), .2, float("nan")], True),  # the last round that was validated
+    ([.3], False), ([float("nan"), .3], False),  # nothing to compare with
+    ([-.9, -.8], True)])  # of an error the values are negative
+def test_blocks_that_end_while_validation_still_improves(valid, rising):
+    done = [.1, .3, .2]
+    curve = pd.DataFrame({"step": [0] * 3 + [1] * len(valid), "valid": done + valid})
+    assert still_improving(curve) == [1] * rising
+
+
+def test_a_run_says_that_validation_still_improves(registry, tmp_path):
+    """Fabricated runs have two rounds a block, the second of which is better; those of one round say nothing."""
+    def said(seeds, rounds):
+        folders = [fabricate(tmp_path / str(rounds), registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.1),
+                             rounds=rounds) for seed in range(seeds)]
+        runs = [{**json.loads((folder / "run.json").read_text()), "record": str(folder)} for folder in folders]
+        return improvement_notes(runs[0] if seeds == 1 else {**runs[0], "runs": runs})
+    assert said(2, 2) == ["still improving in the last round: validation of 8 of 8 blocks (block 0, block 1, block 2, "
+                          "block 3); more rounds may give other numbers"]
+    assert said(1, 1) == []
+    curve = pd.DataFrame({"step": 0, "stage": [0, 0, 1, 1], "valid": [.1, .2, .4, .3]})
+    assert still_improving(curve) == [] and still_improving(curve.assign(valid=[.9, .8, .1, .2])) == [0]

@@ -1,7 +1,5 @@
 """Clipping and noise of uploads, what they guarantee, and what records say of it."""
 
-from __future__ import annotations
-
 import builtins
 import math
 from dataclasses import replace
@@ -11,12 +9,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from helpers import build, federation, train_round, trainer_of
+from helpers import build, executed, federation, train_round, trainer_of
 from scipy import optimize, stats
 
 from fedcl_bench import rng
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
@@ -24,7 +23,6 @@ from fedcl_bench.federation.server import most_rounds
 from fedcl_bench.federation.settings import DISCLOSURES, FederationSettings
 from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import execute
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
@@ -141,8 +139,9 @@ def test_noise_of_a_weighted_mean_has_the_law_of_each_client_s_own(mechanism):
     assert float((at_once - protection.mean_noise(DrawKey(5, 0, 0), "item", shape, {1.0: 4})).abs().mean()) > 0.01
 
 
-def test_noise_goes_with_weights_by_interactions(registry):
-    """And the record says what it does not promise."""
+def test_noise_of_a_round(registry):
+    """It goes with weights by interactions, and the record says what it does not promise; Gaussian noise is on every
+    entry of the mean, touched or not."""
     f = federation(registry, small_stream(), build(registry, "method", "ft"), rounds=1, precision="float64",
                    weighting="interactions", upload_noise=0.1)
     f.check()
@@ -155,10 +154,6 @@ def test_noise_goes_with_weights_by_interactions(registry):
     told, = sentences(Protection(0.0, 0.1), 10, [], learns=[each.learns for each in f.server.disclosures])
     assert told.endswith("no formal guarantee and no epsilon. Weights tell the server how many interactions a client "
                          "has.")
-
-
-def test_gaussian_noise_of_a_round(registry):
-    """On every entry of the mean, touched or not."""
     clean, noisy = (next(iter(run(federation(registry, small_stream(), build(registry, "method", "ft"), rounds=1,
                                              precision="float64", **noise))))
                     for noise in ({}, {"upload_noise": 0.5, "upload_mechanism": "gaussian"}))
@@ -168,23 +163,20 @@ def test_gaussian_noise_of_a_round(registry):
         torch.testing.assert_close(noisy.model.public[name], table + noise, rtol=1e-12, atol=1e-12)
 
 
-# What is guaranteed.
-
-
 def test_epsilon_of_laplace_noise():
     """One round is (2C/b)-DP; more are below the sum, and the closed form is never below the distribution's."""
     for clip, noise, rounds in ((0.1, 10.0, 20), (1.0, 50.0, 40)):
         protection, pure = Protection(clip, noise), rounds * 2.0 * clip / noise
         found = epsilon(protection, rounds)
         assert found <= min(pure, closed_form(protection, rounds, 1e-5))
-    assert epsilon(Protection(1.0, 1.0), 1, 1e-12) == pytest.approx(2.0, abs=1e-6)
     assert epsilon(Protection(40.0, 1.0), 7) == 560.0
     # One round: delta(epsilon) = 1 - exp((epsilon - 2C/b) / 2).
     assert epsilon(Protection(1.0, 1.0), 1, 0.1) == pytest.approx(2.0 + 2.0 * math.log(0.9), abs=1e-4)
 
 
 def test_epsilon_of_gaussian_noise():
-    """Balle & Wang's condition on a mechanism of sensitivity 2C; T rounds are one with noise s / sqrt(T)."""
+    """Balle & Wang's condition on a mechanism of sensitivity 2C; T rounds are one with noise s / sqrt(T). And the
+    epsilons of an independent computation."""
     def analytic(ratio, delta):
         def excess(e):
             return (stats.norm.cdf(ratio / 2.0 - e / ratio)
@@ -195,6 +187,8 @@ def test_epsilon_of_gaussian_noise():
         found = epsilon(protection, rounds, delta)
         assert found == pytest.approx(analytic(2.0 * clip / noise * math.sqrt(rounds), delta), rel=1e-6)
         assert found < closed_form(protection, rounds, delta)
+    for noise, rounds, expected in ((25.0, 80, 21.003), (25.0, 20, 8.721), (5.0, 80, 235.40), (0.5, 80, 16762.0)):
+        assert epsilon(Protection(5.0, noise, "gaussian"), rounds) == pytest.approx(expected, rel=5e-5)
 
 
 def without_the_package(monkeypatch):
@@ -207,16 +201,7 @@ def without_the_package(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", absent)
 
 
-def test_without_the_package_a_bound_is_given(monkeypatch):
-    without_the_package(monkeypatch)
-    text, = sentences(Protection(1.0, 1.0), 249, [])
-    assert "epsilon = 498, delta = 1e-05 over 249 rounds" in text
-    assert text.endswith(f"An upper bound; for a tighter one: {accounting.INSTALL}.")
-    wanted = 200.0 * 0.01 + 2.0 * math.sqrt(2.0 * math.log(1e5))  # rho = T (2C)^2 / (2 s^2)
-    assert closed_form(Protection(1.0, 10.0, "gaussian"), 100, 1e-5) == pytest.approx(wanted)
-
-
-def test_sentences():
+def test_sentences_and_without_the_package_a_bound(monkeypatch):
     assert sentences(OPEN, 10, []) == []
     assert "bears no formal guarantee and no epsilon" in sentences(Protection(0.0, 0.1), 10, [])[0]
     assert "Gaussian noise on every uploaded number" in sentences(Protection(0.0, 0.1, "gaussian"), 10, [])[0]
@@ -225,6 +210,12 @@ def test_sentences():
     assert "prototype, query are not: no formal guarantee and no epsilon" in text
     text, = sentences(Protection(1.0, 1.0, "gaussian"), 1, [])
     assert "epsilon = 9.997, delta = 1e-05 over 1 round (upload_clip=1, Gaussian upload_noise=1)." in text
+    without_the_package(monkeypatch)
+    text, = sentences(Protection(1.0, 1.0), 249, [])
+    assert "epsilon = 498, delta = 1e-05 over 249 rounds" in text
+    assert text.endswith(f"An upper bound; for a tighter one: {accounting.INSTALL}.")
+    wanted = 200.0 * 0.01 + 2.0 * math.sqrt(2.0 * math.log(1e5))  # rho = T (2C)^2 / (2 s^2)
+    assert closed_form(Protection(1.0, 10.0, "gaussian"), 100, 1e-5) == pytest.approx(wanted)
 
 
 def test_the_most_rounds_of_a_client():
@@ -239,12 +230,12 @@ def test_the_most_rounds_of_a_client():
     assert most_rounds(stream, curve, Attendance(0.5), 7) == taken.max() < 3 * int(having.max())
 
 
-def test_a_record_states_the_guarantee(registry, ml100k, tmp_path):
+def test_a_record_states_the_guarantee(registry, tmp_path):
     config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[
-        ("test", {"rounds": 2, "upload_clip": 1.0, "upload_noise": 5.0, "upload_mechanism": "gaussian"})])
-    found = execute(config, lambda: ml100k, tmp_path)
-    lengths = [torch.nn.functional.pad(step.train.lengths, (0, ml100k.steps[-1].n_users - step.n_users))
-               for step in ml100k.steps]
+        ("test", {"rounds": 2, "k_core": 80, "upload_clip": 1.0, "upload_noise": 5.0, "upload_mechanism": "gaussian"})])
+    steps = load_stream(config.source, config.stream).steps
+    found = executed(config, tmp_path)
+    lengths = [torch.nn.functional.pad(step.train.lengths, (0, steps[-1].n_users - step.n_users)) for step in steps]
     most = 2 * int(sum((some > 0).long() for some in lengths).max())
     wanted = epsilon(Protection(1.0, 5.0, "gaussian"), most)
     assert found["privacy"]["notes"] == [
@@ -264,12 +255,6 @@ def test_the_mechanism_counts_where_there_is_noise(registry):
     assert same.hash == noisy.hash != other.hash
     with pytest.raises(UserError, match="'upload_mechanism' .* has no effect without upload_noise or upload_clip"):
         make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", {"upload_mechanism": "gaussian"})])
-
-
-@pytest.mark.parametrize("noise,rounds,expected", [
-    (25.0, 80, 21.003), (25.0, 20, 8.721), (5.0, 80, 235.40), (0.5, 80, 16762.0)])
-def test_epsilons_of_an_independent_computation(noise, rounds, expected):
-    assert epsilon(Protection(5.0, noise, "gaussian"), rounds) == pytest.approx(expected, rel=5e-5)
 
 
 def test_what_the_server_learns_beside_uploads():
