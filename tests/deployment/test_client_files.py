@@ -83,22 +83,18 @@ def test_unknown_items_are_left_out_and_counted(dealt):
     assert data.unknown == 2 and sum(len(step.train.values) for step in data.stream.steps) < len(frame)
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda frame: frame.drop(columns="item"), "no column item; found: user, block, split"),
-    (lambda frame: frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
-    (lambda frame: frame.assign(user="stranger"), "user 'stranger' does not take part in the federation"),
-    (lambda frame: frame.assign(split="tset"), "column split: found 'tset', accepted: train, valid, test"),
-    (lambda frame: frame.assign(block=4), "column block: accepted: 0 to 3"),
-    (lambda frame: frame[:0], "at least one row")])
-def test_what_is_wrong_with_a_table(dealt, change, said):
+def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
     published, _, _, tables = dealt(k_core=70)
-    change(pd.read_csv(tables[0], dtype=str)).to_csv(tables[0], index=False)
-    with pytest.raises(UserError, match=said):
-        read_client(tables[0], published)
-
-
-def test_what_is_wrong_with_files(dealt, tmp_path):
-    published, _, _, _ = dealt(k_core=70)
+    frame = pd.read_csv(tables[0], dtype=str)
+    for changed, said in (
+            (frame.drop(columns="item"), "no column item; found: user, block, split"),
+            (frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
+            (frame.assign(user="stranger"), "user 'stranger' does not take part in the federation"),
+            (frame.assign(split="tset"), "column split: found 'tset', accepted: train, valid, test"),
+            (frame.assign(block=4), "column block: accepted: 0 to 3"), (frame[:0], "at least one row")):
+        changed.to_csv(tables[0], index=False)
+        with pytest.raises(UserError, match=said):
+            read_client(tables[0], published)
     with pytest.raises(UserError, match="cannot be read"):
         read_client(tmp_path / "none.csv", published)
     with pytest.raises(UserError, match=f"a folder with {FEDERATION}"):

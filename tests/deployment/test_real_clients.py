@@ -75,14 +75,20 @@ class Gone(Exception):
     """A test's process has been killed."""
 
 
+@pytest.fixture(scope="module")
+def simulations(tmp_path_factory):
+    """The results folder of what is simulated: once for all tests of the same run."""
+    return tmp_path_factory.mktemp("simulations")
+
+
 @pytest.fixture
-def federation(registry, tmp_path):
+def federation(registry, tmp_path, simulations):
     """A link with three clients, their tables, and the server's run over them."""
     class Made:
         def __init__(self, method="f3crec", least=3, timeout=60.0, dataset="ml-100k", cut=lambda stream: divide(
                 stream, 3), backbone="fedmf", **settings):
             self.config = make_config(registry, method, backbone, dataset, overrides=[
-                ("test", {"precision": "float64", **SMALL, **settings})])
+                ("test", {"precision": "float64", **SMALL, "blocks": 2, **settings})])
             self.data = load_stream(self.config.source, self.config.stream, self.config.features)
             self.published = Published.of(self.config.source, self.config.stream, self.data)
             self.names = cut(self.data)
@@ -105,7 +111,7 @@ def federation(registry, tmp_path):
                            options=RunOptions(engine=FlowerEngine(self.config, lambda: self.federates)))
 
         def simulated(self):
-            return execute(self.config, lambda: self.data, tmp_path / "simulated")
+            return execute(self.config, lambda: self.data, simulations)
     return Made
 
 
@@ -157,10 +163,21 @@ def test_the_record_is_that_of_a_simulation(federation, method, backbone):
 
 
 def test_single_precision_is_that_of_shards_to_the_bit(federation, tmp_path):
+    """Bytes of a round in the record are those of the tables in a message, and back; and every message is declared."""
     made = federation(precision="float32")
-    same_numbers(made.run(), execute(made.config, lambda: made.data, tmp_path / "shards",
-                                     options=RunOptions(engine=Conductor(made.config, 3, (), Threads))),
+    found = made.run()
+    same_numbers(found, execute(made.config, lambda: made.data, tmp_path / "shards",
+                                options=RunOptions(engine=Conductor(made.config, 3, (), Threads))),
                  ("public", "dense"))
+    up = {sum(table.nbytes for name, table in tables.items() if name.startswith("change/"))
+          for kind, tables in made.link.letters if kind == "update"}
+    down = {sum(table.nbytes for name, table in tables.items() if name.startswith("public/"))
+            for kind, tables in made.link.letters if "loss" in tables}
+    assert sorted(up) == sorted(set(found["bytes"]["up_per_client_round"]))
+    assert sorted(down) == sorted(set(found["bytes"]["down_per_client_round"]))
+    for kind, tables in made.link.letters:
+        if kind in MESSAGES:
+            check_declared(kind, tables, sent=True)
 
 
 @pytest.mark.parametrize("method, cold_items", [("ft", "fold_in"), ("ft", "similar"), ("ifedrec", "method")])
@@ -180,26 +197,11 @@ def test_clients_of_one_user(federation, tmp_path):
     log = tmp_path / "few.inter"
     log.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
         "\t".join(map(str, row)) + "\n" for user in times for row in rows(user, times[user])))
-    made = federation(dataset=str(log), k_core=0, topk=(5,), valid_metric="ndcg@5", least=4,
+    made = federation(dataset=str(log), k_core=0, blocks=4, topk=(5,), valid_metric="ndcg@5", least=4,
                       cut=lambda stream: [torch.tensor([user]) for user in range(5)])
     lengths = [step.train.lengths for step in made.data.steps]
     assert any(len(each) < 5 for each in lengths) and any((each == 0).any() for each in lengths)
     same_record(made.run(), made.simulated())
-
-
-def test_what_is_counted_is_what_is_sent(federation):
-    """Bytes of a round in the record are those of the tables in a message, and back; and every message is declared."""
-    made = federation(method="ft")
-    found = made.run()
-    up = {sum(table.nbytes for name, table in tables.items() if name.startswith("change/"))
-          for kind, tables in made.link.letters if kind == "update"}
-    down = {sum(table.nbytes for name, table in tables.items() if name.startswith("public/"))
-            for kind, tables in made.link.letters if "loss" in tables}
-    assert sorted(up) == sorted(set(found["bytes"]["up_per_client_round"]))
-    assert sorted(down) == sorted(set(found["bytes"]["down_per_client_round"]))
-    for kind, tables in made.link.letters:
-        if kind in MESSAGES:
-            check_declared(kind, tables, sent=True)
 
 
 def test_what_is_not_declared_cannot_be_sent():
@@ -292,7 +294,7 @@ def test_processes_over_flower(tmp_path, capsys):
         word for name, value in {**SMALL, "blocks": 2, "precision": "float64"}.items()
         for word in ("--set", f"{name}={value}")]]
     found = subprocess.run(  # Flower's server sets up logging for its whole process
-        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", "4", "--results",
+        [sys.executable, "-m", "fedcl_bench", *words, "--engine", "flower", "--clients", "2", "--results",
          "flower"], cwd=tmp_path, check=True, stdout=subprocess.PIPE).stdout
     assert main(["run", *words, "--results", str(tmp_path / "simulated")]) == 0
     same_record(json.loads(found), json.loads(capsys.readouterr().out), tmp_path)

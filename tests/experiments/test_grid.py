@@ -24,7 +24,8 @@ from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
 
-CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=80"]
+QUICK = ["--set", "rounds=2", "--set", "k_core=80", "--set", "blocks=2"]
+CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", *QUICK]
 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
 DISTURBED = """
@@ -71,7 +72,7 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture
 def tasks(registry):
     def make(*methods, seeds=1, **settings):
-        settings = tuple({"rounds": 2, "k_core": 80, **settings}.items())
+        settings = tuple({"rounds": 2, "k_core": 80, "blocks": 2, **settings}.items())
         specs = [RunSpec(method, "fedmf", "ml-100k", settings) for method in methods]
         return grid.make_tasks(registry, specs, range(seeds))
     return make
@@ -198,8 +199,8 @@ def test_block_0_is_computed_once(undisturbed):
 
 
 def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
-    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2", "--set", "k_core=80",
-                 "--results", str(tmp_path), "--json", "--quiet"]) == 0
+    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", *QUICK, "--results", str(tmp_path), "--json",
+                 "--quiet"]) == 0
     alone = json.loads(capsys.readouterr().out)
     same_numbers(records(undisturbed)[Path(alone["record"]).name], alone)
 
@@ -225,7 +226,7 @@ def test_killed_and_started_again(undisturbed, tmp_path, capsys, monkeypatch):
 
 
 LONG = ["grid", "--methods", "ft", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=9000",
-        "--set", "patience=9000", "--jobs"]
+        "--set", "patience=9000", "--set", "k_core=80", "--jobs"]
 ALL_IN_ROUNDS = "all(r.at for r in board.running) and len(board.running) == board.jobs"
 
 
@@ -257,20 +258,20 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 def test_a_failing_run_leaves_the_others(same_process, tmp_path, capsys):
     """A diverging run is reported with the command that repeats it, and again only when asked for."""
-    arguments = ["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1.0,1e-5", "--set", "rounds=8",
-                 "--set", "k_core=50", "--results", str(tmp_path)]
+    arguments = ["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1e30,1e-5", *QUICK, "--results",
+                 str(tmp_path)]
     assert main(["grid", *arguments, "--jobs", "1"]) == 1
     out, err = capsys.readouterr()
     assert "1 of 2 runs finished" in out and "training diverged in block 1" in out
-    assert ("run_bench.py --method reg --backbone fedmf --dataset ml-100k --seed 0 --set rounds=8 --set k_core=50 "
-            f"--set lambda_reg=1.0 --results {tmp_path}") in out
+    assert ("run_bench.py --method reg --backbone fedmf --dataset ml-100k --seed 0 --set rounds=2 --set k_core=80 "
+            f"--set blocks=2 --set lambda_reg=1e30 --results {tmp_path}") in out
     found, _ = grid_json(capsys, *arguments, status=1)
     assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", False), ("finished", False)]
     found, _ = grid_json(capsys, *arguments, "--retry-failed", status=1)
     assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", True), ("finished", False)]
 
 
-def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
+def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, monkeypatch):
     killed = []
 
     def show(board):
@@ -283,6 +284,8 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
         assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
         assert second.status == "finished"
         assert grid.state(two[0], tmp_path).name != "failed"  # nothing is wrong with the run itself
+    monkeypatch.setattr(pool, "Processes", SameProcess)
+    with Pool(pool.Folders(tmp_path), jobs=1) as workers:
         assert [o.status for o in workers.run(two)] == ["finished", "finished"]
 
 
@@ -357,11 +360,9 @@ def test_a_log_gets_a_line_of_progress_a_minute(tasks, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_lists_of_all_runs_are_written(monkeypatch, tmp_path, capsys):
+def test_lists_of_all_runs_are_written(same_process, tmp_path, capsys):
     """To the files of `run --save-lists`, under the hashes of runs without; finished runs without lists are refused."""
-    monkeypatch.setattr(pool, "Processes", SameProcess)
-    words = ["--methods", "ft,kd", "--backbones", "fedmf",
-             *(word for value in ("rounds=1", "k_core=80", "blocks=2") for word in ("--set", value))]
+    words = ["--methods", "ft,kd", "--backbones", "fedmf", *QUICK]
     done, _ = grid_json(capsys, *words, "--save-lists", "--results", str(tmp_path / "with"))
     plain, _ = grid_json(capsys, *words, "--results", str(tmp_path / "without"))
     assert [run["hash"] for run in done["runs"]] == [run["hash"] for run in plain["runs"]]

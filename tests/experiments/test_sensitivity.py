@@ -154,7 +154,8 @@ def test_notes():
 def test_the_command(tmp_path, capsys, same_process):
     """What is missing is run, and drawn from records; what is there is not run again."""
     words = ["sensitivity", "kd", "--backbone", "fedmf", "--seeds", "1", "--set", "rounds=1", "--set", "k_core=80",
-             "--jobs", "1", "--results", str(tmp_path / "results"), "--out", str(tmp_path), "--format", "svg,png"]
+             "--set", "blocks=2", "--jobs", "1", "--results", str(tmp_path / "results"), "--out", str(tmp_path),
+             "--format", "svg,png"]
     assert main([*words, "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {run["state"] for run in plan["runs"]} == {"missing"} and len(plan["runs"]) == len(plan["cases"]) + 3 == 9

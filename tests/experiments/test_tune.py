@@ -25,7 +25,7 @@ from fedcl_bench.runs.specs import RunSpec, Tuned, Where
 from fedcl_bench.experiments import pool
 
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
-QUICK = ["--set", "rounds=1", "--set", "k_core=80", "--set", "local_epochs=1"]
+QUICK = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=3"]
 COMMAND = ["tune", "--methods", "ft,reg", "--backbones", "fedmf", "--budget", "2", "--sampler", "random", *QUICK]
 
 
