@@ -78,7 +78,7 @@ def in_a_terminal():
 
 def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch, in_a_terminal):
     """The round ends, its checkpoint is written, and the same call ends at the same numbers."""
-    settings = {"rounds": 2, "k_core": 80}
+    settings = {"rounds": 2, "k_core": 80, "blocks": 2}
     update = seeds.Display.update
 
     def press(self, stream, progress):
@@ -304,7 +304,7 @@ def test_the_suggested_call_makes_what_is_missing(own_data, tmp_path):
 
 def test_other_methods_get_the_streams_settings(tmp_path):
     """A static stream has defaults of its own, of which one is changed back to the plain default."""
-    settings = {"stream": "static", "rounds": 1, "k_core": 80, "candidates": "all", "patience": 30}
+    settings = {"stream": "static", "rounds": 1, "k_core": 80, "dim": 8, "candidates": "all", "patience": 30}
     for method, lr in (("ft", 0.5), ("reg", 0.5)):
         fb.run(method, "fedmf", results=tmp_path, progress=False, lr=lr, **settings)
     assert fb.load(tmp_path, "ft").compare("reg")["against"].tolist() == ["reg"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fabricate import config_of
 from helpers import ITEM, build, federation
 
 from fedcl_bench import rng
-from fedcl_bench.audit import attack
+from fedcl_bench.audit import attack, audit
 from fedcl_bench.audit.attack import METRICS, OF_UPLOAD, Roles, Sums, Uploads, along_direction, auc, precision
 from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
 from fedcl_bench.audit.audit_report import markdown
@@ -257,7 +258,7 @@ def test_a_sample_of_clients():
 # The command.
 
 AUDIT = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1,2", "--block", "0"]
-FEW = ["--set", "k_core=50"]  # interactions
+FEW, FEWER = ["--set", "k_core=50"], ["--set", "k_core=80"]  # interactions
 
 
 @pytest.fixture(autouse=True)
@@ -293,10 +294,15 @@ def test_the_command_writes_table_figure_and_json(capsys):
         assert words in text
 
 
-def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
+@pytest.fixture
+def not_drawn(monkeypatch):
+    monkeypatch.setattr("fedcl_bench.reports.draw.save", lambda figure, path: None)
+
+
+def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch, not_drawn):
     def absent(*args):
         raise ModuleNotFoundError
-    clip = [*FEW, "--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
+    clip = [*FEWER, "--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
     captured = capsys.readouterr()
     protection = Protection(1.0, 4.0, "gaussian")
@@ -316,10 +322,7 @@ def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
     assert out.splitlines()[5].split()[-1] == bound and f"upper bounds; for tighter ones: {accounting.INSTALL}" in out
 
 
-def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
-    import signal
-
-    from fedcl_bench.audit import audit
+def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch, not_drawn):
     real = audit.attacked
 
     def then_stop(*args, **options):
@@ -327,7 +330,7 @@ def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         return frame
     monkeypatch.setattr(audit, "attacked", then_stop)
-    command = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--noise", "0,1", *FEW]
+    command = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--noise", "0,1", *FEWER]
     assert main(command) == 130
     assert "1 of 2 runs are kept in results/audits/ft-fedmf-ml-100k" in capsys.readouterr().err
     monkeypatch.setattr(audit, "attacked", real)

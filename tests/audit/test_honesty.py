@@ -140,7 +140,7 @@ SHIPPED = [*((name, PARTNERS.get(name, "fedmf")) for name in ALL.names("method")
            *(("ft", name) for name in ALL.names("backbone") if name != "fedmf")]
 
 
-def honest(capsys, method, backbone="fedmf"):
+def honest(capsys, method, backbone="fedmf", rounds=3):
     """The exit status of an honesty run, and its worlds by name."""
     kind = ALL.get("backbone", backbone).cls
     data = "clicks" if issubclass(kind, SequentialBackbone) else "tiny"
@@ -148,7 +148,7 @@ def honest(capsys, method, backbone="fedmf"):
     values = {"dim": 8, **DATA[data], **SETTINGS.get(backbone, {}), **SETTINGS.get(method, {})}
     settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
     status = main(["--method", method, "--backbone", backbone, "--dataset", data, "--plugins", "mine", "--quiet",
-                   "--json", "--honest", "--honest-rounds", "3", *settings])
+                   "--json", "--honest", "--honest-rounds", str(rounds), *settings])
     found = json.loads(capsys.readouterr().out)
     assert found["honest"] == (status == 0) and not os.path.exists("results")
     return status, {world["world"]: world for world in found["worlds"]}
@@ -160,7 +160,7 @@ def honest(capsys, method, backbone="fedmf"):
       for pair in SHIPPED)])
 def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, backbone):
     monkeypatch.setattr(honesty, "ForkedProcess", Here)
-    status, worlds = honest(capsys, method, backbone)
+    status, worlds = honest(capsys, method, backbone, rounds=2)
     assert not [world for world in worlds.values() if world["honest"] is False]
     assert status == 0 and len(worlds) == len(honesty.WORLDS)
 

@@ -45,7 +45,7 @@ def test_all_prototypes_are_used_if_there_are_fewer(run_json):
 
 def test_what_noise_guarantees_is_in_the_record(capsys, run_json):
     """And shown with the result, also when that is an earlier one."""
-    noisy = [*job("fcucr", "sasrec", "prototype_noise=0.1", "upload_noise=0.01"), *SESSIONS, *QUICK]
+    noisy = [*job("fcucr", "sasrec", "prototype_noise=0.1", "upload_noise=0.01"), *SESSIONS, *QUICK, *SMALL]
     result, _ = run_json(*noisy, "--quiet")
     formula, uploads = result["privacy"]["notes"]
     assert formula.startswith("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.")

@@ -13,7 +13,7 @@ import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.files import write_atomically
 
-JOB = {"rounds": 1, "k_core": 80}
+JOB = {"rounds": 1, "k_core": 80, "blocks": 2}
 TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--records", str(ROOT / "results" / "published" / "f3crec")]
 
 
