@@ -6,8 +6,6 @@ import inspect
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import fields, replace
 from pathlib import Path
@@ -46,14 +44,7 @@ def results(folder):
     return fb.load(folder, "f3crec")
 
 
-# Importing and running
-
-def test_importing_loads_nothing_that_takes_long():
-    code = ("import sys, fedcl_bench as fb; dir(fb); fb.UserError; "
-            "print([m for m in ('torch', 'pandas', 'recbole', 'matplotlib', 'scipy') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
-
+# Running
 
 def test_run_gives_what_the_command_gives_and_reuses_its_record(folder, results, capsys, monkeypatch):
     command = ["--method", "f3crec", "--backbone", "fedmf", "--seeds", "2", "--results", str(folder),
@@ -195,6 +186,11 @@ def test_frames_hold_what_records_hold(results, ml100k):
                        means.sort_index())
     assert set(users["user"]) <= set(ml100k.user_tokens.tolist()) and users["user"].map(type).eq(str).all()
     assert len(results.rounds) == 8 and list(results.rounds)[:3] == ["seed", "step", "round"]
+    matrix = results.matrix
+    assert list(matrix) == ["seed", "metric", "trained_block", 0, 1, 2, 3]
+    r = matrix.query("seed == 0 and metric == 'ndcg@20'").set_index("trained_block")[[0, 1, 2, 3]].to_numpy()
+    assert np.isnan(r[np.triu_indices(4, 1)]).all()
+    assert np.diag(r).tolist() == results.runs[0].meta["metrics"]["ndcg@20"]["per_block"]
 
 
 def test_users_have_their_original_ids(results, folder, tmp_path):
@@ -213,14 +209,6 @@ def test_users_have_their_original_ids(results, folder, tmp_path):
     pd.testing.assert_frame_equal(without.users, users)
     with pytest.raises(fb.UserError, match="no model.*is missing"):
         without.model()
-
-
-def test_matrix_is_wide(results):
-    matrix = results.matrix
-    assert list(matrix) == ["seed", "metric", "trained_block", 0, 1, 2, 3]
-    r = matrix.query("seed == 0 and metric == 'ndcg@20'").set_index("trained_block")[[0, 1, 2, 3]].to_numpy()
-    assert np.isnan(r[np.triu_indices(4, 1)]).all()
-    assert np.diag(r).tolist() == results.runs[0].meta["metrics"]["ndcg@20"]["per_block"]
 
 
 def test_frames_are_copies(results):
@@ -247,14 +235,10 @@ def test_compare_is_the_commands(results, folder, capsys):
 
 def test_compare_says_how_to_make_what_is_missing(results, folder):
     call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=80, rounds=1\)"
-    with pytest.raises(fb.UserError, match=f"(?s)no record.*{call}"):
-        results.compare("KD")
-    with pytest.raises(fb.UserError, match="unknown method 'ftt'"):
-        results.compare("ftt")
-    with pytest.raises(fb.UserError, match="same runs"):
-        results.compare("f3crec")
-    with pytest.raises(fb.UserError, match="no other method"):
-        results.compare([])
+    for others, words in (("KD", f"(?s)no record.*{call}"), ("ftt", "unknown method 'ftt'"), ("f3crec", "same runs"),
+                          ([], "no other method")):
+        with pytest.raises(fb.UserError, match=words):
+            results.compare(others)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,11 @@ from helpers import ROOT
 from fedcl_bench.cli.main import main
 
 SLOW = ("torch", "pandas", "numpy", "recbole", "scipy", "pyarrow", "matplotlib", "ray")
-# Commands one after the other in a new process; what they imported is asked for after each.
+# Commands one after the other in a new process; what they and the package's names imported is asked for after each.
 SCRIPT = """
-import contextlib, io, json, sys
+import contextlib, io, json, sys, fedcl_bench
 from fedcl_bench.cli.main import main
+dir(fedcl_bench), fedcl_bench.UserError
 found = []
 for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

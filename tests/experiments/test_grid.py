@@ -192,13 +192,10 @@ def test_finished_runs_are_not_repeated(undisturbed, capsys):
     assert "4 runs: 2 finished, 0 failed, 0 interrupted, 2 to run" in out
 
 
-def test_block_0_is_computed_once(undisturbed):
+def test_block_0_is_computed_once_and_changes_no_number(undisturbed, tmp_path, capsys):
     shared = {name: record["block0_shared"] for name, record in records(undisturbed).items()}
     assert sorted(name.split("-")[0] for name, was in shared.items() if was) == ["kd", "kd"]
     assert len(list((undisturbed / "shared").glob("*.pt"))) == 2
-
-
-def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
     assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", *QUICK, "--results", str(tmp_path), "--json",
                  "--quiet"]) == 0
     alone = json.loads(capsys.readouterr().out)
