@@ -62,7 +62,7 @@ def test_readers_of_records_import_what_they_need():
     no other command and no other plugin."""
     published = ["--tuned", "--records", "results/published/f3crec"]
     commands = [["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *published],
-                ["compare", "f3crec", "ft", "--backbone", "fedmf", *published]]
+                ["compare", "f3crec", "ft", "--backbone", "fedmf", "--datasets", "ml-100k", *published]]
     needless = ("scipy.stats", "recbole", "matplotlib", "sklearn", "tensorboard", "ray",
                 "fedcl_bench.federation.parts", "fedcl_bench.experiments.grid", "fedcl_bench.cli.commands.run",
                 "fedcl_bench.toolbox.transformer")

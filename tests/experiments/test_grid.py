@@ -23,6 +23,8 @@ from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
+from fedcl_bench.experiments.processes import ForkedProcess, Processes
+from fedcl_bench.experiments.worker import serve
 
 QUICK = ["--set", "rounds=2", "--set", "k_core=80", "--set", "blocks=2"]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", *QUICK]
@@ -268,7 +270,15 @@ def test_a_failing_run_leaves_the_others(same_process, tmp_path, capsys):
     assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", True), ("finished", False)]
 
 
+class Forked(Processes):
+    """Workers that need not import all again, to spare a test their start."""
+
+    def hire(self):
+        return ForkedProcess(serve, 1)
+
+
 def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr(ForkedProcess, "preloads", ("fedcl_bench.runs.runner",))
     killed = []
 
     def show(board):
@@ -276,7 +286,7 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, monkeypatch):
             killed.append(board.running[0].task.label)
             multiprocessing.active_children()[0].kill()
     two = tasks("ft", seeds=2, rounds=12)
-    with Pool(pool.Folders(tmp_path), jobs=1, watch=pool.PoolWatch(show)) as workers:
+    with Pool(pool.Folders(tmp_path), jobs=1, watch=pool.PoolWatch(show), crew=Forked(1)) as workers:
         first, second = workers.run(two)
         assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
         assert second.status == "finished"

@@ -51,7 +51,7 @@ RUNS = [
 
 @pytest.mark.parametrize("method, backbone, settings", RUNS)
 def test_numbers_of_an_undivided_run(made, method, backbone, settings):
-    config, f = made(method, backbone, **settings)
+    config, f = made(method, backbone, rounds=2, **settings)
     *_, alone = run(f)
     found, points = finish(Conductor(config, 2, (), Threads), config, f.stream)
     assert_same(found, alone, 1e-12)
