@@ -1,7 +1,5 @@
 """The Python interface: runs and records in, frames, tests, figures and recommendations out."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil

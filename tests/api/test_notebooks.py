@@ -1,7 +1,5 @@
 """The notebooks under examples/: their cells run in order, a round long."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

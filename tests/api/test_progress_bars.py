@@ -1,7 +1,5 @@
 """What a run says while it goes on: a line a minute where standard error is no terminal. The clock is given."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/records.md: its Python runs, and it has every name, file, field and column."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

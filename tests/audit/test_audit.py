@@ -1,7 +1,5 @@
 """The leakage audit: the attacks on made-up uploads, on real ones, and the command."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

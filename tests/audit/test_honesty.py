@@ -1,7 +1,5 @@
 """The honesty run: finds what leaks only outside of the small kit, says where, and accuses nobody else."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

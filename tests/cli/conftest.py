@@ -1,7 +1,5 @@
 """A working folder of its own for every test, and commands called in this process."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

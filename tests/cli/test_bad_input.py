@@ -1,8 +1,6 @@
 """What a user mistypes, leaves out or writes wrongly into a file is answered in a line or two that lead on, and nothing
 is written."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line as a user meets it: results, JSON, bad input."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -152,12 +150,9 @@ def test_help_teaches(capsys):
     assert main([]) == 0
 
 
-def test_cuda_without_a_device(refused, monkeypatch):
+def test_no_device_and_results_that_cannot_be_written(refused, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "no CUDA device" in refused(*RUN, "--device", "cuda")
-
-
-def test_unwritable_results(refused):
     Path("file").write_text("")
     assert "cannot be written" in refused(*RUN, *QUICK, "--results", "file/results")
 
@@ -198,19 +193,11 @@ def test_reimplementations_say_so(output):
     assert [line.split()[0] for line in out.splitlines() if "[re-implementation]" in line] == ["ader", "rlp2", "spp"]
 
 
-def lists_of_commands():
-    """(words before, option, destination) of every option whose value is a list with commas."""
-    found = []
-    (subparsers,) = [action for action in entry.build_parser()._actions if action.dest == "command"]
-    for name, parser in subparsers.choices.items():
-        found += [(name, action) for action in parser._actions
-                  if isinstance(action, Extend)]
-    return found
-
-
 def test_a_list_that_is_given_twice_is_one_list():
     """`--add a --add b` keeps both, and so does every other option of a list; the default is not kept."""
-    found = lists_of_commands()
+    (subparsers,) = [action for action in entry.build_parser()._actions if action.dest == "command"]
+    found = [(name, action) for name, parser in subparsers.choices.items() for action in parser._actions
+             if isinstance(action, Extend)]
     assert {(name, action.dest) for name, action in found} >= {
         ("tables", "add"), ("grid", "methods"), ("compare", "datasets"), ("figures", "format"), ("check", "partners"),
         ("audit", "noise"), ("pack", "figure")}

@@ -1,7 +1,5 @@
 """The scaffold: what it writes runs as it stands, in every command, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import functools
 import os
 import runpy

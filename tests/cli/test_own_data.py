@@ -1,7 +1,5 @@
 """Data that lies anywhere: by path, with its own YAML file, unfiltered; names in any case; RecBole's names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +32,17 @@ def mine():
 
 
 @pytest.mark.parametrize("given", ["far/away/mine.inter", "./far/away", "far/away/", "../{here}/far/away/mine.inter"])
-def test_paths_of_files_and_folders(output, run_json, mine, given):
+def test_paths_of_files_and_folders(output, run_json, registry, mine, given):
+    """Records are found by the path and by the name."""
     given = given.format(here=Path.cwd().name)
     result = run_json("--method", "ft", "--backbone", "fedmf", "--dataset", given, *QUICK)[0]
     assert result["dataset"] == "mine" and result["settings"]["k_core"] == 0
     record = Path(result["record"])
     assert record.parent == Path("results/runs") and record.name.startswith("ft-fedmf-mine-s0-")
     assert "away/mine.inter" in output("data", given)
+    settings = tuple(pair.split("=") for pair in QUICK[1::2])
+    for dataset in ("mine", given):
+        assert len(matching(load_runs(Path("results")), registry, RunSpec("ft", "fedmf", dataset, settings))) == 1
 
 
 def test_grids_tunings_and_audits_take_paths(same_process, output, run_json, mine):
@@ -55,22 +57,12 @@ def test_grids_tunings_and_audits_take_paths(same_process, output, run_json, min
     assert {path.name for path in Path("results/audits").iterdir()} == {"ft-fedmf-mine"}
 
 
-def test_records_are_found_by_path_and_by_name(run_json, registry, mine):
-    run_json("--method", "ft", "--backbone", "fedmf", "--dataset", str(mine), *QUICK)
-    settings = tuple(pair.split("=") for pair in QUICK[1::2])
-    for dataset in ("mine", str(mine)):
-        assert len(matching(load_runs(Path("results")), registry, RunSpec("ft", "fedmf", dataset, settings))) == 1
-
-
 def test_names_of_records_are_safe(mine):
     for name in ("..", "a\nb", "-x", "a/b"):
         with pytest.raises(UserError):
             locate(name, Path("far/away"), StreamSettings())
     assert dataset_name(str(mine)) == "mine" and tuned_file(Path("t"), "ft", "recbole:BPR", str(mine)) == Path(
         "t/mine-recbole-BPR-ft.json")
-
-
-def test_a_folder_named_like_a_dataset_asks_for_a_path(mine):
     Path("shop").mkdir()
     with pytest.raises(UserError, match="use ./shop"):
         find_file("shop", None)
@@ -95,7 +87,6 @@ def test_what_recbole_bundles_is_found_whatever_data_dir_holds(registry, mine, o
 def test_datasets_that_are_not_shipped_are_not_filtered(registry, mine):
     def k_core(dataset, **options):
         return make_config(registry, "ft", "fedmf", dataset, **options).stream.k_core
-
     assert k_core(str(mine)) == 0 and k_core("ml-100k") == 10
     assert k_core(str(mine), overrides=[("--set", {"k_core": "3"})]) == 3
     mine.with_suffix(".yaml").write_text("settings: {k_core: 4}\n")
@@ -166,6 +157,9 @@ def test_names_ignore_case(output, run_json, registry, mine):
     assert (result["method"], result["backbone"], result["dataset"]) == ("ft", "fedmf", "mine")
     for name in ("F3CRec", "FedMF", "ML-100K"):
         assert name.lower() in output("list", name)
+    small, capitals = (make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"valid_metric": text})])
+                       for text in ("ndcg@10", "NDCG@10"))
+    assert small.hash == capitals.hash and capitals.evaluation.valid_metric == "ndcg@10"
 
 
 @pytest.mark.parametrize("name,words", [
@@ -178,9 +172,3 @@ def test_names_ignore_case(output, run_json, registry, mine):
                                      ["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run"]])
 def test_settings_of_recbole_are_understood(refused, command, name, words):
     assert words in refused(*command, "--set", f"{name}=1")
-
-
-def test_a_metric_in_capitals_is_the_same_run(registry):
-    small, capitals = (make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"valid_metric": text})])
-                       for text in ("ndcg@10", "NDCG@10"))
-    assert small.hash == capitals.hash and capitals.evaluation.valid_metric == "ndcg@10"

@@ -1,8 +1,6 @@
 """Commands that need no numbers import nothing that takes long, once plugins' metadata is cached;
 ``benchmarks/commands.py`` prints their seconds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

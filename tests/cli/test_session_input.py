@@ -1,7 +1,5 @@
 """Bad and unusual input with streams of sessions, as a user of the command line meets it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

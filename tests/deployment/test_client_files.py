@@ -1,7 +1,5 @@
 """Tables of real clients: one that is dealt out is read as the client's part of the stream; what is wrong is said."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

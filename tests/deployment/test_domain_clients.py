@@ -1,7 +1,5 @@
 """Real clients that are domains: tables, and the record of a run over them beside that of a simulation."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

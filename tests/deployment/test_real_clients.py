@@ -1,8 +1,6 @@
 """Federations of real clients. Most have their clients in this process, behind a link that carries letters as Flower
 does; the last ones are processes of their own, over Flower."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Grids: what is planned, what is run, and that failures, kills and interruptions cost no more than they must."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Grids and shards on a real Ray cluster of two nodes, one of which is killed; and what is wrong with the command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Readings of papers: which runs they stand for, what their records say, and the command from end to end."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,8 +1,6 @@
 """A run whose clients are divided among shards has the numbers of an undivided one, whatever the method, backbone and
 stream. The shards are threads of this process; those of ``test_ray.py`` are workers of a cluster."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Domains spread over nodes have the numbers of domains in one process: each has its own data and module, and the
 server neither. The nodes are threads of this process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Searches: validation decides, test scores are never read, every method has the same budget of client-updates."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -6,8 +6,6 @@ first, and writes in equal distances make up the rest of KILLS. Prints a line of
 the numbers are the same as without it, and which files are there besides or not.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Real files made wrong: bytes changed, JSON values replaced, other things in a file's place."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -3,8 +3,6 @@
 ``FUZZ=200`` makes so many tries of each file instead of a few.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

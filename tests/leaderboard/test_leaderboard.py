@@ -1,7 +1,5 @@
 """Submissions: what submit makes, verify holds to be so; what was altered, or cannot be repeated, is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """``check``: passes for what is shipped, and catches every cheating plugin by the property it violates."""
 
-from __future__ import annotations
-
 import functools
 import json
 
