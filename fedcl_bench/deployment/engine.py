@@ -197,6 +197,7 @@ class Federates:
         """Take in what has arrived; wait a moment if nothing has."""
         self.stop()
         there = self.link.nodes()
+        self._asked &= there  # who comes back is asked again
         for node in there - self._asked:
             self._asked.add(node)
             self.link.send(node, Letter("join", text=self.published.text()))
@@ -217,6 +218,7 @@ class Federates:
         elif letter.kind == "error":
             self._failed(member, *json.loads(letter.text))
         elif letter.kind == "lost":
+            self._asked.discard(node)
             if member is not None:
                 self._lose(member, "has left")
         elif member is None:  # too late; it may come again

@@ -222,6 +222,28 @@ def test_a_client_that_is_killed_goes_on_from_its_last_round(federation):
     assert any("has left" in note or "has come again" in note for note in made.notes)
 
 
+def test_a_client_that_is_out_of_reach_when_it_is_asked_to_join_is_asked_again(federation):
+    """A busy machine's clients may miss Flower's heartbeats: the message is lost, or the node is away for a while."""
+    made = federation(method="ft", rounds=1)
+    nodes, polls = made.link.nodes, []
+
+    def unreachable(node, letter):
+        made.link.before = lambda node, letter: None
+        made.link.silent.add(node)
+        made.link.arrived.append((node, Letter("lost")))
+
+    def there():
+        polls.append(1)
+        assert len(polls) < 300, "it waits without end"
+        if len(polls) == 2:
+            made.link.silent.clear()
+            return nodes() - {2}
+        return nodes()
+    made.link.before, made.link.nodes = unreachable, there
+    same_record(made.run(), made.simulated())
+    assert any("has left" in note for note in made.notes)
+
+
 def test_a_round_goes_on_with_those_who_answer(federation):
     """One that does not answer in time is lost, counted as dropped, and in again when its answer comes at last."""
     made = federation(method="ft", least=2, timeout=0.5, rounds=7)
