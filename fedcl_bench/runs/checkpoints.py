@@ -23,7 +23,7 @@ from ..federation.loop import clients_of
 from ..plugin.state import Snapshot
 from .plugin_errors import words
 
-VERSION = 2  # of the format; raised where a former file would be read otherwise than it was meant
+VERSION = 3  # of the format; raised where a former file would be read otherwise than it was meant
 DIGEST = 32  # bytes of a checksum
 CURE = "Delete the file; what it held is computed again."
 _SNAPSHOTS = "model", "previous"

@@ -302,8 +302,8 @@ def narrower(value):
     (lambda content, path: content[:len(content) // 2], "its hash does not match its content"),
     (lambda content, path: b"", "its hash does not match its content"),
     (lambda content, path: flipped(content), "its hash does not match its content"),
-    (packed(lambda value: value.update(version=0)), "not a checkpoint of this version: found 0, accepted: 2"),
-    (packed(lambda value: value.pop("version")), "not a checkpoint of this version: found None, accepted: 2"),
+    (packed(lambda value: value.update(version=0)), "not a checkpoint of this version: found 0, accepted: 3"),
+    (packed(lambda value: value.pop("version")), "not a checkpoint of this version: found None, accepted: 3"),
     (packed(lambda value: value.update(run="0123")), "is of another run: found the hash 0123, accepted: "),
     (packed(narrower), "found float32 (276, 3) as table 'public.item_embedding.weight', accepted: float32 (276, 8)"),
     (packed(lambda value: value["progress"]["model"].update(private={})), "found none as table 'private.")])
