@@ -401,7 +401,7 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     results = []
     for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 14, 3)):
         chunks = make_chunks(step, users, train, backbone.settings.dim,
-                               Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
+                             Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
         with threads(number), workers():
             results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
     assert results[0][0] == len(users) > results[1][0] >= results[2][0]

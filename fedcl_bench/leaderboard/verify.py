@@ -101,7 +101,7 @@ def _tuned(folder: Path, cells: Cells) -> str:
 def _same_hash(run: Run, config: RunConfig) -> bool:
     if config.hash != run.hash:
         raise Rejected(f"{describe(run.head)}: has the hash {run.hash[:12]}, and its settings, data and plugins give "
-                      f"{config.hash[:12]}.\nThe plugin, the suite or the data are others than those of the run.")
+                       f"{config.hash[:12]}.\nThe plugin, the suite or the data are others than those of the run.")
     return True
 
 
@@ -116,7 +116,7 @@ def _means(run: Run) -> float:
                           f"{describe(meta)}: {metric} on block {s} after block {t}"))
         if t == s and len(values) != meta["tested"]["users"][t]:
             raise Rejected(f"{describe(meta)}: field 'tested.users[{t}]' is {meta['tested']['users'][t]}, there are "
-                          f"scores of {len(values)}.")
+                           f"scores of {len(values)}.")
     for metric, values in meta["metrics"].items():
         if values["avg_incremental"] is not None:
             mean = np.mean([values["per_block"][t] for t in incremental(run)])
@@ -180,12 +180,12 @@ def _exactly(again: Run, run: Run) -> str:
             off = float(np.nanmax([0.0, *np.abs(np.subtract(said, found))]))
             if off > TOLERANCE:
                 raise Rejected(f"{describe(run.meta)}: run again, {metric} after block {t} is {_numbers(found)}; "
-                              f"recorded is {_numbers(said)}, more than {TOLERANCE:g} away.")
+                               f"recorded is {_numbers(said)}, more than {TOLERANCE:g} away.")
             largest = max(largest, off)
     for name in ("rounds", "best_round", "bytes"):
         if again.meta[name] != run.meta[name]:
             raise Rejected(f"{describe(run.meta)}: run again, field '{name}' is {again.meta[name]}; recorded is "
-                          f"{run.meta[name]}.")
+                           f"{run.meta[name]}.")
     return f"every mean is that of the record, to {largest:.0e}"
 
 
@@ -206,5 +206,5 @@ def _in_spread(again: Run, run: Run, runs: Mapping[str, Sequence[Run]], others: 
             f"acts like another seed: ")
     if abs(found - mine.mean()) > max(width, TOLERANCE):
         raise Rejected(f"{describe(run.meta)}: {text}that lies within {width:.4f} of the mean over seeds, "
-                      f"{mine.mean():.4f}.")
+                       f"{mine.mean():.4f}.")
     return f"{text}within {width:.4f} of the mean over seeds, {mine.mean():.4f}"

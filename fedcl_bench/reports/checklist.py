@@ -141,7 +141,7 @@ def _time(of: Answered) -> str:
 def _versions(of: Answered) -> str:
     names = ("fedcl_bench", "python", "torch", "recbole", "numpy", "pandas", "scipy")
     return "; ".join(of.distinct(lambda meta: ", ".join(f"{name} {meta['environment'][name]}" for name in names)
-                             + f", {meta['environment']['system']}"))
+                                 + f", {meta['environment']['system']}"))
 
 
 def _failed(of: Answered) -> str:

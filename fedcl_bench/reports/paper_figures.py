@@ -183,7 +183,7 @@ def _improvements(job: FigureJob) -> Drawn:
                            f"left empty")
             theirs = {m: printed.get(Key(dataset, backbone, m, job.metric, "change")) for m in methods}
             panels.append(FigurePanel(f"{job.label(dataset)}, {job.label(backbone)}", "%", ours, 0.0,
-                                {m: cell.value for m, cell in theirs.items() if cell and cell.value is not None}))
+                                      {m: cell.value for m, cell in theirs.items() if cell and cell.value is not None}))
         rows += [panels[i:i + 3] for i in range(0, len(panels), 3)]
     if not any(value for row in rows for panel in row for value in panel.ours.values()):
         raise Skip(f"no method has a seed in common with {base}")

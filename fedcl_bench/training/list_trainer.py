@@ -262,7 +262,7 @@ class ListTrainer(ChunkTrainer):
             width = self.negatives.shape[1]
         for batch, share in enumerate(self._shares):
             yield BatchScoring(pairs=self.pairs if self.backbone.pairwise else None,
-                       members=Members(order, batch * size, (batch + 1) * size, share, width))
+                               members=Members(order, batch * size, (batch + 1) * size, share, width))
 
     def _dealt(self, epoch: int) -> Tensor:
         """The slots of each client's samples, or its pairs, by local batch, (C, n); -1: none."""

@@ -42,10 +42,14 @@ def texts(figure):
 
 def improvements():
     rng = np.random.default_rng(0)
-    return [[FigurePanel(f"{dataset}, {backbone}", "%",
-                   {m: None if (m, backbone) == ("rlp2", "PFedRec") else OverSeeds(float(rng.normal(10, 9)), 2.0, 5)
-                    for m in list(LABELS)[1:]}, 0.0, {m: float(rng.normal(10, 9)) for m in list(LABELS)[1:]})
-             for backbone in ("FedMF", "FedNCF", "PFedRec")] for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
+    names = list(LABELS)[1:]
+
+    def panel(dataset, backbone):
+        ours = {m: None if (m, backbone) == ("rlp2", "PFedRec") else OverSeeds(float(rng.normal(10, 9)), 2.0, 5)
+                for m in names}
+        return FigurePanel(f"{dataset}, {backbone}", "%", ours, 0.0, {m: float(rng.normal(10, 9)) for m in names})
+    return [[panel(dataset, backbone) for backbone in ("FedMF", "FedNCF", "PFedRec")]
+            for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
 
 
 def settings(missing=()):
@@ -235,7 +239,7 @@ def test_changes_are_the_numbers():
         assert f"missing:{names[4]}" in drawn
     assert len(artists(figure, "zero")) == 1
     together = estimates([[FigurePanel("", "N@20", {"a": OverSeeds(0.19, 0.0, 1), "b": OverSeeds(0.02, 0.0, 1)}, 0.1,
-                                 written=True)]], {}, "title")
+                                       written=True)]], {}, "title")
     assert {line.get_gid() for line in together.axes[0].lines} >= {"ours:a", "ours:b"}  # neither is cut
 
 

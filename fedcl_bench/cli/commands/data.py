@@ -302,7 +302,7 @@ def _synth(args: argparse.Namespace) -> int:
     _refuse_taken(args.name, "synth")
     per_user = sum(args.counts) / 2 if args.counts else args.interactions_per_user
     world = SyntheticLog(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
-                  args.taste, args.drift, args.seed, args.counts, args.repeats)
+                         args.taste, args.drift, args.seed, args.counts, args.repeats)
     world.check()
     path = args.out / args.name / f"{args.name}.inter"
     files = path, path.with_suffix(".yaml")

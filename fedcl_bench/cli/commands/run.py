@@ -258,7 +258,7 @@ def _federation(args: argparse.Namespace) -> RealClients:
         raise UserError("--federation: needs an address, as --engine flower:0.0.0.0:9092.")
     published = read_published(args.federation) if address else None
     return RealClients(address, published, args.clients or 0, args.min_clients or 0, args.round_timeout or 600,
-                      tuple(folder.absolute() for folder in args.plugins), args.results, args.threads or 1)
+                       tuple(folder.absolute() for folder in args.plugins), args.results, args.threads or 1)
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.table and not args.paper:
         raise UserError("--table is a paper's; say which with --paper.")
     part = GridPart(args.methods, args.backbones, args.datasets, paper=args.paper,
-                tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
+                    tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
     if own := [text for text in args.methods or () if parse_method(text)[1]]:
         raise UserError(f"tune: found {own[0]}, accepted: names of methods; what is not to be searched belongs to "
                         f"--set.")

@@ -214,7 +214,7 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
 
 
 def cached_vectors(features: FeatureSource, part: DatasetSource, content: Any, make: Callable[[], np.ndarray],
-         hearing: Callbacks) -> Tensor:
+                   hearing: Callbacks) -> Tensor:
     """Vectors from the file beside a dataset's, which is made if it is not there.
 
     Args:
