@@ -31,7 +31,7 @@ from fedcl_bench.plugin.silo import Histories
 from fedcl_bench.recbole import client_facts, domain_facts, models
 from fedcl_bench.recbole.calls import Caller, Host, TrialClients, padded_sequences
 from fedcl_bench.recbole.client_facts import Facts
-from fedcl_bench.recbole.domain_backbone import random_domain, random_batch
+from fedcl_bench.recbole.domain_backbone import random_batch, random_domain
 from fedcl_bench.recbole.domain_facts import DomainFacts
 from fedcl_bench.recbole.domain_models import prepared
 from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, module_of

@@ -23,7 +23,7 @@ from ..stats.significance import TooFew
 from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from . import draw, frame
 from .comparison import over_grid
-from .draw import Look, FigurePanel, SettingPanel
+from .draw import FigurePanel, Look, SettingPanel
 from .selection import DAGGER, Source, checked_spec, command_for, find, grid_command
 from .tables import Table, build
 

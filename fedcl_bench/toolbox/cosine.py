@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .transformer import TransformerSettings, TransformerEncoder, by_length
+from .transformer import TransformerEncoder, TransformerSettings, by_length
 from ..plugin.silo import DomainModule, Histories, TextSettings
 from ..core.settings import setting
 

@@ -29,7 +29,7 @@ from ..plugin import checks
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from .chunk_trainer import Slots
-from .list_trainer import BatchView, ListTrainer, BatchScoring
+from .list_trainer import BatchScoring, BatchView, ListTrainer
 from .sampling import Chunk
 from .strategies import FusedLayout, Training, fused_layout
 

@@ -19,7 +19,7 @@ from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from .sampling import Chunk
 from .chunk_trainer import Slots
-from .list_trainer import ListTrainer, BatchScoring
+from .list_trainer import BatchScoring, ListTrainer
 from .strategies import Training
 
 

@@ -16,7 +16,7 @@ from fedcl_bench.toolbox.clustering import ALGORITHMS, Clustering, Lloyd, cluste
 from fedcl_bench.toolbox.quantisation import of_texts
 from fedcl_bench.toolbox.text_fusion import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule,
                                              SemanticSettings, TextFusion)
-from fedcl_bench.toolbox.transformer import TransformerSettings, TransformerEncoder, by_length, normal_start
+from fedcl_bench.toolbox.transformer import TransformerEncoder, TransformerSettings, by_length, normal_start
 
 FINETUNE = "finetune"
 

@@ -301,19 +301,19 @@ def _synth(args: argparse.Namespace) -> int:
     safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
     per_user = sum(args.counts) / 2 if args.counts else args.interactions_per_user
-    world = SyntheticLog(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
-                         args.taste, args.drift, args.seed, args.counts, args.repeats)
-    world.check()
+    log = SyntheticLog(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
+                       args.taste, args.drift, args.seed, args.counts, args.repeats)
+    log.check()
     path = args.out / args.name / f"{args.name}.inter"
     files = path, path.with_suffix(".yaml")
     if not args.force and (exist := [file for file in files if file.exists()]):
         raise UserError(f"{exist[0]}: exists; replace it with --force, or choose another name.")
-    with bar(args.name, int(2 * world.users * world.per_user), "rows made and written") as done:
-        made = write(world, path, done=done)
+    with bar(args.name, int(2 * log.users * log.per_user), "rows made and written") as done:
+        made = write(log, path, done=done)
     with writing(files[1]):
-        write_config(path, {"settings": {"blocks": world.blocks, "base_share": world.base_share}})
-    print(f"{args.name}: {made.rows:,} interactions of {world.users:,} users and {made.items:,} items"
-          + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
+        write_config(path, {"settings": {"blocks": log.blocks, "base_share": log.base_share}})
+    print(f"{args.name}: {made.rows:,} interactions of {log.users:,} users and {made.items:,} items"
+          + (f" ({log.items - made.items:,} others have none)" if made.items < log.items else ""))
     for path in files:
         print(f"wrote: {path}")
     _say_next(args, "--method f3crec --backbone fedmf")

@@ -1,6 +1,6 @@
 """Synthetic interactions of any size: skewed, learnable, drifting.
 
-What is in them, for a world of N users, M items, K interactions per user and B blocks:
+What is in them, for a log of N users, M items, K interactions per user and B blocks:
 
 - How many interactions a user has is log-normal with mean K, rounded, at least 1 and at most M / 2; or any number
   between two with equal probability.
@@ -116,11 +116,11 @@ class Written:
     items: int
 
 
-def catalogue(world: SyntheticLog) -> SyntheticItems:
-    """The items of a world: memory grows with items x blocks."""
-    weight = torch.arange(1, world.items + 1, dtype=torch.float64) ** -world.exponent
-    score = _drifting(rng.normal_rows(world.seed, "synth popularity", 0, world.items, world.blocks).T, world.drift)
-    properties = rng.normal_rows(world.seed, "synth properties", 0, world.items, FACTORS).float()
+def catalogue(log: SyntheticLog) -> SyntheticItems:
+    """The items of a log: memory grows with items x blocks."""
+    weight = torch.arange(1, log.items + 1, dtype=torch.float64) ** -log.exponent
+    score = _drifting(rng.normal_rows(log.seed, "synth popularity", 0, log.items, log.blocks).T, log.drift)
+    properties = rng.normal_rows(log.seed, "synth properties", 0, log.items, FACTORS).float()
     return SyntheticItems(weight.cumsum(0) / weight.sum(), score.argsort(dim=1, descending=True, stable=True),
                           properties)
 
@@ -133,53 +133,53 @@ def _drifting(noise: torch.Tensor, drift: float) -> torch.Tensor:
     return torch.stack(states)
 
 
-def activity(world: SyntheticLog, users: range) -> torch.Tensor:
+def activity(log: SyntheticLog, users: range) -> torch.Tensor:
     """How many interactions some users have, int64, shape (n,)."""
-    if world.counts:
-        low, high = world.counts
-        keys = rng.client_keys(rng.key(world.seed, "synth counts"), torch.arange(users.start, users.stop))
+    if log.counts:
+        low, high = log.counts
+        keys = rng.client_keys(rng.key(log.seed, "synth counts"), torch.arange(users.start, users.stop))
         return low + rng.integers(rng.bits(keys, torch.zeros_like(keys)), high - low + 1)
-    z = rng.normal_rows(world.seed, "synth activity", users.start, len(users), 1)[:, 0]
-    mean = world.per_user * torch.exp(world.activity * z - world.activity ** 2 / 2.0)
-    return mean.round().long().clamp(1, max(1, world.items // 2))
+    z = rng.normal_rows(log.seed, "synth activity", users.start, len(users), 1)[:, 0]
+    mean = log.per_user * torch.exp(log.activity * z - log.activity ** 2 / 2.0)
+    return mean.round().long().clamp(1, max(1, log.items // 2))
 
 
-def interactions(world: SyntheticLog, items: SyntheticItems, users: range) -> np.ndarray:
+def interactions(log: SyntheticLog, items: SyntheticItems, users: range) -> np.ndarray:
     """All interactions of some users, by user and within a user by time: ``user``, ``item`` and ``second``, int64. They
     depend on no other user."""
-    count = activity(world, users)
+    count = activity(log, users)
     of_row = torch.repeat_interleave(torch.arange(len(users)), count)
     position = torch.arange(len(of_row)) - (count.cumsum(0) - count)[of_row]
     ids = torch.arange(users.start, users.stop)
-    at = _times(world, ids, of_row, position)
-    ends = torch.cat([torch.tensor([world.base_share], dtype=torch.float64),
-                      torch.full((world.blocks,), (1.0 - world.base_share) / max(world.blocks - 1, 1),
-                                 dtype=torch.float64)]).cumsum(0)[:world.blocks - 1]
+    at = _times(log, ids, of_row, position)
+    ends = torch.cat([torch.tensor([log.base_share], dtype=torch.float64),
+                      torch.full((log.blocks,), (1.0 - log.base_share) / max(log.blocks - 1, 1),
+                                 dtype=torch.float64)]).cumsum(0)[:log.blocks - 1]
     block = torch.searchsorted(ends, at, right=True)
-    noise = rng.normal_rows(world.seed, "synth taste", users.start, len(users), world.blocks * FACTORS)
-    tastes = _drifting(noise.float().view(-1, world.blocks, FACTORS).transpose(0, 1), world.drift)
-    item = _choices(world, items, ids, of_row, position, block, tastes)
+    noise = rng.normal_rows(log.seed, "synth taste", users.start, len(users), log.blocks * FACTORS)
+    tastes = _drifting(noise.float().view(-1, log.blocks, FACTORS).transpose(0, 1), log.drift)
+    item = _choices(log, items, ids, of_row, position, block, tastes)
     rows = np.empty(len(of_row), dtype=_ROW)
     rows["user"], rows["item"], rows["second"] = ids[of_row], item, START + (at * SPAN).long()
     return rows[np.lexsort((rows["second"], rows["user"]))]
 
 
-def _times(world: SyntheticLog, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def _times(log: SyntheticLog, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """The time of each row on [0, 1), float64: uniform over all users' rows together.
 
     A user that begins at a has uniform times on [a, 1). With a = 0 for a share 1 - L of the users and uniform for the
     others, a time is below t with probability t + L (1 - t) ln(1 - t): that is what a time is replaced by.
     """
-    pattern = rng.bits(rng.client_keys(rng.key(world.seed, "synth begin"), ids)[:, None], torch.arange(2))
+    pattern = rng.bits(rng.client_keys(rng.key(log.seed, "synth begin"), ids)[:, None], torch.arange(2))
     late, begin = rng.uniform(pattern).unbind(1)
     begin = torch.where(late < LATE, begin, 0.0)[of_row]
-    keys = rng.client_keys(rng.key(world.seed, "synth time"), ids)
+    keys = rng.client_keys(rng.key(log.seed, "synth time"), ids)
     t = begin + (1.0 - begin) * rng.uniform(rng.bits(keys[of_row], position))
     left = 1.0 - t
     return (t + LATE * torch.special.xlogy(left, left)).clamp_(0.0, math.nextafter(1.0, 0.0))
 
 
-def _choices(world: SyntheticLog, items: SyntheticItems, ids: torch.Tensor, of_row: torch.Tensor,
+def _choices(log: SyntheticLog, items: SyntheticItems, ids: torch.Tensor, of_row: torch.Tensor,
              position: torch.Tensor, block: torch.Tensor, tastes: torch.Tensor) -> torch.Tensor:
     """The item of each row: proposals are made for all rows at once until each has one.
 
@@ -190,19 +190,19 @@ def _choices(world: SyntheticLog, items: SyntheticItems, ids: torch.Tensor, of_r
     open_, attempt = torch.arange(len(of_row)), 0
     while len(open_):
         user, when = of_row[open_], block[open_]
-        keys = rng.client_keys(rng.key(world.seed, "synth proposal", attempt), ids)[user]
+        keys = rng.client_keys(rng.key(log.seed, "synth proposal", attempt), ids)[user]
         first, coin = (rng.bits(keys, 2 * position[open_] + side) for side in (0, 1))
         if attempt < _TASTEFUL:
-            rank = torch.searchsorted(items.cumulative, rng.uniform(first)).clamp_(max=world.items - 1)
+            rank = torch.searchsorted(items.cumulative, rng.uniform(first)).clamp_(max=log.items - 1)
             item = items.ranked[when, rank]
             fit = (tastes[when, user] * items.properties[item]).sum(1).double() / math.sqrt(FACTORS)
-            willing = rng.uniform(coin) < torch.sigmoid(world.taste * (fit - 1.0))
+            willing = rng.uniform(coin) < torch.sigmoid(log.taste * (fit - 1.0))
         else:  # a user who has nearly all that is popular and to its taste
-            item = rng.integers(first, world.items)
+            item = rng.integers(first, log.items)
             willing = torch.ones_like(item, dtype=torch.bool)
-        pair = (user * world.items + item).numpy()
+        pair = (user * log.items + item).numpy()
         candidates = np.flatnonzero(willing.numpy())
-        if world.repeats:
+        if log.repeats:
             filled = candidates
         else:
             filled, taken = _untaken(pair, candidates, taken)
@@ -223,39 +223,39 @@ def _untaken(pair: np.ndarray, candidates: np.ndarray, taken: np.ndarray) -> tup
     return candidates[lowest], np.sort(np.concatenate([taken, new]), kind="stable")  # merges the two
 
 
-def all_interactions(world: SyntheticLog, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, np.ndarray]]:
+def all_interactions(log: SyntheticLog, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, np.ndarray]]:
     """All users in ascending order, in groups of about so many interactions, and theirs."""
-    items = catalogue(world)
-    size = max(1, int(rows_at_once / world.per_user))
-    groups = [range(start, min(start + size, world.users)) for start in range(0, world.users, size)]
+    items = catalogue(log)
+    size = max(1, int(rows_at_once / log.per_user))
+    groups = [range(start, min(start + size, log.users)) for start in range(0, log.users, size)]
     with workers():
-        yield from zip(groups, in_order(partial(interactions, world, items), groups, torch.device("cpu")))
+        yield from zip(groups, in_order(partial(interactions, log, items), groups, torch.device("cpu")))
 
 
-def step_of(world: SyntheticLog) -> Step:
-    """All interactions of a world as the training data of one step, in memory (16 bytes each while it is made)."""
+def step_of(log: SyntheticLog) -> Step:
+    """All interactions of a log as the training data of one step, in memory (16 bytes each while it is made)."""
     lengths, values = [], []
-    for users, rows in all_interactions(world):
+    for users, rows in all_interactions(log):
         lengths.append(np.bincount(rows["user"] - users.start, minlength=len(users)))
         values.append(rows["item"])
     indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     train = Ragged(torch.from_numpy(indptr), torch.from_numpy(np.concatenate(values)))
     none = Ragged(torch.zeros_like(train.indptr), train.values[:0])
-    return Step(0, world.users, world.items, 0, 0, len(train.values), train, none, none)
+    return Step(0, log.users, log.items, 0, 0, len(train.values), train, none, none)
 
 
-def _require_room(world: SyntheticLog, path: Path) -> None:
-    """Raise UserError if a world's file, and its parts while it is made, are larger than what the disk has left."""
-    needed = int(world.users * world.per_user * (24 + 20))  # bytes of a row in the parts, and about those in the file
+def _require_room(log: SyntheticLog, path: Path) -> None:
+    """Raise UserError if a log's file, and its parts while it is made, are larger than what the disk has left."""
+    needed = int(log.users * log.per_user * (24 + 20))  # bytes of a row in the parts, and about those in the file
     free = free_bytes(path)
     if needed > free:
         raise UserError(f"{path}: would need about {needed / 1e9:,.0f} GB, {free / 1e9:,.0f} GB are free; make fewer "
-                        f"--users, at most {world.users * free // needed:,}, or choose another disk with --out DIR.")
+                        f"--users, at most {log.users * free // needed:,}, or choose another disk with --out DIR.")
 
 
-def write(world: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
+def write(log: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
           done: Callable[[int], None] = lambda rows: None) -> Written:
-    """Write a world as a RecBole atomic file, rows in order of time, then user.
+    """Write a log as a RecBole atomic file, rows in order of time, then user.
 
     Memory is bounded by ``rows_at_once``, which changes no byte of the file: rows are kept on disk by parts of the time
     (24 bytes each, beside the file, until it is whole), and each part is sorted on its own.
@@ -267,14 +267,14 @@ def write(world: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
     Raises:
         UserError: if the file cannot be written, or there is not enough room for it.
     """
-    world.check()
-    _require_room(world, path)
-    parts = max(1, math.ceil(world.users * world.per_user / (8 * rows_at_once)))
-    total, seen = 0, np.zeros(world.items, dtype=bool)
+    log.check()
+    _require_room(log, path)
+    parts = max(1, math.ceil(log.users * log.per_user / (8 * rows_at_once)))
+    total, seen = 0, np.zeros(log.items, dtype=bool)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(path) as folder:
-            for _, rows in all_interactions(world, rows_at_once):
+            for _, rows in all_interactions(log, rows_at_once):
                 _sort_in(rows, folder, parts)
                 total += len(rows)
                 seen[rows["item"]] = True
