@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import rng
 from ..core.errors import PluginError
 from ..data.stream import Ragged, Step
+from ..plugin import checks
 from ..plugin.attack import Attack, Seen
 from ..plugin.state import Snapshot
 from ..rng import DrawKey
@@ -117,8 +118,7 @@ class Malicious:
             changes = {name: torch.cat([part[name] for part in each])[order] for name in each[0]}
         sent = self.attack.upload(Seen(self.active, model.public, model.dense, rates, self.targets, self.known,
                                        changes, key))
-        public = {name: Change(value, items) for name, (value, items) in sent.items()}
-        self._check(public, model)
+        public = self._checked(sent, model)
         if not self.attack.among_users:
             yield self._added(public, model, losses)
         for part in taken:
@@ -134,14 +134,25 @@ class Malicious:
         return Trained(self.active + self.step.n_users, Slots(self.active.new_zeros(count, 0)), public, {}, {},
                        losses.mean().expand(count), {})
 
-    def _check(self, public: dict[str, Change], model: Snapshot) -> None:
-        """Raise PluginError unless uploads have the form of the parameters that the server sent."""
-        tables = {**model.public, **model.dense}
-        for name, change in public.items():
+    def _checked(self, sent: Any, model: Snapshot) -> dict[str, Change]:
+        """Uploads; raises PluginError unless they have the form of the parameters that the server sent."""
+        upload, tables, public = f"attack '{self.attack.name}': upload()", {**model.public, **model.dense}, {}
+        if not isinstance(sent, Mapping) or not all(isinstance(pair, tuple) and len(pair) == 2
+                                                    and isinstance(pair[0], Tensor) for pair in sent.values()):
+            raise PluginError(f"{upload} returned {type(sent).__name__} {str(sent)[:80]},\nexpected a dictionary of "
+                              f"pairs by parameter: (change, items), or (change, None) for all items or a layer.")
+        for name, (rows, items) in sent.items():
             table = tables.get(name)
-            shape = () if table is None else table.shape if change.items is None else table.shape[1:]
-            lead = (len(self.active),) if change.items is None else tuple(change.items.shape)
-            if table is None or tuple(change.rows.shape) != (*lead, *shape) or change.rows.dtype != table.dtype:
-                raise PluginError(f"attack '{self.attack.name}': upload() gave {change.rows.dtype} of shape "
-                                  f"{tuple(change.rows.shape)} as '{name}', expected a change of what the server sent"
+            if items is not None:
+                known = len(model.public[name]) if name in model.public else 0  # a layer has none
+                checks.check_items(self.attack, f"upload's items of '{name}'", items, len(self.active), known, 0)
+                if bool((items.sort(1).values.diff(dim=1) == 0).any()):
+                    raise PluginError(f"{upload} lists an item of '{name}' twice for one client,\nexpected each once.")
+            shape = () if table is None else table.shape if items is None else table.shape[1:]
+            lead = (len(self.active),) if items is None else tuple(items.shape)
+            if table is None or tuple(rows.shape) != (*lead, *shape) or rows.dtype != table.dtype:
+                raise PluginError(f"{upload} gave {rows.dtype} of shape {tuple(rows.shape)} as '{name}', expected a "
+                                  f"change of what the server sent"
                                   f"{'' if table is None else f', {table.dtype} of shape {(*lead, *shape)}'}.")
+            public[name] = Change(rows, items)
+        return public

@@ -312,11 +312,19 @@ def test_krum_counts_the_malicious_clients_and_shards_are_refused(registry, stre
         check_divisible(f)
 
 
-def test_a_wrong_upload_is_an_error(registry, stream):
+@pytest.mark.parametrize("sent, message", [
+    ({ITEM: (torch.ones(1, 2), None)}, "upload.. gave torch.float32 of shape .1, 2. as"),
+    ({ITEM: torch.ones(1, 2)}, "upload.. returned dict .*\nexpected a dictionary of pairs"),
+    (None, "upload.. returned NoneType None"),
+    ({ITEM: (torch.ones(9, 1, 2), torch.zeros(9, 1))}, "upload's items of '.*' returned a torch.float32 tensor"),
+    ({ITEM: (torch.ones(9, 1, 2), torch.full((9, 1), 41))}, "upload's items of '.*' returned ids from 41 to 41"),
+    ({ITEM: (torch.ones(9, 2, 2), torch.zeros(9, 2).long())}, "upload.. lists an item of '.*' twice"),
+])
+def test_a_wrong_upload_is_an_error(registry, stream, sent, message):
     class Wrong(Pushing):
         def upload(self, seen):
-            return {ITEM: (torch.ones(1, 2), None)}
-    with pytest.raises(PluginError, match="attack 'pushing': upload.. gave torch.float32 of shape .1, 2. as"):
+            return sent
+    with pytest.raises(PluginError, match=f"attack 'pushing': {message}"):
         next(run(parts(registry, stream, Wrong(None), malicious=0.5)))
 
 
