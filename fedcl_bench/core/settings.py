@@ -336,6 +336,8 @@ def describe(cls: type) -> list[tuple[str, str, str, str]]:
     hints = typing.get_type_hints(cls)
     rows = []
     for field in dataclasses.fields(cls):
+        if "help" not in field.metadata:
+            raise PluginError(f"'{field.name}' is not declared with setting(default, help)")
         search = field.metadata["search"]
         space = f"searched: {', '.join(map(str, search))}" if search else accepted(field, hints[field.name])
         rows.append((field.name, as_text(field.default) or "(none)", space, field.metadata["help"]))

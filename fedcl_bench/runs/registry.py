@@ -158,14 +158,18 @@ class Registry:
             return self.loaded[kind, name]
         if kind in ("method", "backbone") and name.lower().startswith(RECBOLE):
             return _recbole(spelled(name, kind), kind)
+        raise self.unknown(kind, name, self.names(kind))
+
+    def unknown(self, kind: str, name: str, known: Iterable[str]) -> UserError:
+        """The error for a name that nothing has: perhaps it is that of a file that cannot be used.
+
+        Args:
+            kind: what was asked for, in words. known: the names that there are.
+        """
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
-                raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
-        raise self._unknown(kind, name)
-
-    def _unknown(self, kind: str, name: str) -> UserError:
-        """The error for a name that nothing has: perhaps it is that of a file that cannot be used."""
-        error = unknown_plugin(kind, name, self.names(kind))
+                return UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
+        error = unknown_plugin(kind, name, known)
         if not self.broken:
             return error
         first, *others = self.broken.values()
@@ -274,12 +278,31 @@ def _unfit(kind: str, cls: type) -> str:
         return "its ambiguities are no mapping of settings to {value: whose reading it is}"
     if kind == "method" and (lacking := _undeclared(cls)):
         return lacking
+    if wrong := _called_otherwise(cls):
+        return wrong
     try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
         from .plugin_errors import words
 
         return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"
+    return ""
+
+
+def _called_otherwise(cls: type) -> str:
+    """Which hook does not take what the suite calls it with, in words; empty if none."""
+    def takes(hook: Any) -> list[str]:
+        return [name for name, each in inspect.signature(hook).parameters.items() if each.kind is not each.KEYWORD_ONLY]
+
+    own = [owner for owner in cls.__mro__ if owner.__module__.partition(".")[0] != "fedcl_bench"]
+    base = next(owner for owner in cls.__mro__ if owner not in own)
+    for name, hook in ((name, hook) for owner in own for name, hook in vars(owner).items()):
+        called = getattr(base, name, None)
+        if not name.startswith("_") and inspect.isfunction(hook) and inspect.isfunction(called):
+            try:
+                inspect.signature(hook).bind(*takes(called))
+            except TypeError:
+                return f"its {name} takes {', '.join(takes(hook))}; accepted: {', '.join(takes(called))}"
     return ""
 
 

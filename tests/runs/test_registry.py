@@ -296,9 +296,12 @@ BROKEN = {
     "patches": (GOOD + "from fedcl_bench.evaluation import metrics\nprint('{}')\n"
                        "metrics.NDCG.values = metrics.measure = lambda *given: None\n",
                 "changes fedcl_bench.evaluation.metrics.NDCG.values, fedcl_bench.evaluation.metrics.measure, on which"),
+    "signature": (GOOD + "    def end_step(self, step, model, backbone):\n        pass\n",
+                  "line 4: method Good: its end_step takes self, step, model, backbone; accepted: self, step, model, "
+                  "backbone, trained, draw"),
     "settings": (GOOD + "    from dataclasses import make_dataclass\n"
                         "    Settings = make_dataclass('S', [('a', int, 3)])\n",
-                 "line 4: method Good: its Settings cannot be read")}
+                 "its Settings cannot be read (PluginError: 'a' is not declared with setting(default, help))")}
 
 
 def write(folder, name, content):

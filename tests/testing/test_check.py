@@ -246,9 +246,10 @@ class Dice(Method):
 
 
 def test_a_plugin_that_cannot_be_imported_is_not_checked(tmp_path, capsys):
-    (tmp_path / "broken.py").write_text("raise ValueError('at import')\n")
-    assert main(["check", "broken", "--plugins", str(tmp_path)]) == 2
-    assert "broken.py, line 1: ValueError: at import" in capsys.readouterr().err
+    (tmp_path / "my_broken.py").write_text("raise ValueError('at import')\n")
+    for command, name in (("check", "my_broken"), ("check", "my-broken"), ("list", "my-broken"), ("check", "mine")):
+        assert main([command, name, "--plugins", str(tmp_path)]) == 2
+        assert "my_broken.py, line 1: ValueError: at import" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option,name,evidence", [

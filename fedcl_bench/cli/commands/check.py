@@ -48,7 +48,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
     from ...testing import check_plugin
     from ...testing.show import CheckDisplay
@@ -61,13 +60,11 @@ def run(args: argparse.Namespace) -> int:
         chosen = list(registry.plugins.values())
     elif args.name.lower().startswith(RECBOLE):
         chosen = _of_recbole(registry, args.name)
-    elif args.name in registry.broken:
-        raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
     else:
         chosen = [plugin for (kind, name), plugin in registry.plugins.items()
                   if name == registry.spelled(kind, args.name)]
     if not chosen:
-        raise unknown_plugin("method, backbone, metric or attack", args.name, [name for _, name in registry.plugins])
+        raise registry.unknown("method, backbone, metric or attack", args.name, [name for _, name in registry.plugins])
     reports = []
     torch.set_num_threads(1)  # its runs are small (``core.parallel.threads_for``)
     for plugin in chosen:

@@ -82,7 +82,6 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
 
 def _in_full(name: str, args: argparse.Namespace) -> int:
     from ...data.source import atomic_files, config_file, configured, file_there, spelled
-    from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
     registry = discover(args.plugins)
@@ -99,13 +98,11 @@ def _in_full(name: str, args: argparse.Namespace) -> int:
         _metric(plugin) if plugin.kind == "metric" else _plugin(registry, plugin, args)
     if plugins:
         return 0
-    if name in registry.broken:
-        raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
     dataset = spelled(name)
     path = config_file(dataset) or file_there(dataset, None)
     if not path:
-        raise unknown_plugin("method, backbone, metric, attack or dataset", name,
-                             [*(n for _, n in registry.plugins), *configured(), *atomic_files()])
+        raise registry.unknown("method, backbone, metric, attack or dataset", name,
+                               [*(n for _, n in registry.plugins), *configured(), *atomic_files()])
     _dataset(dataset, path)
     return 0
 
