@@ -345,6 +345,45 @@ class CountsMarks(_Cheater):
             -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
 
 
+class _Uploads(_Cheater):
+    def uploads(self, backbone, round_):
+        return {"loss": ()}
+
+    def end_local(self, local):
+        local.upload("loss", local.loss)
+
+
+class DeclaresANumber(_Uploads):
+    def uploads(self, backbone, round_):
+        return {"loss": 1}
+
+
+class UploadsAFloat(_Uploads):
+    def end_local(self, local):
+        local.upload("loss", 0.5)
+
+
+class AnswersMoreAndMore(_Uploads):
+    def end_round(self, round_, users, uploads):
+        return {"more": torch.ones(len(users), 1 + round_)}
+
+
+class CountsRounds(_Cheater):
+    def aggregate(self, public):
+        self.server_state = {"rounds": self.server_state.get("rounds", 0) + 1}
+        return public
+
+
+class KeepsOneNumber(_Cheater):
+    def end_step(self, step, model, backbone, trained, draw):
+        self.client_state = {"step": torch.tensor(step.index)}
+
+
+class PenalisesNumbers(_Cheater):
+    def row_penalty(self, name):
+        return lambda rows, items: rows.square()
+
+
 class CountsInteractions(_Cheater):
     """(c) the server learns how much its clients interact."""
 
@@ -723,6 +762,12 @@ class RemembersCommon(_Named, FedMF):
     def remember(self, step, memory):
         common = torch.bincount(step.train.values, minlength=step.n_items).double()
         return {"common": common[:3].expand(step.n_users, 3).clone()}
+
+
+class OneNumberARow(_Named, FedMF):
+    def new_rows(self, seed, users, items):
+        public, private = super().new_rows(seed, users, items)
+        return {**public, "bias": torch.zeros(len(items), dtype=torch.float64)}, private
 
 
 class UnusedParameter(_Named, FedMF):

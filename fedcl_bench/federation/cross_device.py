@@ -280,6 +280,7 @@ class CrossDevice:
 
     def _of_method(self) -> dict[str, Any]:
         method = self.federation.method
+        checks.check_state(method)
         return {"client_state": dict(method.client_state), "server_state": dict(method.server_state),
                 "answered": self.answered}
 

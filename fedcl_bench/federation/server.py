@@ -361,6 +361,7 @@ def answers(method: Method, round_: int, users: Tensor, uploads: Tables) -> Tabl
 def keep(method: Method, answers: Tables, users: Tensor, n_users: int) -> None:
     """Keep the server's answers to ``users`` in ``client_state``."""
     for name, rows in answers.items():
+        checks.check_answer(method, name, rows, method.client_state.get(name))
         kept = with_new_users(method.client_state.get(name, rows[:0]), n_users)
         method.client_state[name] = kept.index_copy(0, users, rows)
 

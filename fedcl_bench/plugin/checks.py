@@ -84,10 +84,16 @@ def check_sessions(plugin: Any, numbers: Any, count: Tensor, round_: int) -> Non
 def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor, clients: int,
                  private: Tables) -> None:
     """Raise PluginError if a method's upload is not what ``Method.uploads`` declares, or is a private parameter."""
+    if not isinstance(declared, Mapping) or not all(isinstance(shape, (tuple, list)) for shape in declared.values()):
+        raise PluginError(f"{_named(method, 'uploads')} returned {_described(declared)},\nexpected each upload's shape "
+                          f"per client by name, as {{'norm': (), 'sketch': (8,)}}.")
     if name not in declared:
         raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which uploads() does not declare; "
                           f"declared: {', '.join(declared) or 'nothing'}.")
     shape = tuple(declared[name])
+    if not isinstance(value, Tensor):
+        raise PluginError(f"{_named(method, 'local.upload')} sends '{name}' = {_described(value)},\n"
+                          f"expected a tensor of shape {(clients, *shape)} = (C, ...).")
     if tuple(value.shape) != (clients, *shape):
         raise PluginError(f"{_named(method, 'local.upload')} sends '{name}' of shape {tuple(value.shape)},\n"
                           f"expected {(clients, *shape)} = (C, ...): uploads() declares {shape} per client.")
@@ -170,6 +176,22 @@ def check_download(method: Any, model: Any, download: Any) -> None:
                                  f"one of {', '.join(own)}."))
 
 
+def check_state(method: Any) -> None:
+    """Raise PluginError unless what a method keeps are tensors, those of clients with rows."""
+    for kind, rows in (("client_state", True), ("server_state", False)):
+        for name, value in getattr(method, kind).items():
+            if not isinstance(value, Tensor) or rows and value.dim() == 0:
+                raise PluginError(f"method '{method.name}': {kind}['{name}'] is {_described(value)},\n"
+                                  f"expected a tensor{' of shape (users, ...)' if rows else ''}.")
+
+
+def check_answer(method: Any, name: str, rows: Tensor, kept: Tensor | None) -> None:
+    """Raise PluginError unless the server's answers, (N, ...), have the form of those that clients keep of a name."""
+    if kept is not None and (kept.shape[1:] != rows.shape[1:] or kept.dtype != rows.dtype):
+        raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_described(rows)},\nexpected {kept.dtype} of "
+                          f"shape {(len(rows), *kept.shape[1:])}, as clients keep in client_state['{name}'].")
+
+
 def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
     """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
     if not isinstance(answers, Mapping):
@@ -196,7 +218,7 @@ def check_moved(backbone: Backbone, hook: str, moved: Iterable[Tensor | None], p
     def any_nonzero(tensors: Iterable[Tensor | None]) -> Tensor:
         nonzero = torch.zeros(len(users), dtype=torch.bool, device=users.device)
         for tensor in sorted((t for t in tensors if t is not None and t.numel()), key=Tensor.numel):
-            nonzero |= (tensor.detach().flatten(1) != 0).any(1)
+            nonzero |= (tensor.detach().reshape(len(tensor), -1) != 0).any(1)
             if bool(nonzero.all()):  # the small ones tell of almost all clients, and item rows need not be read
                 break
         return nonzero
@@ -229,8 +251,8 @@ def check_declaration(backbone: Backbone) -> None:
     for hook, kind, count, rows in kinds:
         for name, value in kind.items():
             if not isinstance(value, Tensor) or not value.is_floating_point() \
-                    or (count is not None and (value.dim() == 0 or len(value) != count)):
-                shape = f"({count}, ...) = ({rows}, ...)" if count is not None else "any shape"
+                    or (count is not None and (value.dim() < 2 or len(value) != count)):
+                shape = f"({count}, d, ...) = ({rows}, d, ...)" if count is not None else "any shape"
                 raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_described(value)},\nexpected a "
                                   f"floating tensor of shape {shape}.")
             if name in names:

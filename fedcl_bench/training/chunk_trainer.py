@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -310,8 +311,14 @@ def writable(gradients: Tables) -> Tables:
 
 def row_penalties(method: Method, public: Tables) -> dict:
     """The method's penalties on all rows, by table."""
+    def checked(penalty: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        def of_rows(rows: Tensor, items: Tensor) -> Tensor:
+            result = penalty(rows, items)
+            checks.check_tensor(method, "row_penalty", result, tuple(items.shape), "(C, n): a penalty per row")
+            return result
+        return of_rows
     penalties = {name: method.row_penalty(name) for name in public}
-    return {name: penalty for name, penalty in penalties.items() if penalty is not None}
+    return {name: checked(penalty) for name, penalty in penalties.items() if penalty is not None}
 
 
 def row_bases(method: Method, public: Tables, draw: DrawKey) -> Tables:
