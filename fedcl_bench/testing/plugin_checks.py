@@ -18,7 +18,7 @@ from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plug
 # Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
 # served tables, pairs, turns within a batch, representations.
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
-PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a partner",
+PROPERTIES = ("names of hooks", "settings", "declares its parameters", "finite losses", "has a partner",
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS,
                                      *attack_checks.OF_ATTACKS)),
               "a new process", "worlds of their own", "ML-100K",
@@ -57,6 +57,7 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         if name not in PROPERTIES:
             raise unknown("property", name, PROPERTIES)
     checker = _Checker(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
+    checker.holds("names of hooks", "", lambda: properties.names_of_hooks(plugin))
     if plugin.kind == "metric":
         return _of_metric(checker, registry, partners)
     checker.holds("settings", "", lambda: properties.valid_settings(plugin))

@@ -5,8 +5,11 @@ A property is a function of a ``Pair`` (or of a plugin alone) that returns its e
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import difflib
+import inspect
 import random
 import sys
 import tempfile
@@ -88,6 +91,22 @@ def finite_losses(plugin: Plugin, backbone) -> str:
         raise Violated(f"{hook}: loss {loss.tolist()}, gradient {gradient.tolist()} for logits from -10,000 to 10,000; "
                        f"use softplus or logsigmoid instead of a logarithm of a sigmoid")
     return f"{hook} is finite for logits from -10,000 to 10,000"
+
+
+def names_of_hooks(plugin: Plugin) -> str:
+    """No method or attribute that it has for itself and does not read has nearly the name of one that the suite reads.
+    """
+    own = [cls for cls in plugin.cls.__mro__ if cls.__module__.partition(".")[0] != "fedcl_bench" and cls is not object]
+    base = next(cls for cls in plugin.cls.__mro__ if cls not in own)
+    read = {node.attr for path in {inspect.getfile(cls) for cls in own}
+            for node in ast.walk(ast.parse(Path(path).read_bytes())) if isinstance(node, ast.Attribute)}
+    known = {name for cls in base.__mro__ for name in (*vars(cls), *vars(cls).get("__annotations__", ()))
+             if not name.startswith("_")}
+    defined = dict.fromkeys(name for cls in own for name in vars(cls) if not name.startswith("_"))
+    for name in [name for name in defined if name not in known | read]:
+        if near := difflib.get_close_matches(name, sorted(known - defined.keys()), 1, cutoff=0.8):
+            raise Violated(f"nothing reads '{name}'; did you mean '{near[0]}'?")
+    return f"{len(defined)} names, which the suite or the plugin reads"
 
 
 def valid_settings(plugin: Plugin) -> str:

@@ -49,6 +49,7 @@ CHEATERS = [
     (cheaters.RanksTestFirst, "(e) evaluation data", "rescore: with other validation, test"),
     (cheaters.Forgets, "resumes", "self.rounds_seen is no part of client_state or server_state"),
     (cheaters.KeepsInTheClass, "a new process", "does a class or module keep something?"),
+    (cheaters.Misspells, "names of hooks", "nothing reads 'local_los'; did you mean 'local_loss'?"),
     (cheaters.DeclaresANumber, "runs", "uploads returned {'loss': 1},\nexpected each upload's shape per client"),
     (cheaters.UploadsAFloat, "runs", "sends 'loss' = 0.5,\nexpected a tensor of shape (18,) = (C, ...)"),
     (cheaters.AnswersMoreAndMore, "runs", "end_round['more'] is a torch.float32 tensor of shape (18, 2),\n"
@@ -250,7 +251,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 18
+    assert found["passed"] and len(found["outcomes"]) == 19
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == ["padding does not matter"]  # no sequences
 
 
