@@ -345,6 +345,18 @@ class CountsMarks(_Cheater):
             -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
 
 
+class WritesInPlace(_Cheater):
+    """The server's running mean is one tensor, which the best round's model is made of."""
+
+    def aggregate(self, public):
+        for name, table in public.items():
+            if len(self.server_state.get(name, ())) == len(table):
+                self.server_state[name].lerp_(table, 0.5)
+            else:
+                self.server_state = {**self.server_state, name: table.clone()}
+        return {name: self.server_state[name] for name in public}
+
+
 class Misspells(_Cheater):
     """Nobody calls its hook."""
 

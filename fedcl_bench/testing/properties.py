@@ -397,11 +397,14 @@ def resumes(pair: Pair) -> str:
     """Killed after any round or step, or in the middle of an epoch, and resumed from its checkpoint, it ends with the
     same numbers."""
     last, how, count = pair.points[-1], set(), 0
+    left: list[tuple[Progress, Tables]] = []  # states, and their tables when they were yielded
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(_stops(pair)) as stops:
         file = Path(folder) / "checkpoint.pt"
         for point in stops:
             save_progress(file, point, 0.0)
             count += 1
+            if not point.within:
+                left.append((point, {name: table.clone() for name, table in _kept(point).items()}))
             f = pair.federation()
             restored, _ = load_progress(file, "cpu", f)
             try:
@@ -414,7 +417,18 @@ def resumes(pair: Pair) -> str:
                 where = f"within round {point.round + 1}" if point.within else f"after round {point.round}"
                 raise Violated(f"resumed {where} of step {point.step}: {mismatch}; "
                                f"{_hidden(f.method) or _hidden(f.backbone) or 'it depends on what is not saved'}")
+    for point, tables in left:
+        if mismatch := tables_differ(tables, _kept(point), 0.0):
+            raise Violated(f"what the run had after round {point.round} of step {point.step} was written to later: "
+                           f"{mismatch}; assign new tensors and change none in place, as the best round's are kept")
     return f"{max(how)} from each of {count} checkpoints"
+
+
+def _kept(point: Progress) -> Tables:
+    """All tables of a state, those of the best round's among them."""
+    best = replace(point, model=point.best.model, client_state=point.best.client_state,
+                   server_state=point.best.server_state)
+    return {**all_tables(point), **{f"best {name}": table for name, table in all_tables(best).items()}}
 
 
 def _stops(pair: Pair) -> Iterator[Progress]:

@@ -49,6 +49,7 @@ CHEATERS = [
     (cheaters.RanksTestFirst, "(e) evaluation data", "rescore: with other validation, test"),
     (cheaters.Forgets, "resumes", "self.rounds_seen is no part of client_state or server_state"),
     (cheaters.KeepsInTheClass, "a new process", "does a class or module keep something?"),
+    (cheaters.WritesInPlace, "resumes", "was written to later: ", "change none in place"),
     (cheaters.Misspells, "names of hooks", "nothing reads 'local_los'; did you mean 'local_loss'?"),
     (cheaters.DeclaresANumber, "runs", "uploads returned {'loss': 1},\nexpected each upload's shape per client"),
     (cheaters.UploadsAFloat, "runs", "sends 'loss' = 0.5,\nexpected a tensor of shape (18,) = (C, ...)"),
