@@ -783,6 +783,13 @@ class RemembersCommon(_Named, FedMF):
         return {"common": common[:3].expand(step.n_users, 3).clone()}
 
 
+class RanksOtherwise(_Named, FedMF):
+    """All items are ranked by other scores than those that are trained."""
+
+    def score_all(self, clients, public):
+        return super().score_all(clients, public) + next(iter(public.values())).norm(dim=1)
+
+
 class OneNumberARow(_Named, FedMF):
     def new_rows(self, seed, users, items):
         public, private = super().new_rows(seed, users, items)

@@ -32,7 +32,7 @@ from ..federation.cross_device import open_step
 from ..federation.parts import Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate_updates
-from ..plugin.backbone import ITEM
+from ..plugin.backbone import ITEM, Backbone
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
 from ..rng import DrawKey, Tables
@@ -470,6 +470,22 @@ def neutral_server(pair: Pair) -> str:
     return "server_optimiser and aggregator that come to the mean change nothing"
 
 
+def fast_forms(pair: Pair) -> str:
+    """What a backbone does by hand or faster (``score_all``, ``sgd_step``, ``factors``) is what ``score`` says."""
+    f = pair.federation()
+    cls = type(f.backbone)
+    plain: dict[str, Any] = {hook: getattr(Backbone, hook) for hook in ("score_all", "sgd_step")
+                             if f.backbone.overrides(hook)}
+    if f.backbone.overrides("score") and (f.backbone.overrides("factors") or cls.factor_names):
+        plain |= {"factors": Backbone.factors, "factor_names": None}
+    if not plain or is_sequential(cls):
+        raise Inapplicable("no faster forms of score")
+    f.backbone.__class__ = type(cls.__name__, (cls,), plain)
+    if mismatch := runs_differ(pair.points[-1], finished(f)):
+        raise Violated(f"without {', '.join(plain)}, by score alone, {mismatch}; both must say the same")
+    return f"{', '.join(plain)} and score say the same"
+
+
 def every_parameter_trained(pair: Pair) -> str:
     """Training moves every declared parameter, or at least scores depend on it; all changes are finite."""
     changed: dict[str, bool] = {}
@@ -519,4 +535,5 @@ OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("random numbers", random_numbers),
     ("resumes", resumes),
     ("neutral server", neutral_server),
+    ("fast forms", fast_forms),
 ]

@@ -59,6 +59,7 @@ CHEATERS = [
     (cheaters.KeepsOneNumber, "runs", "client_state['step'] is a torch.int64 tensor of shape (),\nexpected a tensor of "
      "shape (users, ...)"),
     (cheaters.PenalisesNumbers, "runs", "row_penalty returned a torch.float64 tensor of shape", "a penalty per row"),
+    (cheaters.RanksOtherwise, "fast forms", "without score_all, by score alone, valid in round 1"),
     (cheaters.OneNumberARow, "declares its parameters", "expected a floating tensor of shape (7, d, ...)"),
     (cheaters.ThrowsDice, "random numbers", "two states of the global generators"),
     (cheaters.IgnoresASetting, "reads its settings", "never read in 2 runs: unused"),
@@ -252,8 +253,9 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 19
-    assert [o["property"] for o in found["outcomes"] if not o["passed"]] == ["padding does not matter"]  # no sequences
+    assert found["passed"] and len(found["outcomes"]) == 20
+    assert [o["property"] for o in found["outcomes"] if not o["passed"]] == [
+        "padding does not matter", "fast forms"]  # no sequences, score follows from factors
 
 
 def test_a_plugin_that_cannot_be_imported_is_not_checked(tmp_path, capsys):
