@@ -1,24 +1,39 @@
-"""A pair in processes of its own, into which nothing has been loaded that a plugin could have left something in."""
+"""A pair in processes of its own, into which nothing has been loaded that a plugin could have left something in; and
+with its clients apart from their server."""
 
 from __future__ import annotations
 
+import queue
 import tempfile
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Mapping
 
+from torch import Tensor
+
+from .. import rng
 from ..audit.honesty import examine, shortened
 from ..data.source import locate
 from ..data.settings import StreamSettings
 from ..data.stream import Stream
+from ..core.errors import UserError
+from ..experiments.partition import check_divisible, divide, stream_part, with_rows_of
 from ..experiments.processes import ForkedProcess
+from ..federation.loop import run as run_federation
+from ..federation.parts import Progress
+from ..federation.remote import Node, NodeClients, Server, ServerClients, sizes_of
+from ..rng import Tables
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.config import RunConfig
 from ..runs.registry import RECBOLE, Registry
 from .properties import similarity, random_state
 from .report import Inapplicable, Violated
-from .trials import ROUNDS, Pair, finished, module_of, runs_differ
+from .trials import ROUNDS, Pair, finished, module_of, runs_differ, where
+
+PARTS = 2  # nodes that have a pair's clients
+_APART = 1e-7  # sums over nodes are rounded otherwise, and methods divide by small deviations
 
 
 @dataclass(frozen=True)
@@ -90,3 +105,80 @@ def worlds_of_their_own(pair: Pair) -> str:
             where = f" ({', '.join(verdict.hooks)})" if verdict.hooks else ""
             raise Violated(f"{verdict.world}, in which {verdict.differs} differ: {verdict.evidence}{where}")
     return f"the same in {sum(verdict.honest is True for verdict in verdicts)} worlds, a process each"
+
+
+class _Threads:
+    """The nodes of a pair, each a thread; as ``remote.Nodes``."""
+
+    def __init__(self, pair: Pair, names: list[Tensor]):
+        self._open: dict[int, tuple[str, Tables]] = {}
+        self.ends = [Progress() for _ in names]
+        self._asked, self._told = ([queue.SimpleQueue() for _ in names] for _ in range(2))
+        self._threads = [threading.Thread(target=self._run, args=(pair, number, part), daemon=True)
+                         for number, part in enumerate(names)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, pair: Pair, number: int, names: Tensor) -> None:
+        asking = threading.Lock()  # an evaluation has several threads
+
+        def ask(kind: str, tables: Tables) -> Tables:
+            with asking:
+                self._asked[number].put((kind, {name: table.clone() for name, table in tables.items()}))
+                if (answer := self._told[number].get()) is None:
+                    raise RuntimeError("the server has stopped")
+                return {name: table.clone() for name, table in answer.items()}
+        try:
+            f, node = pair.federation(), Node(ask, names, pair.stream.steps[-1].n_users)
+            f = replace(f, stream=stream_part(pair.stream, names), population=node)
+            with rng.global_client_ids(names):
+                for self.ends[number] in run_federation(f, kind=NodeClients):
+                    pass
+        except Exception as error:  # of a plugin, too
+            self._asked[number].put(error)
+
+    def receive(self) -> dict[int, tuple[str, Tables]]:
+        for number, asked in enumerate(self._asked):
+            if number not in self._open:
+                request = asked.get()
+                if isinstance(request, Exception):
+                    raise request
+                self._open[number] = request
+        return dict(self._open)
+
+    def answer(self, answers: Mapping[int, Tables]) -> None:
+        for number, tables in answers.items():
+            del self._open[number]
+            self._told[number].put(tables)
+
+    def end(self) -> None:
+        """Wait until they have ended, or end those that still ask."""
+        for told, thread in zip(self._told, self._threads):
+            told.put(None)
+            thread.join()
+
+
+def clients_elsewhere(pair: Pair) -> str:
+    """Clients that are apart from their server, as real ones are, come to the same numbers: what passes between them is
+    all that hooks need."""
+    whole = pair.federation()
+    try:
+        check_divisible(whole, "clients elsewhere")
+    except UserError as refused:
+        raise Inapplicable(str(refused).partition("\n")[0]) from None
+    names = divide(pair.stream, PARTS, "clients elsewhere")
+    nodes, mismatch = _Threads(pair, names), None
+    try:
+        f = replace(whole, stream=sizes_of(pair.stream), population=Server(nodes, names))
+        for progress in run_federation(f, kind=ServerClients):
+            pass
+    except Exception as error:  # of a plugin, too
+        mismatch = where(error, pair.plugins[0].path)
+    finally:
+        nodes.end()
+    mismatch = mismatch or runs_differ(pair.points[-1], with_rows_of(progress, nodes.ends, names), _APART)
+    if mismatch:
+        raise Violated(f"apart from their server, as real clients are: {mismatch}. Of server_state a client's hook has "
+                       f"what begin_step and end_step make and what `broadcasts` names, and a server's hook has what "
+                       f"clients upload")
+    return f"the same with {PARTS} nodes of clients apart from the server"

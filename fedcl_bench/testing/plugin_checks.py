@@ -21,7 +21,7 @@ FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3c
 PROPERTIES = ("names of hooks", "settings", "declares its parameters", "finite losses", "has a partner",
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS,
                                      *attack_checks.OF_ATTACKS)),
-              "a new process", "worlds of their own", "ML-100K",
+              "clients elsewhere", "a new process", "worlds of their own", "ML-100K",
               "reads its settings")
 # Properties by the statement of docs/constraints.md that they show, which a method may give up.
 _SHOW = {"F1": "(a) other clients' data", "F4": "(c) the server's knowledge", "C1": "(d) past data"}
@@ -94,7 +94,8 @@ def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
     if pair.method_cls.trains != "clients":
         return of_every_run
     given_up = [_SHOW[name] for name in pair.method_cls.gives_up if name in _SHOW]
-    return [each for each in (*properties.OF_PAIRS[1:], *interference.OF_PAIRS) if each[0] not in given_up]
+    apart = "clients elsewhere", elsewhere.clients_elsewhere
+    return [each for each in (*properties.OF_PAIRS[1:], *interference.OF_PAIRS, apart) if each[0] not in given_up]
 
 
 def _of_metric(checker: _Checker, registry: Registry, partners: Iterable[str]) -> Report:

@@ -49,6 +49,8 @@ CHEATERS = [
     (cheaters.RanksTestFirst, "(e) evaluation data", "rescore: with other validation, test"),
     (cheaters.Forgets, "resumes", "self.rounds_seen is no part of client_state or server_state"),
     (cheaters.KeepsInTheClass, "a new process", "does a class or module keep something?"),
+    (cheaters.ReadsTheServer, "clients elsewhere", "apart from their server, as real clients are: loss in round 2 of "
+     "step 0", "what `broadcasts` names"),
     (cheaters.WritesInPlace, "resumes", "was written to later: ", "change none in place"),
     (cheaters.Misspells, "names of hooks", "nothing reads 'local_los'; did you mean 'local_loss'?"),
     (cheaters.DeclaresANumber, "runs", "uploads returned {'loss': 1},\nexpected each upload's shape per client"),
@@ -156,6 +158,7 @@ def test_every_cheater_is_caught(cls, name, evidence):
 
 class FedProx(Method):
     name, title, first_step = "fedprox", "a proximal term to what the server sent, whose size clients tell", 0
+    broadcasts = ("item_",)
 
     def uploads(self, backbone, round_):
         return {"moved": ()}
@@ -253,7 +256,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 20
+    assert found["passed"] and len(found["outcomes"]) == 21
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == [
         "padding does not matter", "fast forms"]  # no sequences, score follows from factors
 

@@ -22,9 +22,9 @@ examples:
   run_bench.py check --all --full                  every plugin
 
 what is tried, on small streams in which users and items are new in later steps:
-  correct     it runs; clients trained together, alone and in another order give the same; threads, processes and
-              random states change nothing; killed anywhere and resumed it ends the same; every parameter and
-              setting is used
+  correct     it runs; clients trained together, alone and in another order give the same; threads, processes,
+              random states and a server apart from its clients change nothing; killed anywhere and resumed it ends
+              the same; every parameter and setting is used
   federated   (a) what other clients have, and who has which number, does not change what a client uploads; (b) uploads
               are public parameters and declared statistics that do not tell items or private parameters; (c) the
               server acts on those alone
