@@ -9,11 +9,12 @@ from typing import Any, Collection, Mapping
 
 from ..data.source import dataset_name, file_there, find_file, is_path, spelled
 from ..core.errors import Corrupt, UserError
-from ..runs.config import RunConfig, make_config, of_other_stages
+from ..reports.comparison import changed_settings
+from ..runs.config import RunConfig, make_config
 from ..runs.registry import Registry
 from ..records.run import Run
 from ..runs.specs import RunSpec
-from ..records.store import describe, domains_of
+from ..records.store import describe
 
 
 def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:
@@ -58,11 +59,8 @@ class Origin:
             UserError: if a plugin or the data is missing, or the data is another than the run's.
         """
         meta = run.meta
-        settings = meta["settings"]
-        method, backbone = (self.registry.get(kind, meta[kind]) for kind in ("method", "backbone"))
         # What has no effect for a plugin's sake stands in records with its defaults.
-        unread = of_other_stages(backbone.of_domains().cls, method.cls) if domains_of(meta) else backbone.cls.ignored
-        settings = {name: value for name, value in settings.items() if name not in unread}
+        settings = changed_settings(self.registry, meta, self.dataset(run))
         split_file = settings.get("split_file")
         if not split_file and file_there(meta["dataset"], self.data_dir) is None:
             raise UserError(f"{describe(meta)}: found no data of it in {self.data_dir or Path('data')}.\n"

@@ -318,7 +318,8 @@ def test_what_a_notebook_shows_is_escaped(results, monkeypatch):
 # Recommending
 
 @pytest.mark.parametrize("method, settings", [
-    ("ft", {"k_core": 80}), ("rlp2", {"k_core": 80, "blocks": 2, "base_share": 0.8})])
+    ("ft", {"k_core": 80}), ("rlp2", {"k_core": 80, "blocks": 2, "base_share": 0.8}),
+    ("central", {"k_core": 80})])  # which ignores settings of clients
 def test_recommendations_are_the_lists_that_were_tested(tmp_path, method, settings):
     """With nothing but the last block's train and valid items masked, a user's hits are those of the record."""
     found = fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=2, topk=10, valid_metric="ndcg@10",
