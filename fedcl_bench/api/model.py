@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Mapping
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,11 @@ def saved_model(run: Run) -> SavedModel:
     except Corrupt as error:
         raise UserError(f"{describe(run.meta)}: no model: {error.wrong}.\nCompact records have none; of others, delete "
                         f"the record and run it again.") from None
+
+
+def holds_all_sessions(settings: Mapping[str, Any]) -> bool:
+    """Whether a run's only client holds all sessions, so that sessions are tested and no users."""
+    return settings.get("stream") == "sessions" and settings.get("topology") == "central"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +90,11 @@ class Model:
         return load_stream(self.config.source, self.config.stream, self.config.features)
 
     def row(self, user: str | int) -> int:
-        """The row of a user, by its original id; raises UserError for one that is not in the data."""
+        """The row of a user, by its original id; raises UserError for one that is not in the data, or if there are only
+        sessions."""
+        if holds_all_sessions(self.run.meta["settings"]):
+            raise UserError(f"{describe(self.run.meta)}: with topology=central one party holds all sessions, and the "
+                            f"model knows no users to score items for; its parameters are in `.tables`.")
         rows = np.flatnonzero(self.user_ids == str(user))
         if len(rows):
             return int(rows[0])

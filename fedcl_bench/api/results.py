@@ -15,10 +15,10 @@ from ..core.errors import UserError, unknown
 from ..data.datasets import load_stream
 from ..reports import draw, frame
 from ..records.run import Run
-from ..records.store import LEAKS, leaks
+from ..records.store import LEAKS, leaks, why_no_groups
 from ..runs.specs import seed_text
 from . import versus
-from .model import Model, saved_model
+from .model import Model, holds_all_sessions, saved_model
 from .origin import Origin
 from .seeds import combined
 from .result_table import table
@@ -71,13 +71,16 @@ class Results:
     @property
     def users(self) -> pd.DataFrame:
         """Test metrics per user, one row per test, user and metric. Columns: seed, trained_block, tested_block; user,
-        its original id as text; metric; value, from 0 to 1.
+        its original id as text, of a stream of sessions with topology=central the number of the test session; metric;
+        value, from 0 to 1.
 
         Raises:
             UserError: if neither a model nor the data is there to tell the original ids.
         """
         users = self._seeded("users")
-        return users.assign(user=self._user_ids[users["user"].to_numpy()], metric=users["metric"].astype(str))
+        numbers = users["user"].to_numpy()
+        ids = numbers.astype(str).astype(object) if holds_all_sessions(self.settings) else self._user_ids[numbers]
+        return users.assign(user=ids, metric=users["metric"].astype(str))
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -85,11 +88,11 @@ class Results:
         group, as new-users; metric; mean, over the group's users, nan where it has nobody; users, how many it has.
 
         Raises:
-            UserError: for a record from before groups were recorded.
+            UserError: for a record from before groups were recorded, or whose clients are not users.
         """
         for run in self.runs:
             if "groups" not in run.meta:
-                raise UserError(f"groups: the record {run.path} has none, as it is of an older version; run it again.")
+                raise UserError(f"groups: the record {run.path} has none, as {why_no_groups(run.meta)}.")
         of_groups = frame.results(self.runs).query("group != ''").drop(columns="trained").rename(
             columns={"tested": "block", "value": "mean"})
         place, counted = ["seed", "block", "group"], of_groups["metric"] == "users"

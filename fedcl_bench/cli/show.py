@@ -19,7 +19,7 @@ from ..data.settings import StreamSettings
 from ..evaluation.metrics import is_share
 from ..records.frames import still_improving
 from ..records.record import Record
-from ..records.store import block_names, domains_of, leak_notes
+from ..records.store import block_names, domains_of, leak_notes, why_no_groups
 from ..runs.config import RunConfig
 from ..stats.significance import FEW_USERS, interval_of_mean
 
@@ -40,8 +40,8 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     """Print what groups of users and items get in each block, with their numbers of users."""
     if "groups" not in result:
-        raise UserError(f"--by: the record {result['record']} has no groups, as it is of an older version; run it "
-                        f"again with --rerun.")
+        raise UserError(f"--by: the record {result['record']} has no groups, as "
+                        f"{why_no_groups(result, 'run it again with --rerun')}.")
     blocks, groups = len(result["rounds"]), list(groups)
     print_table(["test metric by group", *(f"block {t}" for t in range(blocks))],
                 [(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else f"{value:.4f}"

@@ -42,6 +42,13 @@ def block_names(domains: Sequence[str], blocks: int) -> list[str]:
     return [name + step for step in steps for name in domains]
 
 
+def why_no_groups(head: Mapping[str, Any], again: str = "run it again") -> str:
+    """Why a record has no groups of users and items, given what makes it again."""
+    if domains_of(head) or head["settings"].get("topology") == "central":
+        return "they are measured where every client is a user"
+    return f"it is of an older version; {again}"
+
+
 def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:
     """The blocks of the steps of time 1, 2, ...; of the first if there is no other. Domains have one each in a step."""
     per_step = dataset.count(JOIN) + 1

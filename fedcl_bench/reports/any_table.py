@@ -14,7 +14,7 @@ from ..core.settings import as_text
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..records.run import Run
-from ..records.store import block_names, domains_of, incremental
+from ..records.store import block_names, domains_of, incremental, why_no_groups
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec, parse_method
 from ..stats.significance import LEVEL
@@ -100,8 +100,8 @@ def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
         return metrics
     recorded = [run.meta["groups"] for run in runs if run.intact and "groups" in run.meta]
     if not recorded:
-        raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
-                        f"again with --rerun.")
+        raise UserError(f"--by: none of the {len(runs)} records has groups, the first as "
+                        f"{why_no_groups(runs[0].head, 'run it again with --rerun')}.")
     chosen = []
     for group in layout.by:
         known = sorted({name for groups in recorded for name in groups.get(group, {})} - {"users"})

@@ -21,7 +21,7 @@ from ..core.text import JOIN
 from ..evaluation.metrics import RATING_ERRORS
 from ..experiments.papers import Key, PaperTable, get
 from ..records.run import Run
-from ..records.store import averaged_blocks, incremental, one_data, one_protocol
+from ..records.store import averaged_blocks, incremental, one_data, one_protocol, why_no_groups
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, LEVEL, TooFew
 from . import notes
@@ -129,7 +129,7 @@ def measure(run: Run, key: Key) -> float:
         return _of_groups(run, key.metric, key.column)
     (name, group), blocks = split_group(key.metric), by_block(run, key.metric)
     if group and "groups" not in run.meta:
-        raise NotMeasured("its record has no groups; it is of an older version, `run --rerun` makes it again")
+        raise NotMeasured(f"its record has no groups, as {why_no_groups(run.head, '`run --rerun` makes it again')}")
     if blocks is None:
         raise NotMeasured(f"its record has no {name}" + f" of {group}" * bool(group))
     says = f"its record has {len(blocks)} blocks"

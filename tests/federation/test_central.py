@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import executed, federation_of, grown, same_numbers, stopped_everywhere
+from helpers import executed, federation_of, grown, refused, same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from session_oracle import clicked_together, left_padded, single_client
 from torch import nn
 
+import fedcl_bench as fb
 from fedcl_bench import SIZES, UserError, setting
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
@@ -206,6 +207,12 @@ def test_the_record_has_both_curves(registry, log, tmp_path):
     assert result["tested"] == {"users": [6], "interactions": [6]} and users["user"].nunique() == 6
     assert result["privacy"]["uploaded"] == [] and result["settings"]["topology"] == "central"
     assert not {"local_epochs", "client_ratio", "negatives", "candidates", "upload_noise"} & set(result["settings"])
+    found = fb.load(folder, dataset="./log.inter")
+    assert sorted(found.users["user"].unique()) == list("012345")  # numbers of sessions, as one client has them all
+    for ask, message in ((lambda: found.recommend("all"), "the model knows no users"),
+                         (lambda: found.groups, "measured where every client is a user")):
+        with pytest.raises(UserError, match=message):
+            ask()
 
 
 def test_the_last_round_is_tested_if_asked_for(registry, log):
@@ -247,8 +254,9 @@ def test_batches_have_an_effect_only_here(registry, log):
 
 def test_it_runs_from_the_command_line(log, capsys):
     settings = [word for value in ("rounds=1", "dim=4", "topk=3", "valid_metric=mrr@3") for word in ("--set", value)]
-    assert main(["--method", "ft", "--backbone", "dmi-gnn", "--dataset", "./log.inter", *settings, "--results",
-                 "results", "--json", "-v"]) == 0
+    words = ["--method", "ft", "--backbone", "dmi-gnn", "--dataset", "./log.inter", *settings, "--results", "results"]
+    assert "accepted: runs in which every client is a user" in refused(capsys, *words, "--by", "worst-decile")
+    assert main([*words, "--json", "-v"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["settings"]["diversity"] == 1.0  # of the backbone's own paper
     assert "one party holds all data" in printed.err

@@ -388,12 +388,12 @@ def test_what_cannot_be_is_said(runs, registry, tmp_path):
         with pytest.raises(UserError, match=message):
             build_any(wrong, source_of(runs, registry))
     old = [run_of({k: v for k, v in run.meta.items() if k != "groups"}, run.path, run.load) for run in runs]
-    with pytest.raises(UserError, match="none of the .* records has groups; they are of an older version"):
+    with pytest.raises(UserError, match="none of the .* records has groups, the first as it is of an older version"):
         build_any(layout, source_of(old, registry))
     mixed = [a if a.meta["method"] == "ft" else b for a, b in zip(runs, old)]
     built = build_any(layout, source_of(mixed, registry))
     assert [bool(cell.missing) for cell in built.cells()] == [False, True]
-    assert any("its record has no groups; it is of an older version" in text for text in built.missing)
+    assert any("its record has no groups, as it is of an older version" in text for text in built.missing)
 
 
 def test_on_the_command_line(at_records, capsys):

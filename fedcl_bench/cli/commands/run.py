@@ -149,6 +149,9 @@ def run(args: argparse.Namespace) -> int:
             raise unknown("group in --by", group, GROUPS)
 
     configs, overrides = _configs(args, from_file)
+    if args.by and configs[0].stream.in_epochs:
+        raise UserError("--by: found clients that hold many users' interactions, accepted: runs in which every client "
+                        "is a user.")
     try:
         if args.honest:
             return _honest(args, configs[0], overrides)
