@@ -16,6 +16,7 @@ from ..data.datasets import load_stream
 from ..reports import draw, frame
 from ..records.run import Run
 from ..records.store import LEAKS, leaks, why_no_groups
+from ..runs.metadata import NO_BACKBONE
 from ..runs.specs import seed_text
 from . import versus
 from .model import Model, holds_all_sessions, saved_model
@@ -156,7 +157,8 @@ class Results:
             raise UserError("compare: found no other method, accepted: one or more, as compare('ft').")
         for name, runs in named.items():
             for key in ("backbone", "dataset"):
-                if runs[0].meta[key] != self.runs[0].meta[key]:
+                pair = {runs[0].meta[key], self.runs[0].meta[key]}
+                if len(pair) > 1 and NO_BACKBONE not in pair:
                     raise UserError(f"compare: {name} has {key} {runs[0].meta[key]}, these results have "
                                     f"{self.runs[0].meta[key]}; compare results on the same one.")
         return versus.against((self.method, self.runs), named, metric or self.metric, blocks)

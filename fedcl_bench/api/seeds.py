@@ -13,6 +13,7 @@ from ..core.parallel import load, threads_for
 from ..data.datasets import load_stream, thin_note
 from ..data.items.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
+from ..evaluation.session_ranking import repeated_note
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
 from ..federation.work import numbers_at_once
@@ -68,7 +69,8 @@ class Execution:
                 torch.set_num_threads(threads_for(numbers_at_once(federation), most, load()))
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
-                         *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream)):
+                         *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream),
+                         repeated_note(self.stream.steps[0], config.evaluation)):
                 if text:
                     display.note(text)
         return self.stream

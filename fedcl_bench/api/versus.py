@@ -9,23 +9,28 @@ from typing import Any, Sequence
 import pandas as pd
 
 from ..core.errors import UserError
+from ..core.settings import inactive
+from ..data.settings import StreamSettings
 from ..reports.comparison import against_each, changed_settings
 from ..reports.selection import matching
-from ..runs.config import CORE_SETTINGS
+from ..runs.config import CORE_SETTINGS, resolve, without_effect
 from ..records.run import Run
 from ..runs.specs import RunSpec, Tuned, parse_method, seed_text
 from ..records.store import load_runs
 from .origin import Origin, warned
 
 
-def shared_changes(run: Run, origin: Origin) -> dict[str, Any]:
+def shared_changes(run: Run, origin: Origin, method: str, backbone: str) -> dict[str, Any]:
     """The settings of stream, clients, server, evaluation and backbone in which a run differs from its defaults: what
-    another method must have too, to be compared with it."""
-    meta, registry = run.meta, origin.registry
-    shared = {f.name for cls in (*CORE_SETTINGS, registry.get("backbone", meta["backbone"]).cls.Settings)
-              for f in fields(cls)}
-    changes = changed_settings(registry, meta, origin.dataset(run))
-    return {name: value for name, value in changes.items() if name in shared}
+    another method on its backbone must have too, to be compared with it, but for what it ignores."""
+    dataset, registry = origin.dataset(run), origin.registry
+    known = registry.get("backbone", backbone).cls
+    shared = {f.name for cls in (*CORE_SETTINGS, known.Settings) for f in fields(cls)}
+    changes = {name: value for name, value in changed_settings(registry, run.meta, dataset).items() if name in shared}
+    of_stream = {f.name: changes[f.name] for f in fields(StreamSettings) if f.name in changes}
+    parts = resolve(registry, method, backbone, dataset, [("shared", of_stream)])
+    ignored = without_effect(parts, known, registry.get("method", method).cls).keys() - inactive(parts).keys()
+    return {name: value for name, value in changes.items() if name not in ignored}
 
 
 def runs_of(text: str, beside: Sequence[Run], origin: Origin, tuned: Path | None) -> list[Run]:
@@ -40,10 +45,10 @@ def runs_of(text: str, beside: Sequence[Run], origin: Origin, tuned: Path | None
         UserError: for an unknown method or setting, or if there is no such run, with the call that makes it.
     """
     method, own = parse_method(text)
-    run = beside[0]
-    settings = {**({} if tuned else shared_changes(run, origin)), **dict(own)}
-    spec = RunSpec(origin.registry.get("method", method).name, run.meta["backbone"], origin.dataset(run),
-                   tuple(settings.items()))
+    run, method = beside[0], origin.registry.get("method", method).name
+    backbone = origin.registry.backbone_for(method, run.meta["backbone"])
+    settings = {**({} if tuned else shared_changes(run, origin, method, backbone)), **dict(own)}
+    spec = RunSpec(method, backbone, origin.dataset(run), tuple(settings.items()))
     runs = matching(load_runs(origin.records, warned), origin.registry, spec, Tuned.of(tuned, origin.records))
     if not runs:
         raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {run.meta['dataset']}.\n"

@@ -239,6 +239,21 @@ def test_compare_says_how_to_make_what_is_missing(results, folder):
             results.compare(others)
 
 
+def test_compare_with_what_needs_no_backbone_or_trains_no_clients(tmp_path, registry):
+    """Of the settings that the results change, another method has those that have an effect with it."""
+    shared = ("rounds", 3),
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k", (*shared, ("dim", 8), ("negatives", 2))), 0,
+              level(0.1))
+    results = fb.load(tmp_path)
+    with pytest.raises(fb.UserError, match=r"fb\.run\('popularity', 'none', 'ml-100k', seeds=1, .*, rounds=3\)"):
+        results.compare("popularity")
+    for method, backbone, own in (("popularity", "none", ()), ("central", "fedmf", (("dim", 8),))):
+        fabricate(tmp_path, registry, RunSpec(method, backbone, "ml-100k", (*shared, *own)), 0, level(0.05))
+        other = fb.load(tmp_path, method)
+        assert results.compare([method])["difference"].tolist() == pytest.approx([0.05])
+        pd.testing.assert_frame_equal(results.compare(other), results.compare(method))
+
+
 @pytest.fixture(scope="module")
 def own_data(tmp_path_factory):
     """A results folder with a run on a file anywhere, given as a path: ML-100K's rows, with a YAML file beside them."""
