@@ -15,6 +15,7 @@ from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..records.run import Run
 from ..records.store import block_names, domains_of, incremental, why_no_groups
+from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec, parse_method
 from ..stats.significance import LEVEL
@@ -159,12 +160,14 @@ def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[s
     for kind, asked, known in (("backbone", map(spelled, layout.backbones), source.registry.names("backbone")),
                                ("dataset", layout.datasets, {run.head["dataset"] for run in source.runs})):
         there = sorted({run.head[kind] for run in shown})
+        if len(there) > 1 and NO_BACKBONE in there:  # what needs none stands beside those on every backbone
+            there.remove(NO_BACKBONE)
         names = tuple(dict.fromkeys(asked))
         for name in names:
             if name not in {*there, *known}:
                 raise unknown(kind, name, {*there, *known})
         chosen[f"{kind}s"] = names or tuple(there)
-        shown = [run for run in shown if run.head[kind] in chosen[f"{kind}s"]]
+        shown = [run for run in shown if run.head[kind] in (*chosen[f"{kind}s"], NO_BACKBONE)]
     if not shown:
         raise UserError(f"tables: no records of {', '.join(methods)} on "
                         f"{', '.join(chosen['backbones']) or 'any backbone'}, "

@@ -72,6 +72,16 @@ def test_means_are_those_of_the_records_with_settings_of_each_row(built):
     assert "Test users of lastfm-2k: 40, 40, 40." in table.tested and cell(table, "ft").users == (USERS,) * 3
 
 
+def test_what_needs_no_backbone_stands_beside_every_backbone(registry, tmp_path):
+    for method, backbone in (("ft", "fedmf"), ("ft", "fedncf"), ("popularity", "none")):
+        fabricate(tmp_path, registry, RunSpec(method, backbone, "ml-100k"), 0, level(0.1))
+    source = Source(load_runs(tmp_path), registry)
+    for backbones in ((), ("fedmf", "fedncf")):
+        table = build_any(Layout(backbones=backbones), source)
+        assert table.heads == ("fedmf ml-100k", "fedncf ml-100k") and not table.missing
+    assert build_any(Layout(methods=("popularity",)), source).heads == ("none ml-100k",)
+
+
 def test_without_records_of_default_settings_rows_are_the_settings_that_there_are(registry, tmp_path):
     """Also those that follow from the stream, and not more than a few; a setting of ``--set`` is named by nobody."""
     few, source = {"rounds": 5, "eps": 0.02}, Source([], registry)
