@@ -50,7 +50,7 @@ class Answered:
                          for name, values in found.items() if values not in ([], ["False"]))
 
     def _settings(self) -> Iterable[Mapping[str, Any]]:
-        return (run.head["settings"] for run in self.runs)
+        return ({"candidates": "all", **run.head["settings"]} for run in self.runs)  # where they are inactive
 
     def distinct(self, of: Callable[[dict[str, Any]], Any]) -> list[Any]:
         """What is said of records, each once, in the order of the first to say it."""
@@ -183,7 +183,7 @@ QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
         "With which versions?": _versions,
         "What do clients send?": lambda of: "; ".join(of.distinct(
             lambda meta: f"{meta['method']} on {meta['backbone']}, {meta['dataset']}: "
-                         f"{', '.join(meta['privacy']['uploaded']) or 'nothing'}"))},
+                         f"{', '.join(meta['privacy']['uploaded']) * bool(meta['bytes']['total_up']) or 'nothing'}"))},
 }
 
 

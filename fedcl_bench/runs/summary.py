@@ -219,7 +219,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "total_up": int(sent["bytes_up"].sum()),
                   "total_down": int(np.nansum(sent["bytes_down"] + curve.get("bytes_down_new", 0)))},
         "nearly_best": nearly_best(curve),
-        "privacy": {**_who_has(config, progress.best.model, progress.client_state),
+        "privacy": {**_who_has(config, progress.best.model, progress.client_state, bool(sent["bytes_up"].sum())),
                     "upload_noise": config.server.upload_noise,
                     "notes": _privacy_notes(config, progress, stream)},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
@@ -284,8 +284,8 @@ def _of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
             "dim": [v.shape[2] for v in each]}
 
 
-def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
-    """What clients upload, and what they keep; where there is no server, neither."""
+def _who_has(config: RunConfig, model: Snapshot, state: Tables, sends: bool) -> dict[str, list[str]]:
+    """What clients upload, if they send anything, and what they keep; where there is no server, neither."""
     if config.stream.topology_in_effect == "central":
         return {"uploaded": [], "kept_at_client": []}
     if config.stream.of_domains:
@@ -302,6 +302,8 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
                     "kept_at_client": [*public, *(name for name in dense if name not in uploaded)]}
         return {"uploaded": [*shared, *texts], "kept_at_client": [*public, *([] if shared else dense)]}
     method, backbone = config.method.cls(config.method_settings), config.backbone.cls(config.backbone_settings)
+    if method.trains != "clients" and method.first_step == 0:
+        return {"uploaded": [], "kept_at_client": []}
     shared = [*method.sums(backbone, model.n_items)] or [*model.public, *model.dense]
-    return {"uploaded": [*shared, *method_uploads(config)],
+    return {"uploaded": [*shared, *method_uploads(config)] if sends else [],
             "kept_at_client": [*model.private, *state]}

@@ -1,5 +1,6 @@
 """Bounds: retraining on all data, a model that stays as it is, no federation, one party with all data."""
 
+import json
 from dataclasses import replace
 
 import oracle
@@ -200,6 +201,11 @@ def test_bounds_are_said_to_be_bounds(tmp_path, capsys):
     words = "run --method joint --backbone fedmf --set k_core=80 --set rounds=1 --quiet --results".split()
     assert main.main([*words, str(tmp_path)]) == 0
     assert "gives up: clients keep the data of all earlier blocks (C1)" in capsys.readouterr().out
+    for method, kept in (("alone", ["user_embedding.weight", "item_embedding.weight"]), ("central", [])):
+        assert main.main([*("--json" if word == "--quiet" else method if word == "joint" else word for word in words),
+                          str(tmp_path)]) == 0
+        assert json.loads(capsys.readouterr().out)["privacy"] == {
+            "uploaded": [], "kept_at_client": kept, "upload_noise": 0.0, "notes": []}
 
 
 def test_what_users_had_before_is_not_ranked(started):
