@@ -239,10 +239,23 @@ def _tables_of(args: argparse.Namespace) -> Tables:
         raise UserError(f"--encoding: found {quoted(args.encoding)}, accepted: one of Python's, as cp1252, latin-1, "
                         f"utf-16 or gb18030.") from None
     item = args.item or "item_id"
-    columns = Columns(args.user or args.session or "user_id", item, args.time or "timestamp", args.rating or "",
-                      args.session or "", args.keep or "")
-    return Tables(args.table, columns, args.encoding or "utf-8", bool(args.skip_bad), args.valid, args.test, args.items,
+    encoding = args.encoding or "utf-8"
+    columns = Columns(args.user or _users_by_default(args.table, args.session, encoding), item,
+                      args.time or "timestamp", args.rating or "", args.session or "", args.keep or "")
+    return Tables(args.table, columns, encoding, bool(args.skip_bad), args.valid, args.test, args.items,
                   args.items_id or item, args.texts or ())
+
+
+def _users_by_default(table: Path, session: str | None, encoding: str) -> str:
+    """The column of users where none is named: user_id, or that of sessions in a table of them that has none."""
+    from ...data.files.table_files import detect
+
+    try:
+        if session:
+            detect(table, {"user_id": "--user"}, "--table", encoding)
+    except UserError:
+        return session
+    return "user_id"
 
 
 def _import(args: argparse.Namespace) -> int:
