@@ -9,7 +9,7 @@ from helpers import assert_same, numbers_of
 
 from fedcl_bench import SIZES, UserError, draw_negatives, rng
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.evaluation.session_ranking import SessionTask, session_scores
+from fedcl_bench.evaluation.session_ranking import SessionTask, repeated_note, session_scores
 from fedcl_bench.federation import cross_device, protocols
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
@@ -202,6 +202,10 @@ def test_candidates(registry, stream, draw, valid):
         assert items.shape == (108, 100)
         assert all(not set(row.tolist()) & set(trained.of(user).tolist()) for user, row in enumerate(items))
         assert all((items != other).float().mean() > 0.95 for other in every[:i])
+    step, evaluation = stream.steps[0], federation(registry, stream, "ft").evaluation
+    assert not repeated_note(step, evaluation)
+    few = repeated_note(replace(step, n_items=100), evaluation)
+    assert few.startswith("100 sampled items are drawn with replacement from 100")
 
 
 @pytest.mark.parametrize("backbone,settings", [("fedrap", {"l2": 0.0}),

@@ -78,6 +78,15 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     return torch.cat(parts)
 
 
+def repeated_note(step: Step, settings: EvaluationSettings) -> str:
+    """A sentence if a user's sampled items are more than there are, so that most stand in its list several times; else
+    empty."""
+    if not step.sessions or settings.candidates == "all" or settings.sampled_candidates < step.n_items:
+        return ""
+    return (f"{settings.sampled_candidates} sampled items are drawn with replacement from {step.n_items}, and each "
+            f"counts as often as it is drawn; metrics with {FULL} rank every item once.")
+
+
 @dataclass(frozen=True)
 class SessionTask:
     """Which item each user is to find, among which.
