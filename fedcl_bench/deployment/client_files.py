@@ -233,8 +233,8 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         with open(path, encoding="utf-8") as file:
             separator = "\t" if "\t" in file.readline() else ","
-        frame = pd.read_csv(path, sep=separator, dtype={"user": str, "item": str},
-                            float_precision="round_trip")
+        frame = pd.read_csv(path, sep=separator, dtype=dict.fromkeys(("domain", "user", "item"), str),
+                            float_precision="round_trip", keep_default_na=False, na_values=[""])  # an id may be NA
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:  # pandas' errors of form, and of encoding
@@ -243,6 +243,12 @@ def read_table(path: Path) -> pd.DataFrame:
         raise UserError(f"{path}: no column {' and no column '.join(missing)}; found: {', '.join(frame)}.")
     if frame.empty or frame[["user", "item"]].isna().any(axis=None):
         raise UserError(f"{path}: accepted: at least one row, and in each a user and an item.")
+    if "timestamp" in frame:
+        finite = np.isfinite(pd.to_numeric(frame["timestamp"], errors="coerce").to_numpy(float))
+        if not finite.all():
+            row = int(finite.argmin())
+            raise UserError(f"{path}, row {row + 1} below the header: column timestamp is "
+                            f"'{frame['timestamp'][row]}', accepted: a number, in the unit of the federation's data.")
     return frame
 
 

@@ -1,5 +1,7 @@
 """Tables of real clients: one that is dealt out is read as the client's part of the stream; what is wrong is said."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -72,6 +74,16 @@ def test_a_table_of_times_is_cut_as_in_a_simulation(dealt, tmp_path, settings):
             assert torch.equal(here.split(split).values, there.split(split).values)
 
 
+def test_ids_are_texts(dealt):
+    """Also those that pandas takes for missing values or numbers."""
+    published, _, _, tables = dealt(k_core=70)
+    frame = pd.read_csv(tables[0], dtype=str)
+    names = dict(zip(frame["item"].unique(), ["NA", "null", "nan", "None", "007", "1e3"]))
+    frame.assign(item=frame["item"].replace(names)).to_csv(tables[0], index=False)
+    renamed = replace(published, items=[names.get(item, item) for item in published.items])
+    assert read_client(tables[0], renamed).unknown == 0
+
+
 def test_unknown_items_are_left_out_and_counted(dealt):
     published, _, _, tables = dealt(k_core=70)
     frame = pd.read_csv(tables[0], dtype=str)
@@ -89,7 +101,9 @@ def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
             (frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
             (frame.assign(user="stranger"), "user 'stranger' does not take part in the federation"),
             (frame.assign(split="tset"), "column split: found 'tset', accepted: train, valid, test"),
-            (frame.assign(block=4), "column block: accepted: 0 to 3"), (frame[:0], "at least one row")):
+            (frame.assign(block=4), "column block: accepted: 0 to 3"), (frame[:0], "at least one row"),
+            (frame.assign(timestamp=["7", "2020-01-01"] * (len(frame) // 2) + ["7"] * (len(frame) % 2)),
+             "row 2 below the header: column timestamp is '2020-01-01', accepted: a number")):
         changed.to_csv(tables[0], index=False)
         with pytest.raises(UserError, match=said):
             read_client(tables[0], published)
