@@ -548,7 +548,10 @@ def read_split_file(path: Path) -> Stream:
     ids, tokens = [], []
     for column in ("user", "item"):
         text = frame[column].to_numpy(str)
-        within = text.astype(np.int64) if np.char.isdecimal(text).all() else np.arange(len(text))
+        within = np.arange(len(text))
+        if np.char.isdecimal(text).all():  # of one length texts have the order of their numbers, which may be huge
+            longest = int(np.char.str_len(text).max())
+            within = text.astype(np.int64) if longest < 19 else np.char.zfill(text, longest)
         order = np.lexsort((within, block))
         number = np.empty(len(text), dtype=np.int64)
         number[order], token = pd.factorize(text[order].astype(object))

@@ -69,6 +69,18 @@ def test_authors_split_file(registry, shared):
     assert stream.item_tokens.tolist() == [str(i) for i in range(1152)]
 
 
+@pytest.mark.parametrize("shift", [0, 2**63, 10**30])
+def test_numbers_of_a_split_file_are_in_their_order(tmp_path, shift):
+    """However large, and in the order of the blocks first."""
+    rows = [(0, 9, 10), (0, 9, 2), (0, 11, 10), (1, 8, 1), (1, 9, 3)]
+    path = tmp_path / "split.tsv"
+    path.write_text("block\tuser\titem\tsplit\n" + "".join(
+        f"{block}\t{user + shift}\t{item + shift}\ttrain\n" for block, user, item in rows))
+    stream = read_split_file(path)
+    assert [int(token) - shift for token in stream.user_tokens] == [9, 11, 8]
+    assert [int(token) - shift for token in stream.item_tokens] == [2, 10, 1, 3]
+
+
 @pytest.mark.parametrize("interval, count", [("(0,inf)", 10), ("[1,2];(4,5]", 30), ("[3,5)", 0)])
 def test_readers_and_filters_are_recboles(interval, count):
     """Against RecBole's dataset.
