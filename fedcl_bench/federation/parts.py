@@ -253,8 +253,7 @@ class Federation:
                                 f"in {where}.")
             for split in ("valid", "test"):
                 if len(step.split(split).values) == 0:
-                    raise UserError(f"{where} has no {split} interaction: every user has fewer than 3 rows in it; use "
-                                    f"fewer blocks (--set blocks=N).")
+                    raise UserError(f"{where} has no {split} interaction{self._why_none(step)}.")
                 self._check_sample(step, split, where)
             if not self.cross_silo and not self.explicit:
                 self._check_negatives(step)
@@ -274,6 +273,13 @@ class Federation:
         if not isinstance(self.backbone, ModuleBackbone):
             checks.check_declaration(self.backbone)
         self.method.check(self.stream.steps[0].training)
+
+    def _why_none(self, step: Step) -> str:
+        """Why nothing of a step validates or tests, and what to do."""
+        if int(sum(step.split(name).lengths for name in ("train", "valid", "test")).max()) > 2:
+            return "; accepted: a split file that has some in every block"
+        return ": every user has fewer than 3 rows in it" + ("; use fewer blocks (--set blocks=N)"
+                                                              if len(self.stream.steps) > 1 else "")
 
     def _check_sample(self, step: Step, split: str, where: str) -> None:
         """Somebody who is evaluated must have something to find."""

@@ -206,7 +206,9 @@ def test_bad_commands(refused, made, monkeypatch, command, words):
         (SPLIT + "0\t1\t2\ttrain\n2\t1\t3\ttrain\n", ["'block' has 0, 2"]),
         (SPLIT + "0\t1\t2\tholdout\n", ["line 2", "'holdout'", "train, valid or test"]),
         (SPLIT + "0\t1\t2\ttest\n", ["block 0 has no training"]),
-        (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttest\n", ["block 0 has no valid"]),
+        (SPLIT.replace("\t", ","), ["'block' is missing", "Separate its columns by tabs"]),
+        (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttest\n", ["block 0 has no valid", "fewer than 3 rows in it."]),
+        (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttest\n0\t1\t4\ttest\n", ["no valid", "a split file that has some"]),
         (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["all but 0 of the 2 items"]))),
     *(("far/away/mine.yaml", content, "data far/away/mine.inter", words) for content, words in (
         ("USER_FIELD: who\n", ["unknown field", "mine.yaml", "'USER_FIELD'", "USER_ID_FIELD"]),

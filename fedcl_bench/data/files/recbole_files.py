@@ -129,7 +129,9 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
                             f"in the first line.")
     for name in required:
         if name not in names:
-            hint = "" if "\t" in header else f"\nMake it so with: run_bench.py data convert --table {path.name} NAME"
+            hint = "" if "\t" in header else "\nSeparate its columns by tabs."
+            if hint and path.suffix == ".inter":
+                hint = f"\nMake it so with: run_bench.py data convert --table {path.name} NAME"
             raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "
                             f"(tab-separated header, as user_id:token).{hint}")
     wanted = {name: kind for name, kind in {**required, **(optional or {})}.items() if name in names}
