@@ -19,7 +19,7 @@ from ..data.stream import Step
 from ..plugin.metric import Catalogue, RankedLists
 from .drift import Add
 from .exposure import KIND as EXPOSURE
-from .metrics import OF_ITEMS
+from .metrics import OF_ITEMS, RATING_ERRORS
 from .ranking import UserScores
 from .session_ranking import FULL
 
@@ -32,7 +32,7 @@ HEAD = 0.8  # share of the interactions that popular items have
 GROUPS = {"new-users": "users without data in an earlier block", "old-users": "users with data in an earlier block",
           "least-active": "the quarter of users with fewest training interactions in the block",
           "most-active": "the quarter of users with most training interactions in the block",
-          "worst-decile": "the tenth of users with the lowest value",
+          "worst-decile": "the tenth of users with the worst value",
           "new-items": "items to find that no earlier block has", "old-items": "items to find of earlier blocks",
           "popular-items": "items to find among the fewest that have 80 % of the training interactions",
           "rare-items": "the other items to find"}
@@ -219,7 +219,8 @@ def _groups(kinds: dict[str, _Of], scores: UserScores, k: int) -> dict[str, dict
         result["new-users"][metric], result["old-users"][metric] = values[known == 0.0], values[known > 0.0]
         result["least-active"][metric] = values[order[:quarter]]
         result["most-active"][metric] = values[order[len(users) - quarter:]]
-        result["worst-decile"][metric] = np.sort(values)[:tenth]
+        ascending = np.sort(values)
+        result["worst-decile"][metric] = ascending[-tenth:] if metric in RATING_ERRORS else ascending[:tenth]
     for kind, of_users in kinds.items():
         prefix, recall, group = kind.partition("recall ")
         if recall:

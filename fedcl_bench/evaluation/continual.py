@@ -34,10 +34,10 @@ def backward_transfer(r: np.ndarray, per_step: int = 1) -> float:
     return float(np.mean(r[-1, :earlier] - np.diag(r)[:earlier])) if earlier else float("nan")
 
 
-def forgetting(r: np.ndarray, per_step: int = 1) -> float:
+def forgetting(r: np.ndarray, per_step: int = 1, error: bool = False) -> float:
     """Mean over s < T of max over s <= t < T of R[t, s], minus R[T, s] (Chaudhry et al., 2018); nan with one block.
-    ``per_step`` as for ``backward_transfer``."""
-    earlier = len(r) - per_step
+    ``per_step`` as for ``backward_transfer``. Of an ``error``, R[T, s] minus the least."""
+    r, earlier = -r if error else r, len(r) - per_step
     drops = [max(r[t, s] for t in range(s, earlier)) - r[-1, s] for s in range(earlier)]
     return float(np.mean(drops)) if drops else float("nan")
 
@@ -45,8 +45,8 @@ def forgetting(r: np.ndarray, per_step: int = 1) -> float:
 SUMMARIES = ("LA", "RA", "HM", "BWT", "forgetting")
 
 
-def summaries(r: np.ndarray, per_step: int = 1) -> dict[str, float | None]:
-    """All summaries of one matrix; None where a summary is undefined. ``per_step`` as for ``backward_transfer``."""
+def summaries(r: np.ndarray, per_step: int = 1, error: bool = False) -> dict[str, float | None]:
+    """All summaries of one matrix; None where a summary is undefined. Arguments as for ``forgetting``."""
     values = dict(zip(SUMMARIES, (learning_average(r), retained_average(r), harmonic_mean(r),
-                                  backward_transfer(r, per_step), forgetting(r, per_step))))
+                                  backward_transfer(r, per_step), forgetting(r, per_step, error))))
     return {name: None if np.isnan(value) else value for name, value in values.items()}

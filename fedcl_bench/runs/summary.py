@@ -21,6 +21,7 @@ from ..data.items.features import silent
 from ..data.stream import Stream
 from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries
+from ..evaluation.metrics import RATING_ERRORS
 from ..evaluation.rating_errors import pooled
 from ..federation.parts import STAGE, Progress
 from ..federation.server import most_rounds
@@ -198,7 +199,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         later = diagonal[config.per_step:] or diagonal
         metrics[name] = {"per_block": diagonal, "avg_incremental": float(np.mean(later)) if len(r) > 1 else None}
         matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
-        continual[name] = summaries(r, config.per_step if len(r) > config.per_step else 1)
+        continual[name] = summaries(r, config.per_step if len(r) > config.per_step else 1, name in RATING_ERRORS)
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
         "seed": config.seed, "device": config.device, "settings": config.settings, "inactive_settings": config.inactive,

@@ -105,13 +105,14 @@ def test_groups(world):
     steps, model, users, lists = world
     values = torch.linspace(0, 1, len(users), dtype=torch.float64)
     rows = analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists)
-    result = summarise([(1, 1, UserScores(users, {"ndcg@3": values}))], rows, 3)
+    result = summarise([(1, 1, UserScores(users, {"ndcg@3": values, "rmse": values}))], rows, 3)
     kinds, groups = by_kind(rows), result["groups"]
     known = np.array([kinds["known"][u] for u in users.tolist()])
-    assert groups["new-users"] == {"users": [int((known == 0).sum())],
-                                   "ndcg@3": [pytest.approx(values[known == 0].mean().item())]}
+    mean = [pytest.approx(values[known == 0].mean().item())]
+    assert groups["new-users"] == {"users": [int((known == 0).sum())], "ndcg@3": mean, "rmse": mean}
     tenth = -(-len(users) // 10)
     assert groups["worst-decile"]["ndcg@3"] == [pytest.approx(values[:tenth].mean().item())]
+    assert groups["worst-decile"]["rmse"] == [pytest.approx(values[-tenth:].mean().item())]  # less is better
     activity = np.array([kinds["interactions"][u] for u in users.tolist()])
     quarter = -(-len(users) // 4)
     assert groups["least-active"]["users"] == [quarter] == groups["most-active"]["users"]

@@ -169,6 +169,8 @@ def test_continual_summaries_by_hand_and_names_of_metrics():
     assert found["HM"] == pytest.approx(2 * la * ra / (la + ra))
     assert found["BWT"] == pytest.approx(((0.45 - 0.5) + (0.3 - 0.6)) / 2)
     assert found["forgetting"] == pytest.approx(((0.5 - 0.45) + (0.6 - 0.3)) / 2)
+    error = summaries(r, error=True)
+    assert error["BWT"] == found["BWT"] and error["forgetting"] == pytest.approx(((0.45 - 0.4) + (0.3 - 0.6)) / 2)
     single = summaries(np.array([[0.2]]))
     assert single["BWT"] is None and single["forgetting"] is None and single["LA"] == 0.2
     assert parse_metric("recall@50") == ("recall", 50)
