@@ -181,6 +181,7 @@ def test_bad_commands(refused, made, monkeypatch, command, words):
     *(("job.yaml", content, f"{FT} --config job.yaml", words) for content, words in (
         ("method: [unclosed\n", ["job.yaml"]), ("- a\n- b\n", ["expected 'name: value' lines"]),
         ("patiense: 3\n", ["'patience'"]), ("seed: minus one\n", ["field 'seed'"]),
+        ("backbone:\n", ["field 'backbone': found nothing, accepted: one value"]),
         ("rounds: 010", ["'rounds' (job.yaml): found '010', accepted: a whole number"]),
         ("lr: 1:30", ["found '1:30', accepted"]), (f"rounds: {LARGEST + 1}", [f"at most {LARGEST}"]),
         ("seeds: 0x10", ["found '0x10'"]), ("a: 1\nb: {c: 1, d: 2, c: 3}\n", ["'c' is there 2 times"]),

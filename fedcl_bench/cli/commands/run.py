@@ -118,6 +118,9 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     for name, convert in _FILE_KEYS.items():
         if name in settings:
             value = settings.pop(name)
+            if value is None or isinstance(value, (list, dict)):  # as text None would name the backbone none
+                found = "nothing" if value is None else value
+                raise UserError(f"{args.config}, field '{name}': found {found}, accepted: one value; or leave it out.")
             try:
                 value = convert(str(value))
             except argparse.ArgumentTypeError as error:
