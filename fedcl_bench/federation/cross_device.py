@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -339,6 +339,15 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     strategy = Strategy.CENTRAL if method.trains == "server" else training_of(f, step, model).strategy
     return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
                    strategies=(*progress.strategies, strategy.recorded))
+
+
+def most_rounds(f: Federation, curve: Iterable[Mapping[str, Any]]) -> int:
+    """The most rounds that a client took part in, given a run's rows, one per round."""
+    steps = [as_trained_on(f, step) for step in f.stream.steps]  # data of earlier ones too may let a client take part
+    taken = torch.zeros(steps[-1].n_users, dtype=torch.int64)
+    for row in curve:
+        taken[f.server.attendance.of(steps[row["step"]], f.seed, row["round"]).users] += 1
+    return int(taken.max())
 
 
 def training_of(f: Federation, step: Step, model: Snapshot) -> Training:

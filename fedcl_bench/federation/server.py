@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Callable, Iterable, Mapping
+from typing import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -56,14 +56,6 @@ class Population:
     def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
         """The rows of a step's new items, which the server makes of sums over all clients, given those here."""
         return make(here)
-
-
-def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], attendance: Attendance, seed: int) -> int:
-    """The most rounds that a client took part in, given a run's rows, one per round."""
-    taken = torch.zeros(stream.steps[-1].n_users, dtype=torch.int64)
-    for row in curve:
-        taken[attendance.of(stream.steps[row["step"]], seed, row["round"]).users] += 1
-    return int(taken.max())
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries
 from ..evaluation.metrics import RATING_ERRORS
 from ..evaluation.rating_errors import pooled
+from ..federation.cross_device import most_rounds
 from ..federation.parts import STAGE, Progress
-from ..federation.server import most_rounds
 from ..kernels import ops
 from ..kernels.memory import peak_mib
 from ..plugin.silo import ModuleBackbone
@@ -268,7 +268,7 @@ def _privacy_notes(config: RunConfig, progress: Progress, stream: Stream | None)
     """What clipping and noise guarantee the client that took part in most rounds, and what they do not."""
     rounds = len(progress.curve)
     if stream and config.server.upload_clip:  # without it, noise guarantees nothing
-        rounds = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
+        rounds = most_rounds(config.federation(stream), progress.curve)
     method = config.method.cls(config.method_settings)
     return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config),
                                                      learns=[each.learns for each in config.server.disclosures])]

@@ -19,15 +19,14 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.server import most_rounds
 from fedcl_bench.federation.settings import DISCLOSURES, FederationSettings
-from fedcl_bench.federation.cross_device import begin_step, open_step
+from fedcl_bench.federation.cross_device import begin_step, most_rounds, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
 from fedcl_bench.stats.clip_noise import OPEN, Protection
-from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
+from fedcl_bench.testing.worlds import growing_stream, ragged, session_log, session_stream, small_stream
 
 # Every kind of upload: touched rows of one and of several tables, dense parameters, whole tables, personal tables, the
 # client's own copy, penalties on rows that a client does not touch (with several numbers of local batches), sessions.
@@ -218,16 +217,24 @@ def test_sentences_and_without_the_package_a_bound(monkeypatch):
     assert closed_form(Protection(1.0, 10.0, "gaussian"), 100, 1e-5) == pytest.approx(wanted)
 
 
-def test_the_most_rounds_of_a_client():
-    stream = small_stream()
+@pytest.mark.parametrize("method,server", [("ft", {}), ("ft", {"client_ratio": 0.5}), ("joint", {}),
+                                           ("ft", {"client_ratio": 0.5, "cold_items": "untrained"})])
+def test_the_most_rounds_of_a_client(registry, method, server):
+    """As a run counts its participants: with ``history`` also those without data in the block, and with ``cold_items``
+    nobody for new items."""
+    stream = growing_stream()
+    f = federation(registry, stream, build(registry, "method", method), seed=7, rounds=3, **server)
     curve = [{"step": step.index, "round": r} for step in stream.steps for r in range(3)]
-    having = sum((torch.nn.functional.pad(step.train.lengths, (0, 40 - step.n_users)) > 0).long()
-                 for step in stream.steps)
-    assert most_rounds(stream, curve, Attendance(), 0) == 3 * int(having.max())
-    taken = np.zeros(40, dtype=int)
-    for row in curve:
-        taken[Attendance(0.5).of(stream.steps[row["step"]], 7, row["round"]).users.numpy()] += 1
-    assert most_rounds(stream, curve, Attendance(0.5), 7) == taken.max() < 3 * int(having.max())
+    taken, had = np.zeros(stream.steps[-1].n_users, dtype=int), set()
+    for step in stream.steps:
+        known = step.old_items if step.index and "cold_items" in server else step.n_items
+        has = {user for user in range(step.n_users) if (step.train.of(user) < known).any()}
+        had = has | had if method == "joint" else has
+        able = Attendance(server.get("client_ratio", 1.0))
+        few = replace(step, train=ragged(*[[0] * (user in had) for user in range(step.n_users)]))
+        for round_ in range(3):
+            taken[able.of(few, 7, round_).users.numpy()] += 1
+    assert most_rounds(f, curve) == taken.max()
 
 
 def test_a_record_states_the_guarantee(registry, tmp_path):
