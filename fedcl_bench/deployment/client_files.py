@@ -204,16 +204,19 @@ def read_client(path: Path, published: Published) -> ClientData:
     item = pd.Index(published.items).get_indexer(frame["item"])
     names, user = np.unique(user, return_inverse=True)
     frame = frame.assign(user=user, item=item)[item >= 0]
-    if "split" not in frame:
-        if sessions or "timestamp" not in frame:
-            raise UserError(f"{path}: found the columns {', '.join(frame)}, accepted: user, item and timestamp, or "
-                            f"user, item, block and split{', with session' if sessions else ''}.")
+    wanted = {"block", "split", *(("session", "timestamp") if sessions else ())}
+    if "split" not in frame and "timestamp" in frame and not sessions:
         frame = _blocks_and_splits(frame, names, published)
+    elif not wanted <= set(frame):
+        raise UserError(f"{path}: found the columns {', '.join(frame)}, accepted: user, item and "
+                        f"{'' if sessions else 'timestamp, or user, item, '}block and split"
+                        f"{', with session and timestamp' if sessions else ''}.")
     if not set(frame["split"]) <= set(SPLITS):
         wrong = next(split for split in frame["split"] if split not in SPLITS)
         raise UserError(f"{path}, column split: found '{wrong}', accepted: {', '.join(SPLITS)}.")
     if not frame["block"].isin(range(len(published.steps))).all():
         raise UserError(f"{path}, column block: accepted: 0 to {len(published.steps) - 1}.")
+    _require_arrived(path, frame.assign(user=names[frame["user"]]), published)
     steps, old = [], (0, 0)
     for t, (n_users, n_items, interactions) in enumerate(published.steps):
         here = int(np.searchsorted(names, n_users))
@@ -258,6 +261,18 @@ def _numbers(path: Path, column: pd.Series, known: list[str], kind: str, what: s
         raise UserError(f"{path}: {kind} '{column[numbers < 0].iloc[0]}' does not {what}; its users are in the "
                         f"server's {FEDERATION}.")
     return numbers
+
+
+def _require_arrived(path: Path, frame: pd.DataFrame, published: Published) -> None:
+    """Raise UserError for a user or an item that the federation has in later blocks alone: the others' tables have no
+    row of it yet."""
+    for place, (column, ids) in enumerate((("user", published.users), ("item", published.items))):
+        first = np.searchsorted([step[place] for step in published.steps], frame[column], side="right")
+        if (early := (frame["block"] < first).to_numpy()).any():
+            row = int(early.argmax())
+            raise UserError(f"{path}: {column} '{ids[frame[column].iloc[row]]}' is in block "
+                            f"{frame['block'].iloc[row]}, accepted: from block {first[row]} on, where the federation "
+                            f"first has it.")
 
 
 def _blocks_and_splits(frame: pd.DataFrame, names: np.ndarray, published: Published) -> pd.DataFrame:

@@ -96,10 +96,16 @@ def test_unknown_items_are_left_out_and_counted(dealt):
 def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
     published, _, _, tables = dealt(k_core=70)
     frame = pd.read_csv(tables[0], dtype=str)
+    late = published.users[published.steps[0][0]]
+    first = replace(published, steps=[(published.steps[0][0], 1, 0), *published.steps[1:]])
+    with pytest.raises(UserError, match="item '.*' is in block 0, accepted: from block 1 on"):
+        read_client(tables[0], first)
     for changed, said in (
             (frame.drop(columns="item"), "no column item; found: user, block, split"),
             (frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
+            (frame.drop(columns="block"), "found the columns user, item, split, accepted: user, item and timestamp"),
             (frame.assign(user="stranger"), "user 'stranger' does not take part in the federation"),
+            (frame.assign(user=late, block=0), f"user '{late}' is in block 0, accepted: from block 1 on"),
             (frame.assign(split="tset"), "column split: found 'tset', accepted: train, valid, test"),
             (frame.assign(block=4), "column block: accepted: 0 to 3"), (frame[:0], "at least one row"),
             (frame.assign(timestamp=["7", "2020-01-01"] * (len(frame) // 2) + ["7"] * (len(frame) % 2)),
