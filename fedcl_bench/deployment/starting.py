@@ -11,6 +11,7 @@ from typing import Callable, Iterable, Iterator, Sequence
 from ..core.errors import UserError
 from ..data.stream import Stream
 from ..experiments.partition import divide
+from ..records.record import Record
 from ..runs.config import RunConfig
 from . import flower
 from .client_files import Published
@@ -97,8 +98,14 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
         if how.address:
             note(f"waiting at {link.address} for {clients} clients")
         yield found
-    if tables:  # nothing was interrupted
+    if tables and not _others_states(folder, how.results):  # nothing was interrupted
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _others_states(folder: Path, results: Path) -> bool:
+    """Whether clients have states of a run that has not ended: it goes on from them."""
+    runs = {path.name.rsplit(".", 2)[0] for path in folder.glob("*/state/*.state")}
+    return any(not (Record.of(run, results).folder / "run.json").is_file() for run in runs)
 
 
 def _end(found: Federates, processes: Iterable[ClientProcess]) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from helpers import SMALL, Threads, same_numbers
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.deployment import flower, flower_app
+from fedcl_bench.deployment import flower, flower_app, starting
 from fedcl_bench.deployment.client import Client, Kept
 from fedcl_bench.deployment.client_files import Published, deal
 from fedcl_bench.deployment.engine import Federates, FlowerEngine
@@ -335,6 +336,26 @@ def test_a_federation_by_hand(tmp_path):
                     f"k_core={SMALL['k_core']}"], cwd=tmp_path, check=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
+@pytest.mark.parametrize("ended", [False, True])
+def test_states_of_another_run_that_goes_on_are_kept(registry, tmp_path, monkeypatch, ended):
+    """Runs on the same data with as many clients have one folder; the last one to end removes it."""
+    monkeypatch.setattr(starting.flower, "require", lambda: None)
+    monkeypatch.setattr(starting.flower, "SuperLink", lambda host, port: Link())
+    monkeypatch.setattr(starting, "ClientProcess", lambda serve, task: SimpleNamespace(end=lambda: None))
+    monkeypatch.setattr(Link, "address", "", raising=False)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
+    other = tmp_path / "clients-ml-100k-2" / "client-1" / "state" / "ft-fedmf-ml-100k-s0-1.5.000-00002.state"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    if ended:
+        (tmp_path / "runs" / "ft-fedmf-ml-100k-s0-1.5").mkdir(parents=True)
+        (tmp_path / "runs" / "ft-fedmf-ml-100k-s0-1.5" / "run.json").touch()
+    how = starting.RealClients("", None, 2, 2, 60.0, results=tmp_path)
+    with starting.federates(how, config, lambda: load_stream(config.source, config.stream), str, lambda: None):
+        assert other.exists()
+    assert other.exists() is not ended
+
+
     processes = []
 
     def start(words, folder):
