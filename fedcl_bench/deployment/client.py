@@ -245,8 +245,8 @@ def _sent(request: Request) -> Letter:
 
 def sizes(stream: Stream) -> dict[str, np.ndarray]:
     """How many interactions each user has in every block and split, which of those it trains on are with new items,
-    and how long its sessions are."""
-    tables = {}
+    and how long its sessions are; and whether there are ratings."""
+    tables = {"rated": np.array(all(step.train.ratings is not None for step in stream.steps))}
     for step in stream.steps:
         for split in ("train", "valid", "test"):
             tables[f"{step.index}/{split}"] = step.split(split).lengths.numpy()

@@ -276,7 +276,8 @@ def stream_of(published: Published, members: Iterable[Member]) -> Stream:
             for member in members:
                 lengths[member.names[member.names < n_users]] = torch.tensor(member.sizes[name])
             return lengths
-        splits = {split: _lists(of_all(f"{t}/{split}")) for split in ("train", "valid", "test")}
+        rated = all(bool(member.sizes.get("rated")) for member in members)
+        splits = {split: _lists(of_all(f"{t}/{split}"), rated) for split in ("train", "valid", "test")}
         for member in members if t and published.stream.stream == "blocks" else ():  # as ``sizes_of`` does
             train = splits["train"]
             train.values[_places(train.indptr, member.names[member.names < n_users])] = \
@@ -290,8 +291,9 @@ def stream_of(published: Published, members: Iterable[Member]) -> Stream:
     return Stream(tuple(steps), *(np.array(ids, dtype=str) for ids in (published.users, published.items)))
 
 
-def _lists(lengths: Tensor) -> Ragged:
-    return Ragged(starts_of(lengths), lengths.new_zeros(int(lengths.sum())))
+def _lists(lengths: Tensor, rated: bool) -> Ragged:
+    items = lengths.new_zeros(int(lengths.sum()))
+    return Ragged(starts_of(lengths), items, items.double() if rated else None)
 
 
 def _places(starts: Tensor, users: Tensor) -> Tensor:
