@@ -204,6 +204,9 @@ class Client:
 
     def _finish(self) -> Letter:
         """Write the model of the run's last block, with which the users here are recommended to."""
+        if not self._points():
+            self.say("the run has ended before a round with the users here: there is no model for them")
+            return Letter("finished")
         federation = self._run.task(self._data, self._plugins, None).federation()
         progress, _ = load_progress(self._state(self._points()[-1]), "cpu", None, self._run.hash)
         folder = self._folder / "runs" / self._run.name

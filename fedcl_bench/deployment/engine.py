@@ -48,7 +48,7 @@ class Member:
         sizes: see ``client.sizes``.
         points: block and round of its states of the run that was announced last; None: it has not said.
         request: what it asks; None: it is at work since ``asked``.
-        active: it is in step with the others.
+        active: it is in step with the others. counted: its users are among those of the stream.
     """
 
     node: int
@@ -59,6 +59,7 @@ class Member:
     request: tuple[str, Tables] | None = None
     asked: float = 0.0
     active: bool = False
+    counted: bool = False
 
     @property
     def number(self) -> int:
@@ -84,6 +85,8 @@ class Federates:
         self.secret_state = False  # the server's state is made of single clients' uploads
         self.others = True  # clients are not of this command
         self._asked: set[int] = set()  # connections that were asked to join
+        self._counted: list[Member] = []  # of whom the steps are, also those that have left
+        self._steps: tuple[Step, ...] = ()
         self._terms: Letter | None = None
         self._heard = time.monotonic()
 
@@ -97,8 +100,23 @@ class Federates:
     def stream(self, config: RunConfig) -> Stream:
         """The federation's stream without its interactions, once all clients have joined."""
         self.wait(self.wanted)
-        stream = stream_of(self.published, list(self.members.values()))
+        self._counted = []
+        stream = self._count(list(self.members.values()))
         return stream if stream.domains else with_item_features(stream, config.source, config.features)
+
+    def _count(self, members: list[Member]) -> Stream:
+        """The stream, with the sizes of these members' users from now on."""
+        for member in members:
+            member.counted = True
+            self._counted = [each for each in self._counted
+                             if not bool(torch.isin(each.names, member.names).any())] + [member]
+        stream = stream_of(self.published, self._counted)
+        self._steps = stream.steps
+        return stream
+
+    def known(self, stream: Stream) -> Stream:
+        """A stream with the sizes of all who have taken part so far."""
+        return stream if stream.domains or stream.steps is self._steps else replace(stream, steps=self._steps)
 
     def announce(self, config: RunConfig, item_features: Tensor | None = None) -> None:
         """Tell all clients of a run; those that join later are told then."""
@@ -144,6 +162,8 @@ class Federates:
         self.wait(self.least)
         new = [member for _, member in sorted(self.members.items())
                if not member.active and member.points is not None and member.number < users]
+        if joined := [member for member in new if not member.counted and not self.published.domains]:
+            self._count(joined)
         for member in new:
             member.active, member.request = True, None
             self._send(member, Letter("begin", blob=self._state_for(member, progress)))
@@ -314,19 +334,15 @@ def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:
 
 @dataclass
 class FederatesServer(Server):
-    """``remote.Server`` of real clients, of whom some come and go.
+    """``remote.Server`` of real clients, of whom some come and go."""
 
-    Attributes:
-        stream: of the federation.
-    """
+    nodes: Federates
 
-    stream: Stream | None = None
-
-    def admit(self, progress: Progress, late: bool = False) -> None:
-        step = self.stream.steps[progress.step]
-        new = self.nodes.admit(progress, step.n_users)
+    def admit(self, progress: Progress, stream: Stream, late: bool = False) -> Stream:
+        new = self.nodes.admit(progress, stream.steps[progress.step].n_users)
         self.names = {number: member.names for number, member in self.nodes.members.items()}
         self.late |= {number: 0 for number in new} if late else {}
+        return self.nodes.known(stream)
 
 
 class FlowerEngine(Engine):
@@ -380,7 +396,7 @@ class FlowerEngine(Engine):
         kind = ServerSilos if federation.cross_silo else ServerClients
         while True:
             try:
-                server = FederatesServer(federates, {}, stream=federation.stream)
+                server = FederatesServer(federates, {})
                 for later in run(replace(federation, population=server), latest or kept, kind=kind):
                     if latest is not None:
                         yield (kept := latest)
@@ -401,6 +417,9 @@ class FlowerEngine(Engine):
             return Snapshot(model.public, {}, model.dense)
         return replace(progress, client_state={}, best=replace(progress.best, model=public(progress.best.model),
                                                                client_state={}))
+
+    def known(self, stream: Stream) -> Stream:
+        return self._federates.known(stream)
 
     @property
     def about(self) -> dict[str, Any]:

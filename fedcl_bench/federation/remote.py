@@ -20,6 +20,7 @@ from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
+from ..training.strategies import Training
 from ..training.trained import Change, Trained
 from . import server
 from .client_sampling import Attendance, Participants
@@ -254,8 +255,13 @@ class Server(server.Population):
     sums: list[Tables] = field(default_factory=list)
     late: dict[int, int] = field(default_factory=dict)
 
-    def admit(self, progress: Progress, late: bool = False) -> None:
-        """Nodes that have come may take part, from ``progress`` on; ``late``: the step is open already."""
+    def admit(self, progress: Progress, stream: Stream, late: bool = False) -> Stream:
+        """Nodes that have come may take part, from ``progress`` on; ``late``: the step is open already.
+
+        Returns:
+            The stream with their users' sizes.
+        """
+        return stream
 
     def collect(self, kind: str) -> dict[int, Tables]:
         """What each node sends of a kind, once all have come to it; what they ask before is answered."""
@@ -362,25 +368,27 @@ class ServerClients(CrossDevice):
              ) -> tuple["ServerClients", Progress]:
         f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
         f.population.sums = []
-        f.population.admit(progress)
+        f = replace(f, stream=f.population.admit(progress, f.stream))
+        step = f.stream.steps[step.index]
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step, progress)
         known, training = as_trained_on(f, step), training_of(f, step, progress.model)
         earlier = f.stream.steps[step.index - 1] if step.index > 0 else None
         f.population.method = training.method
-        protocol = SessionSteps(f, step, training) if step.sessions else RemoteProtocol(known)
+        protocol = _protocol_of(f, step, known, training)
         return cls(f, known, earlier, training.method, training, protocol, f.server.attendance, False,
                    cold_start_of(f, known, progress.model),
                    cold_items_of(f, step, progress.model, clients=False)), progress
 
     def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
         yield from ()  # a round is short
-        f, began, key = self.federation, time.perf_counter(), self.key(self.step.index, progress.round)
+        began, key = time.perf_counter(), self.key(self.step.index, progress.round)
         if self.method.trains != "clients":
             return self._without_clients(progress.model, key, began)
-        population: Server = f.population
         if progress.round:
-            population.admit(progress, late=True)
+            self._admit_late(progress)
+        f = self.federation
+        population: Server = f.population
         self.group = population.group = self.attendance.of(self.step, f.seed, progress.round)
         self.method.begin_round(self.step.training, key.round, f.backbone)
         uploads, answers = {}, {}
@@ -391,6 +399,16 @@ class ServerClients(CrossDevice):
         sums = ReceivedSums(progress.model, population, replies, self.weights(key.round),
                             self.training.own_start and key.round == 0)
         return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
+
+    def _admit_late(self, progress: Progress) -> None:
+        """Let clients take part that have come since the step was opened, and count their users among its own."""
+        f = self.federation
+        if (stream := f.population.admit(progress, f.stream, late=True)) is f.stream:
+            return
+        f = self.federation = replace(f, stream=stream)
+        step = stream.steps[self.step.index]
+        self.step = as_trained_on(f, step)
+        self.protocol = _protocol_of(f, step, self.step, self.training)
 
     def _count(self, replies: Mapping[int, Tables]) -> None:
         """Participants whose node has not replied are dropped."""
@@ -520,6 +538,11 @@ class RemoteProtocol(NamedTuple):
 
     def lengths(self, round_: int) -> Tensor:
         return self.step.train.lengths
+
+
+def _protocol_of(f: Federation, step: Step, known: Step, training: Training) -> SessionSteps | RemoteProtocol:
+    """What a server knows in place of ``protocols.protocol_of``."""
+    return SessionSteps(f, step, training) if step.sessions else RemoteProtocol(known)
 
 
 def sizes_of(stream: Stream) -> Stream:

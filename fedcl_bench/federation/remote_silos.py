@@ -140,7 +140,7 @@ class ServerSilos(CrossSilo):
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> tuple[CrossSilo, Progress]:
-        f.population.admit(progress)
+        f.population.admit(progress, f.stream)
         return super().open(f, step, progress, observe)
 
     def _with_modules(self, domains: Sequence[Domain]) -> tuple[Domain, ...]:

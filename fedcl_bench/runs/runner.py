@@ -57,6 +57,10 @@ class Engine:
         """What of a run's last progress its record may hold."""
         return progress
 
+    def known(self, stream: Stream) -> Stream:
+        """The data as they are known when the run ends."""
+        return stream
+
 
 class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
@@ -135,7 +139,8 @@ class _Job:
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, self.watch.warn)
             progress = replace(progress, model=progress.best.model, previous=progress.best.model)  # frees the others
-            content = summary(self.config, progress, checkpoints.elapsed(), checkpoints.shared, stream)
+            content = summary(self.config, progress, checkpoints.elapsed(), checkpoints.shared,
+                              engine.known(stream))
             content["environment"] |= engine.about
             write_model(self.record.folder, engine.for_record(progress), self.federation)
             content = self.record.finish(content, frames(progress))

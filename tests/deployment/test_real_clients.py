@@ -85,7 +85,7 @@ def federation(registry, tmp_path, simulations):
     """A link with three clients, their tables, and the server's run over them."""
     class Made:
         def __init__(self, method="f3crec", least=3, timeout=60.0, dataset="ml-100k", cut=lambda stream: divide(
-                stream, 3), backbone="fedmf", **settings):
+                stream, 3), backbone="fedmf", wanted=0, **settings):
             self.config = make_config(registry, method, backbone, dataset, overrides=[
                 ("test", {"precision": "float64", **SMALL, "blocks": 2, **settings})])
             self.data = load_stream(self.config.source, self.config.stream, self.config.features)
@@ -94,7 +94,8 @@ def federation(registry, tmp_path, simulations):
             self.tables = deal(self.published, self.data, self.names, tmp_path / "dealt")
             self.link, self.notes, self.least, self.timeout = Link(), [], least, timeout
             self.listen = self.notes.append
-            for number in range(len(self.names)):
+            self.wanted = wanted or len(self.names)
+            for number in range(self.wanted):
                 self.join(number)
 
         def client(self, number):
@@ -104,7 +105,7 @@ def federation(registry, tmp_path, simulations):
             return self.link.connect(self.client(number))
 
         def run(self, results=tmp_path / "results"):
-            self.federates = Federates(self.link, self.published, len(self.names), self.least, self.timeout,
+            self.federates = Federates(self.link, self.published, self.wanted, self.least, self.timeout,
                                        lambda text: self.listen(text))
             return execute(self.config, lambda: self.federates.stream(self.config), results,
                            options=RunOptions(engine=FlowerEngine(self.config, lambda: self.federates)))
@@ -153,7 +154,7 @@ def same_record(found, expected, folder=Path()):
     pytest.param("ft", "feddae", {}, marks=pytest.mark.long)])
 def test_the_record_is_that_of_a_simulation(federation, method, backbone, settings):
     """And its model has no rows of users, who have them: the users' lists are those of the simulation's model."""
-    made = federation(method, backbone=backbone)
+    made = federation(method, backbone=backbone, **settings)
     found, simulated = made.run(), made.simulated()
     same_record(found, simulated)
     assert found["bytes"] == simulated["bytes"]
@@ -269,6 +270,32 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     assert of_block["participants"].iloc[-1] == of_block["participants"].iloc[0] > of_block["participants"].min()
 
 
+def test_a_client_that_comes_late_trains_too(federation, monkeypatch):
+    """The run began with as many as it waited for. One that comes before the first round misses nothing; one that never
+    was in a round has no model in the end."""
+    made = federation(method="ft", cut=lambda stream: divide(stream, 4), wanted=3, rounds=3)
+    announce = Federates.announce
+
+    def announced(self, *run):
+        announce(self, *run)
+        made.join(3)
+        self.wait(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Federates, "announce", announced)
+        found = made.run()
+    same_record(found, made.simulated())
+    made = federation(method="ft", cut=lambda stream: divide(stream, 4), wanted=3, rounds=3, dim=4)
+    once(made.link, 8, lambda node: made.join(3))
+    late = made.run()
+    rounds, before = (pd.read_parquet(f"{each['record']}/rounds.parquet")["participants"] for each in (late, found))
+    assert late["tested"] == found["tested"] and rounds[0] < before[0] and rounds[2:].tolist() == before[2:].tolist()
+    made = federation(method="ft", rounds=1, blocks=1, wanted=2, least=2)
+    once(made.link, 2, lambda node: made.join(2))
+    made.run()
+    models = [table.parent / "state" / "runs" / made.config.name for table in made.tables]
+    assert [model.exists() for model in models] == [True, True, False]
+
+
 def test_a_server_that_is_killed_goes_on_at_the_round(federation):
     """And one that is killed again."""
     made = federation(blocks=3)
@@ -309,6 +336,26 @@ def test_noise_is_refused(federation):
         federation("fedcia").run()
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_states_of_another_run_that_goes_on_are_kept(registry, tmp_path, monkeypatch, ended):
+    """Runs on the same data with as many clients have one folder; the last one to end removes it."""
+    monkeypatch.setattr(starting.flower, "require", lambda: None)
+    monkeypatch.setattr(starting.flower, "SuperLink", lambda host, port: Link())
+    monkeypatch.setattr(starting, "ClientProcess", lambda serve, task: SimpleNamespace(end=lambda: None))
+    monkeypatch.setattr(Link, "address", "", raising=False)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
+    other = tmp_path / "clients-ml-100k-2" / "client-1" / "state" / "ft-fedmf-ml-100k-s0-1.5.000-00002.state"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    if ended:
+        (tmp_path / "runs" / "ft-fedmf-ml-100k-s0-1.5").mkdir(parents=True)
+        (tmp_path / "runs" / "ft-fedmf-ml-100k-s0-1.5" / "run.json").touch()
+    how = starting.RealClients("", None, 2, 2, 60.0, results=tmp_path)
+    with starting.federates(how, config, lambda: load_stream(config.source, config.stream), str, lambda: None):
+        assert other.exists()
+    assert other.exists() is not ended
+
+
 # Processes, over Flower.
 
 @needs_flower
@@ -338,26 +385,6 @@ def test_a_federation_by_hand(tmp_path):
                     f"k_core={SMALL['k_core']}"], cwd=tmp_path, check=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-@pytest.mark.parametrize("ended", [False, True])
-def test_states_of_another_run_that_goes_on_are_kept(registry, tmp_path, monkeypatch, ended):
-    """Runs on the same data with as many clients have one folder; the last one to end removes it."""
-    monkeypatch.setattr(starting.flower, "require", lambda: None)
-    monkeypatch.setattr(starting.flower, "SuperLink", lambda host, port: Link())
-    monkeypatch.setattr(starting, "ClientProcess", lambda serve, task: SimpleNamespace(end=lambda: None))
-    monkeypatch.setattr(Link, "address", "", raising=False)
-    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
-    other = tmp_path / "clients-ml-100k-2" / "client-1" / "state" / "ft-fedmf-ml-100k-s0-1.5.000-00002.state"
-    other.parent.mkdir(parents=True)
-    other.touch()
-    if ended:
-        (tmp_path / "runs" / "ft-fedmf-ml-100k-s0-1.5").mkdir(parents=True)
-        (tmp_path / "runs" / "ft-fedmf-ml-100k-s0-1.5" / "run.json").touch()
-    how = starting.RealClients("", None, 2, 2, 60.0, results=tmp_path)
-    with starting.federates(how, config, lambda: load_stream(config.source, config.stream), str, lambda: None):
-        assert other.exists()
-    assert other.exists() is not ended
-
-
     processes = []
 
     def start(words, folder):
