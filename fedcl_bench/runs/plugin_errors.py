@@ -72,9 +72,11 @@ def _plugin_at(frame: FrameType) -> str | None:
     """
     from ..plugin.method import HOOKS, Method
 
-    method = frame.f_locals.get("self")
-    inherited = isinstance(method, Method) and frame.f_code.co_name in HOOKS
-    return _plugin_of(frame.f_globals.get("__name__", "")) or (f"method '{method.name}'" if inherited else None)
+    plugin, of_file = frame.f_locals.get("self"), _plugin_of(frame.f_globals.get("__name__", ""))
+    named = all(isinstance(getattr(plugin, what, None), str) for what in ("kind", "name"))
+    if named and (of_file or isinstance(plugin, Method) and frame.f_code.co_name in HOOKS):
+        return f"{plugin.kind} '{plugin.name}'"
+    return of_file
 
 
 def _plugin_of(module: str) -> str | None:

@@ -331,7 +331,8 @@ def test_broken_plugins_are_listed_and_fail_only_when_chosen(tmp_path, capsys):
     ("return 1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit"),
     ("raise RuntimeError('\\x1b[2J\\nb' * 500)", r"RuntimeError: \\x1b")])
 def test_an_error_of_a_hook_names_plugin_hook_and_line(tmp_path, capsys, does, says):
-    write(tmp_path, "mine", HOOK.format(does))
+    other = "from fedcl_bench import Metric; Other = type('Other', (Metric,), {'name': 'other', 'title': 'other'})"
+    write(tmp_path, "mine", other + HOOK.format(does))
     assert main([*JOB, "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert re.match(f"run_bench.py: method 'mine': check raised {says}", lines[0]) and len(lines) == 3
