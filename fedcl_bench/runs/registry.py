@@ -378,20 +378,21 @@ def _import_file(path: Path, content: bytes) -> ModuleType:
 
 
 def _content_of(module: ModuleType) -> bytes:
-    """The file of an installed package's module.
+    """The file of an installed package's module, and behind it all others of the package, which it may import.
 
     Raises:
-        UserError: if it was edited after a registry first had it. Only a new Python process has the new code.
+        UserError: if one was edited after a registry first had it. Only a new Python process has the new code.
     """
-    path = Path(module.__file__)
-    content = path.read_bytes()
+    path, top = Path(module.__file__), sys.modules[module.__name__.partition(".")[0]]
+    others = [file for folder in getattr(top, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
+    content = b"".join(file.read_bytes() for file in dict.fromkeys([path, *others]))
     if _packaged.setdefault(module, content) != content:
-        raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the "
-                        f"old code.\nStart Python anew.")
+        raise UserError(f"{path}: {'a file of its package' if others else 'it'} was edited after this Python process "
+                        f"had imported it, so its runs would be of the old code.\nStart Python anew.")
     return content
 
 
-_packaged: dict[ModuleType, bytes] = {}  # the content with which a module first came
+_packaged: dict[ModuleType, bytes] = {}  # the content with which a module and its package first came
 _importing = threading.RLock()
 
 

@@ -175,12 +175,20 @@ def test_an_edited_plugin_runs_its_new_code_in_the_same_process(tmp_path):
     assert discover([tmp_path]).get("method", "shrink") == old  # and as it was again
 
 
-def test_an_edited_module_of_a_package_is_refused_in_the_same_process(tmp_path, monkeypatch):
-    (tmp_path / "edited.py").write_text(SHRINK)
-    lay_package(tmp_path, "edited", "shrink = edited\n")
+@pytest.mark.parametrize("module, edited", [("edited", "edited.py"), ("whole.shrink", "whole/shrink.py"),
+                                            ("parted.shrink", "parted/helpers/factor.py")])
+def test_an_edited_module_of_a_package_is_refused_in_the_same_process(tmp_path, monkeypatch, module, edited):
+    """What its plugin imports is code of the plugin, too, and stands in hashes."""
+    path = tmp_path / f"{module.replace('.', '/')}.py"
+    for file in (path, tmp_path / edited):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("FACTOR = 1\n")
+    path.write_text(SHRINK)
+    lay_package(tmp_path, module.partition(".")[0], f"shrink = {module}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    discover()
-    (tmp_path / "edited.py").write_text(SHRINK.replace("table * self", "table * 2 * self"))
+    numbers = discover().get("method", "shrink").numbers
+    assert (numbers == digest(SHRINK.encode())) == (path == tmp_path / edited)
+    (tmp_path / edited).write_text(SHRINK.replace("table * self", "table * 2 * self"))
     with pytest.raises(UserError, match="(?s)was edited after this Python process.*Start Python anew"):
         discover()
 
