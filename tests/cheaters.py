@@ -811,6 +811,11 @@ class OneNumberARow(_Named, FedMF):
         return {**public, "bias": torch.zeros(len(items), dtype=torch.float64)}, private
 
 
+class OneNumber(_Named, FedMF):
+    def new_dense(self, seed):
+        return {"bias": torch.zeros((), dtype=torch.float64)}
+
+
 class UnusedParameter(_Named, FedMF):
     def new_dense(self, seed):
         return {"bias": torch.ones(1, dtype=torch.float64)}

@@ -218,7 +218,7 @@ def check_moved(backbone: Backbone, hook: str, moved: Iterable[Tensor | None], p
     def any_nonzero(tensors: Iterable[Tensor | None]) -> Tensor:
         nonzero = torch.zeros(len(users), dtype=torch.bool, device=users.device)
         for tensor in sorted((t for t in tensors if t is not None and t.numel()), key=Tensor.numel):
-            nonzero |= (tensor.detach().reshape(len(tensor), -1) != 0).any(1)
+            nonzero |= (tensor.detach().flatten(1) != 0).any(1)
             if bool(nonzero.all()):  # the small ones tell of almost all clients, and item rows need not be read
                 break
         return nonzero
@@ -251,8 +251,8 @@ def check_declaration(backbone: Backbone) -> None:
     for hook, kind, count, rows in kinds:
         for name, value in kind.items():
             if not isinstance(value, Tensor) or not value.is_floating_point() \
-                    or (count is not None and (value.dim() < 2 or len(value) != count)):
-                shape = f"({count}, d, ...) = ({rows}, d, ...)" if count is not None else "any shape"
+                    or value.dim() < (2 if rows else 1) or rows and len(value) != count:
+                shape = f"({count}, d, ...) = ({rows}, d, ...)" if rows else "(d, ...), as (1,) of one number"
                 raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_described(value)},\nexpected a "
                                   f"floating tensor of shape {shape}.")
             if name in names:

@@ -63,6 +63,7 @@ CHEATERS = [
     (cheaters.PenalisesNumbers, "runs", "row_penalty returned a torch.float64 tensor of shape", "a penalty per row"),
     (cheaters.RanksOtherwise, "fast forms", "without score_all, by score alone, valid in round 1"),
     (cheaters.OneNumberARow, "declares its parameters", "expected a floating tensor of shape (7, d, ...)"),
+    (cheaters.OneNumber, "declares its parameters", "expected a floating tensor of shape (d, ...), as (1,) of one"),
     (cheaters.ThrowsDice, "random numbers", "two states of the global generators"),
     (cheaters.IgnoresASetting, "reads its settings", "never read in 2 runs: unused"),
     (cheaters.NoHelp, "settings", "'strength' is not declared with setting(default, help)"),
