@@ -17,10 +17,10 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
 
-def block0(backbone):
-    """FT on ML-100K's block 0 before its first round: ``config``, ``step``, ``f``, the federation, ``model``, ids of
-    ``users``, their ``chunks``, and ``opened``, the step's training."""
-    config = make_config(discover(), "ft", backbone, "ml-100k")
+def block0(backbone, dataset="ml-100k", data_dir=None):
+    """FT on a dataset's block 0 (or its sessions) before the first round: ``config``, ``step``, ``f``, the federation,
+    ``model``, ids of ``users``, their ``chunks``, and ``opened``, the step's training."""
+    config = make_config(discover(), "ft", backbone, dataset, data_dir=data_dir)
     stream = load_stream(config.source, config.stream)
     step, f = stream.steps[0], config.federation(stream)
     model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))

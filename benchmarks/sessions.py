@@ -34,6 +34,7 @@ from pathlib import Path
 
 import torch
 from machine import heading
+from peer_rounds.sasrec import DROPOUT, LENGTH, FeedForward, SASRec
 from torch import nn
 from torch.nn import functional
 
@@ -43,33 +44,7 @@ from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
-D, LENGTH, SPAN, HIDDEN, DROPOUT, NEIGHBOURS, CAP = 50, 15, 256, 80, 0.2, 20, 10.0  # the defaults of the plugins
-
-
-class FeedForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.first, self.second = nn.LayerNorm(D, eps=1e-8), nn.Linear(D, D), nn.Linear(D, D)
-        self.drop = nn.Dropout(DROPOUT)
-
-    def forward(self, x):
-        x = self.norm(x)
-        return x + self.drop(self.second(torch.relu(self.drop(self.first(x)))))
-
-
-class SASRec(nn.Module):
-    def __init__(self, n_items):
-        super().__init__()
-        self.items, self.positions = nn.Embedding(n_items + 1, D, padding_idx=0), nn.Embedding(LENGTH, D)
-        self.norm, self.last, self.drop = nn.LayerNorm(D, eps=1e-8), nn.LayerNorm(D, eps=1e-8), nn.Dropout(DROPOUT)
-        self.attention, self.feed_forward = nn.MultiheadAttention(D, 1, DROPOUT, batch_first=True), FeedForward()
-        self.future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-
-    def forward(self, rows, times):
-        x = self.drop(self.items(rows) * D ** 0.5 + self.positions.weight * (rows > 0)[..., None])
-        query = self.norm(x)
-        x = query + self.attention(query, x, x, attn_mask=self.future, need_weights=False)[0]
-        return self.last(self.feed_forward(x))
+D, SPAN, HIDDEN, NEIGHBOURS, CAP = 50, 256, 80, 20, 10.0  # the defaults of the plugins
 
 
 class GRU4Rec(nn.Module):
@@ -89,7 +64,7 @@ class TiSASRec(nn.Module):
         self.position_keys, self.position_values = nn.Embedding(LENGTH, D), nn.Embedding(LENGTH, D)
         self.interval_keys, self.interval_values = nn.Embedding(SPAN + 1, D), nn.Embedding(SPAN + 1, D)
         self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
-        self.norm, self.last, self.feed_forward = nn.LayerNorm(D, eps=1e-8), nn.LayerNorm(D, eps=1e-8), FeedForward()
+        self.norm, self.last, self.feed_forward = nn.LayerNorm(D, eps=1e-8), nn.LayerNorm(D, eps=1e-8), FeedForward(D)
         self.future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
 
     def forward(self, rows, times):

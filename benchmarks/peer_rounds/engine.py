@@ -1,4 +1,4 @@
-"""FedMF by this suite's engine; the plugin ``plugins/backbones/fedmf.py`` is the user code."""
+"""This suite's engine; the plugin in ``plugins/`` is the user code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine_round import block0, engine_round  # noqa: E402
+from job import Job  # noqa: E402
 
 from fedcl_bench.core.parallel import workers  # noqa: E402
 from fedcl_bench.kernels.memory import keep_freed_blocks  # noqa: E402
 
 torch.set_num_threads(1)
 keep_freed_blocks()
-start = block0("fedmf")
-model = start.model
+job = Job.read()
+start = block0(job.model, job.dataset, Path(job.data_dir) if job.data_dir else None)
+opened, model = start.opened, start.model
 with workers():
-    for number in range(int(sys.argv[2])):
-        model = engine_round(start.chunks, model, start.users, start.opened.training, start.opened.key(0, number))
+    for number in range(job.rounds):
+        chunks = start.chunks if opened.same_group else opened.protocol.chunks(start.users, number, model)
+        model = engine_round(chunks, model, start.users, opened.training, opened.key(0, number))

@@ -1,4 +1,4 @@
-"""FedMF by Flower's simulation: a node for each client, whose user vector lies in its ``Context.state``."""
+"""Flower's simulation: a node for each client, whose private parameters lie in its ``Context.state``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 from job import Job
-from model import FedMF
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
@@ -20,22 +18,27 @@ rng = np.random.default_rng(0)
 
 
 # --- user code
+def public(model):
+    return {name: table.numpy() for name, table in model.state_dict().items() if name not in model.private}
+
+
 class Client(NumPyClient):
     def fit(self, parameters, config):
-        known, state = job.lists[self.get_context().node_config["partition-id"]], self.get_context().state
-        model = FedMF(job.n_items, job.dim)
-        model.items.weight.data = torch.from_numpy(parameters[0].copy())
-        if "user" in state.array_records:
-            model.user.data = torch.from_numpy(state["user"].to_numpy_ndarrays()[0].copy())
-        optimiser = torch.optim.SGD([{"params": [model.user], "lr": job.user_rate},
-                                     {"params": model.items.parameters(), "lr": job.item_rate}])
-        data = TensorDataset(*map(torch.from_numpy, job.samples(rng, known)))
-        for item, label in DataLoader(data, job.batch_size, shuffle=True):
-            optimiser.zero_grad()
-            nn.functional.binary_cross_entropy_with_logits(model(item), label).backward()
-            optimiser.step()
-        state["user"] = ArrayRecord([model.user.detach().numpy()])
-        return [model.items.weight.detach().numpy()], 1, {}
+        client, state = self.get_context().node_config["partition-id"], self.get_context().state
+        model = job.make()
+        private = state["private"].to_torch_state_dict() if "private" in state.array_records else {}
+        sent = {name: torch.from_numpy(table.copy()) for name, table in zip(public(model), parameters)}
+        model.load_state_dict({**sent, **private}, strict=False)
+        optimiser = model.optimiser(job)
+        data = TensorDataset(*map(torch.from_numpy, job.samples(rng, client)))
+        for _ in range(job.epochs):
+            for batch in DataLoader(data, job.batch_size, shuffle=True):
+                optimiser.zero_grad()
+                model.loss(*batch).backward()
+                optimiser.step()
+        if model.private:
+            state["private"] = ArrayRecord({name: model.state_dict()[name] for name in model.private})
+        return list(public(model).values()), 1, {}
 
 
 def client(context):
@@ -45,9 +48,9 @@ def client(context):
 
 
 def server(_):
-    start = ndarrays_to_parameters([FedMF(job.n_items, job.dim).items.weight.detach().numpy()])
     strategy = FedAvg(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=len(job.lists),
-                      min_available_clients=len(job.lists), initial_parameters=start)
+                      min_available_clients=len(job.lists),
+                      initial_parameters=ndarrays_to_parameters(list(public(job.make()).values())))
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=job.rounds))
 
 

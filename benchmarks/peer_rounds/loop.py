@@ -1,4 +1,4 @@
-"""FedMF by the loop over clients of released codes: a deep copy of the model, an optimiser and a DataLoader each."""
+"""The loop over clients of released codes: a deep copy of the model, an optimiser and a DataLoader each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import copy
 import numpy as np
 import torch
 from job import Job
-from model import FedMF
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
@@ -17,21 +15,24 @@ rng = np.random.default_rng(0)
 
 
 # --- user code
-server = FedMF(job.n_items, job.dim)
-users = {}
+server = job.make()
+private = {}
 for _ in range(job.rounds):
-    total = torch.zeros(job.n_items, job.dim)
-    for number, known in enumerate(job.lists):
+    total = {name: torch.zeros_like(table) for name, table in server.state_dict().items()
+             if name not in server.private}
+    for client in range(len(job.lists)):
         model = copy.deepcopy(server)
-        model.load_state_dict(users.get(number, {}), strict=False)
-        optimiser = torch.optim.SGD([{"params": [model.user], "lr": job.user_rate},
-                                     {"params": model.items.parameters(), "lr": job.item_rate}])
-        data = TensorDataset(*map(torch.from_numpy, job.samples(rng, known)))
-        for item, label in DataLoader(data, job.batch_size, shuffle=True):
-            optimiser.zero_grad()
-            nn.functional.binary_cross_entropy_with_logits(model(item), label).backward()
-            optimiser.step()
-        users[number] = {"user": model.user.detach()}
-        total += model.items.weight.detach()
-    server.items.weight.data = total / len(job.lists)
+        model.load_state_dict(private.get(client, {}), strict=False)
+        optimiser = model.optimiser(job)
+        data = TensorDataset(*map(torch.from_numpy, job.samples(rng, client)))
+        for _ in range(job.epochs):
+            for batch in DataLoader(data, job.batch_size, shuffle=True):
+                optimiser.zero_grad()
+                model.loss(*batch).backward()
+                optimiser.step()
+        trained = model.state_dict()
+        private[client] = {name: trained[name] for name in model.private}
+        for name, table in total.items():
+            table += trained[name]
+    server.load_state_dict({name: table / len(job.lists) for name, table in total.items()}, strict=False)
 # --- end

@@ -14,9 +14,9 @@ items = torch.randn(job.n_items, job.dim) * 0.01
 users = torch.randn(len(job.lists), job.dim) * 0.01
 for _ in range(job.rounds):
     total = torch.zeros_like(items)
-    for number, known in enumerate(job.lists):
+    for number in range(len(job.lists)):
         rows, user = items.clone(), users[number]
-        chosen, labels = map(torch.from_numpy, job.samples(rng, known))
+        chosen, labels = map(torch.from_numpy, job.samples(rng, number))
         for item, label in zip(chosen.split(job.batch_size), labels.split(job.batch_size)):
             of = rows[item]
             slope = (torch.sigmoid(of @ user) - label) / len(item)
