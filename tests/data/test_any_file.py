@@ -325,6 +325,22 @@ def test_quotes_byte_order_mark_and_control_characters():
     assert lines[1:] == ['u1\tAlien, "the" first\t1', "u2\tcaf\u00e9\t2"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_inside_quotes_are_counted(end):
+    """A quote that is not closed takes the rows up to the next one into its field, also of a column that is not read;
+    empty lines, and rows that cannot be read, are none of them."""
+    rows = [f"u{i}\t{i}\t{i}\t{title}" for i, title in enumerate(('"Heroes', "a", "b", '"Low', "c", "d\te"))]
+    text = end.join(["user\titem\ttime\ttitle", "", *rows])
+
+    def done(text):
+        return import_table(Tables(table(text), COLUMNS, skip_bad=True), "mine", Path("out"), force=True)
+    assert (done(text).rows, done(text).written) == (3, 2)
+    assert done(text).notes[3] == ("lines inside quoted fields, which are no rows: 3; where no field has several "
+                                   "lines, a quote is not closed")
+    whole = done(text.replace('"', ""))
+    assert (whole.rows, whole.written) == (6, 5) and not any("quote" in note for note in whole.notes)
+
+
 def test_tables_without_header_name_columns_by_number():
     done, lines = imported("u1\ti1\t4\t7\nu2\ti2\t5\t8\n", Columns("1", "2", "4"))
     assert lines[1:] == ["u1\ti1\t7", "u2\ti2\t8"] and "without header" in done.notes[0]

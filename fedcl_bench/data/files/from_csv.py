@@ -163,7 +163,8 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
     if bad.count:
         writer.left_out["that cannot be read"] = bad.count
-    notes = (detected[next(iter(detected))].note, writer.times.note, writer.times.days, *writer.control_notes(),
+    notes = (detected[next(iter(detected))].note, writer.times.note, writer.times.days, *bad.inside_notes(),
+             *writer.control_notes(),
              *writer.repeated_notes(), *described, *(f"left out: {said}" for said in bad.first))
     different = (ids.count() for ids in writer.different.values())
     return Imported(writer.rows + bad.count, writer.written, *different, writer.left_out, notes, tuple(files))

@@ -34,12 +34,14 @@ class BadRows:
         skip: whether they are left out, instead of ending the command.
         count: how many there are; first: what is said of the first of them.
         ragged: of the present file, the numbers from 1 of rows that its reader has left out, its header counted.
+        inside: lines of all files that are inside quoted fields, as those after a quote that is never closed.
     """
 
     skip: bool = False
     count: int = 0
     first: list[str] = field(default_factory=list)
     ragged: list[int] = field(default_factory=list)
+    inside: int = 0
 
     def add(self, said: Callable[[], str]) -> None:
         """Note a row; ``said`` says what is wrong with it. Raises UserError as ``require_none`` if there are many."""
@@ -54,12 +56,22 @@ class BadRows:
         self.ragged.append(number)
         self.add(said)
 
+    def count_inside(self, lines: int) -> None:
+        """Note lines inside quoted fields."""
+        self.inside += lines
+
     def row(self, position: int, header: int) -> int:
         """The number from 1 below the header of a row that was read, given its position among these."""
         number = position + 1 + header
         for left_out in self.ragged:  # ascending
             number += left_out <= number
         return number - header
+
+    def inside_notes(self) -> Iterator[str]:
+        """A sentence if lines are inside quoted fields."""
+        if self.inside > 0:
+            yield (f"lines inside quoted fields, which are no rows: {self.inside:,}; where no field has several lines, "
+                   f"a quote is not closed")
 
     def require_none(self, at_least: str = "") -> None:
         """Raise UserError if there are bad rows and they are not to be left out."""
@@ -104,7 +116,7 @@ class TableFile:
         bad.ragged = []
         written = [self.columns[name] for name in wanted]
         if self.kind == TEXT:
-            batches = text_batches(self.path, str(self.path), self.layout, written, bad.left_out)
+            batches = text_batches(self.path, str(self.path), self.layout, written, bad.left_out, bad.count_inside)
         elif self.kind == JSON:
             batches = _json_batches(self, written, bad)
         else:

@@ -129,12 +129,14 @@ def line_of(path: Path, row: int, encoding: str = "utf-8") -> int:
 
 
 def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str],
-                 left_out: Callable[[int, Callable[[], str]], None] | None = None) -> Iterator[pa.RecordBatch]:
+                 left_out: Callable[[int, Callable[[], str]], None] | None = None,
+                 inside: Callable[[int], None] = lambda lines: None) -> Iterator[pa.RecordBatch]:
     """Columns of a table of text, compressed or not, as text, some rows at a time.
 
     Args:
         label: what messages call the file.
         left_out: is told of rows of another width, by their numbers and in words, which are left out then.
+        inside: is told at the end how many lines are inside quoted fields, so no rows of their own.
 
     Raises:
         UserError: for a row of another width, or text of another encoding; names the line.
@@ -142,7 +144,7 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     import pyarrow as pa
     from pyarrow import csv as reader
 
-    wrong = []
+    wrong, skipped, rows = [], [], int(layout.header)
 
     def of_another_width(row: Any) -> str:
         found = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)} ({row.text[:60]!r})"
@@ -153,6 +155,7 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         if left_out and not wrong:
             try:
                 left_out(row.number, said)
+                skipped.append(row.number)
                 return "skip"
             except UserError as error:  # pyarrow would print it
                 wrong.append(str(error))
@@ -168,10 +171,13 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     try:
         with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, \
                 opened(path) as stream:
-            source = stream if layout.quoted else pa.PythonFile(_WithoutReturns(stream), mode="r")
-            for batch in reader.open_csv(source, read, parse, text):
+            source = _Lines(stream) if layout.quoted else _WithoutReturns(stream)
+            for batch in reader.open_csv(pa.PythonFile(source, mode="r"), read, parse, text):
+                rows += batch.num_rows
                 yield batch
                 advance(PIECE)
+            if layout.quoted and "\n".encode(layout.encoding) == b"\n":
+                inside(source.count - rows - len(skipped))
     except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeDecodeError) as error:
         if "Empty CSV file" in str(error):
             return
@@ -190,6 +196,24 @@ def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> 
                 f"expected.\n{hint}")
     return (f"{label}: cannot be read as a table ({reason_of(error)}).\nExpected: {layout.encoding.upper()} text, "
             f"lines of {layout.expected}.")
+
+
+class _Lines:
+    """A stream whose lines are counted, but for empty ones: ``count`` of them have been read."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.closed, self.count, self._ended = stream, False, 0, True
+
+    def read(self, size: int) -> bytes:
+        content = self.stream.read(size)
+        byte = np.frombuffer(content, np.uint8)
+        ends = np.concatenate([[self._ended], (byte == 10) | (byte == 13)])
+        self.count += int((ends[:-1] & ~ends[1:]).sum())  # where lines begin
+        self._ended = bool(ends[-1])
+        return content
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class _WithoutReturns:
