@@ -13,6 +13,7 @@ from ..core.parallel import load, threads_for
 from ..data.datasets import load_stream, thin_note
 from ..data.items.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
+from ..evaluation.ranking import few_candidates_note
 from ..evaluation.session_ranking import repeated_note
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
@@ -70,7 +71,8 @@ class Execution:
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
                          *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream),
-                         repeated_note(self.stream.steps[0], config.evaluation)):
+                         repeated_note(self.stream.steps[0], config.evaluation),
+                         few_candidates_note(self.stream.steps[0], config.evaluation)):
                 if text:
                     display.note(text)
         return self.stream

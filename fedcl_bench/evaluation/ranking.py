@@ -77,6 +77,24 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
     return {"valid": items[:, :n].masked_fill(column >= half, -1), "test": items.gather(1, half + column)}
 
 
+def few_candidates_note(step: Step, settings: EvaluationSettings) -> str:
+    """A sentence if users are tested among fewer sampled items than ``sampled_candidates``, as there are no more; else
+    empty."""
+    lists, wanted = 2 if settings.candidate_lists == "separate" else 1, settings.sampled_candidates
+    if step.sessions or settings.candidates == "all" or not len(step.test.values):
+        return ""
+    most = int((step.train.lengths + step.valid.lengths + step.test.lengths).max())  # of different items or fewer
+    if step.n_items - most >= lists * wanted:
+        return ""
+    everything = step.train.before(step.valid).before(step.test)
+    drawn = ((step.n_items - everything.distinct().lengths) // lists)[step.test.lengths > 0]
+    few = int((drawn < wanted).sum())
+    if not few:
+        return ""
+    return (f"{few:,} of {len(drawn):,} users to test have fewer than {wanted} items to sample in each list, down to "
+            f"{int(drawn.min())}, and are ranked among those; with a smaller sampled_candidates all have as many.")
+
+
 @dataclass(frozen=True)
 class RankingTask:
     """Which items users are to find, among which; as ``SessionTask`` for sessions.

@@ -24,7 +24,7 @@ from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import build_static
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.metrics import EvaluationSettings
-from fedcl_bench.evaluation.ranking import draw_candidates
+from fedcl_bench.evaluation.ranking import draw_candidates, few_candidates_note
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs import config
@@ -98,7 +98,7 @@ def row_of(candidates, user):
 @given(st.integers(0, 10 ** 6), st.integers(1, 6), st.integers(5, 40), st.integers(1, 15), st.booleans())
 def test_candidates(seed, users, items, n, separate):
     """n different items that the user has in no split. Separate lists have no item in common, shared ones are equal. A
-    user with too few such items gets all of them, half of them in each of two lists."""
+    user with too few such items gets all of them, half of them in each of two lists, which a note says."""
     step = random_step(seed, users, items)
     evaluation = EvaluationSettings(candidates="sampled", sampled_candidates=n,
                                     candidate_lists="separate" if separate else "shared")
@@ -113,6 +113,10 @@ def test_candidates(seed, users, items, n, separate):
             continue
         assert not set(valid) & set(test)
         assert (len(valid), len(test)) == (min(n, -(-len(free) // 2)), min(n, len(free) // 2))
+    tested = [len(row_of(drawn["test"], user)) for user in range(users) if len(step.test.of(user))]
+    note, few = few_candidates_note(step, evaluation), sum(size < n for size in tested)
+    assert note.startswith(f"{few} of {len(tested)} users to test") and f"down to {min(tested)}," in note if few else \
+        note == ""
 
 
 def by_hand(scores, target, candidates, k=10):
