@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedcl_bench.plugin.silo import DomainMethod, DomainModule, ModuleBackbone
+from fedcl_bench.plugin.silo import DomainMethod, DomainModule, ModuleBackbone, Stage
 
 
 class _Mean(DomainModule):
@@ -35,6 +35,42 @@ class Mean(ModuleBackbone):
 class FedAvg(DomainMethod):
     """Breaks nothing: what the engine does with ft."""
     name, title = "averages", "averages what has no item rows"
+
+
+class _NoRows(_Mean):
+    rows = ()
+
+
+class ForgetsRows(Mean):
+    name, network = "forgets-rows", _NoRows
+
+
+class MakesNothing(Mean):
+    name = "makes-nothing"
+
+    def module(self, data):
+        super().module(data)
+
+
+class AnswersOne(FedAvg):
+    name = "answers-one"
+
+    def aggregate(self, uploads, weights, draw):
+        return super().aggregate(uploads, weights, draw)[:1]
+
+
+class OneStage(FedAvg):
+    name = "one-stage"
+
+    def stages(self):
+        return Stage("train")
+
+
+class WritesForUsers(FedAvg):
+    name = "writes-for-users"
+
+    def local_loss(self, batch):
+        return 0.1 * batch.loss
 
 
 class _Remembers(_Mean):

@@ -22,6 +22,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from ..core.errors import PluginError
 from ..core.tuning import SIZES
 from ..data.stream import Step, TrainingStep
 from ..evaluation.beyond_accuracy import catalogue_of
@@ -64,6 +65,9 @@ class CrossSilo:
         self.method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
         domains = [Domain.of(f.stream, step, number, f.seed) for number in self.numbers(f)]
         self.domains = self._with_modules(domains)
+        if isinstance(f.backbone, ModuleBackbone):
+            silo_modules.check_alike(f.backbone, [domain.module for domain in self.domains
+                                                    if domain.module is not None])
         self.units = {domain.unit: domain for domain in self.domains}
         alone = [Silo((domain,), domain.seed) for domain in self.domains]
         self.silos = [Silo(self.domains, f.seed)] if f.topology == "central" else alone
@@ -92,9 +96,9 @@ class CrossSilo:
         known = [domain.data(features[domain.number], f.stream.known) for domain in domains]
         for domain, data in zip(domains, self._prepared(known), strict=True):
             with silo_modules.seeded(domain.seed, "init", device=f.device):
-                module = self.method.module(f.backbone, data).to(f.device)
+                module = self.method.module(f.backbone, data)
             silo_modules.check(f.backbone, module, domain.step.n_items)
-            yield module
+            yield module.to(f.device)
 
     def _prepared(self, known: Sequence[DomainData]) -> Sequence[DomainData]:
         """What each domain knows, with what is made of the item texts of all that train together."""
@@ -279,6 +283,7 @@ class CrossSilo:
         sizes = [1 if f.server.weighting == "uniform" else len(domain.step.train.values) for domain in self.domains]
         weights = torch.tensor(sizes, dtype=torch.float64, device=f.device) / sum(sizes)
         downloads = self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, progress.round))
+        checks.check_downloads(self.method, downloads, len(uploads))
         if f.server.optimiser is None:
             return downloads, {}
         sent = {name: progress.server_moments[f"sent/{name}"] for name in downloads[0]}
@@ -379,7 +384,11 @@ class CrossSilo:
 
 def stages_of(method: Method, backbone: Backbone | ModuleBackbone) -> tuple[Stage, ...]:
     """The stages of a run: the method's, or else the backbone's."""
-    stages = method.stages() if isinstance(method, DomainMethod) else ()
-    if not stages and isinstance(backbone, ModuleBackbone):
-        stages = backbone.stages()
+    stages: Any = ()
+    for plugin in (method, backbone):
+        if not stages and isinstance(plugin, (DomainMethod, ModuleBackbone)):
+            stages = plugin.stages()
+            if not isinstance(stages, Sequence) or not all(isinstance(stage, Stage) for stage in stages):
+                raise PluginError(f"{plugin.kind} '{plugin.name}': stages returned {str(stages)[:80]},\nexpected a "
+                                  f"tuple of Stage, as (Stage('train'),).")
     return tuple(stages) or (Stage("train"),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -161,6 +161,13 @@ def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> No
     if undeclared := [name for name in upload if not name.startswith(tuple(declared))]:
         raise PluginError(f"{_named(method, 'upload')} sends '{undeclared[0]}', which is not declared;\n"
                           f"expected: {', '.join(declared)} (`sent` of the method names what is sent).")
+
+
+def check_downloads(method: Any, downloads: Any, domains: int) -> None:
+    """Raise PluginError unless the server answers each of so many domains."""
+    if not isinstance(downloads, Sequence) or len(downloads) != domains:
+        raise PluginError(f"{_named(method, 'aggregate')} returned {_described(downloads)},\nexpected a list of "
+                          f"{domains} dictionaries: what each domain receives.")
 
 
 def check_download(method: Any, model: Any, download: Any) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..data.settings import ItemFeatureSettings
 from ..plugin import checks
 from ..training.session_trainer import input_rows, window
-from ..plugin.silo import TextSettings
+from ..plugin.silo import DomainMethod, TextSettings
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.cross_device import open_step
@@ -33,7 +33,7 @@ from ..federation.parts import Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate_updates
 from ..plugin.backbone import ITEM, Backbone
-from ..plugin.method import Method
+from ..plugin.method import HOOKS, Method
 from ..plugin.state import Snapshot, score_users
 from ..rng import DrawKey, Tables
 from ..recbole.parameters import PADDING
@@ -106,6 +106,9 @@ def names_of_hooks(plugin: Plugin) -> str:
     for name in [name for name in defined if name not in known | read]:
         if near := difflib.get_close_matches(name, sorted(known - defined.keys()), 1, cutoff=0.8):
             raise Violated(f"nothing reads '{name}'; did you mean '{near[0]}'?")
+    of_users = [name for name in HOOKS + ("uploads",) if name in defined and name not in vars(DomainMethod)]
+    if issubclass(plugin.cls, DomainMethod) and of_users:
+        raise Violated(f"'{of_users[0]}' is a hook of clients of one user each, which nothing calls with domains")
     return f"{len(defined)} names, which the suite or the plugin reads"
 
 

@@ -63,6 +63,9 @@ def load(module: DomainModule, part: Snapshot | Tables) -> None:
 
 def check(backbone: ModuleBackbone, module: DomainModule, n_items: int) -> None:
     """Raise PluginError unless the module's parameters are as it says."""
+    if not isinstance(module, DomainModule):
+        raise PluginError(f"backbone '{backbone.name}': module returned {type(module).__name__},\nexpected a "
+                          f"DomainModule.")
     tables = carried(module)
     for name in module.rows:
         if name not in tables or not tables[name].dim() or len(tables[name]) != n_items:
@@ -71,6 +74,18 @@ def check(backbone: ModuleBackbone, module: DomainModule, n_items: int) -> None:
                               f"expected a parameter or persistent buffer of shape ({n_items}, ...) = (items, ...).")
     if not any(value.requires_grad for value in tables.values()):
         raise PluginError(f"backbone '{backbone.name}': its module has no parameter to train.")
+
+
+def check_alike(backbone: ModuleBackbone, modules: Sequence[DomainModule]) -> None:
+    """Raise PluginError unless what is not in ``rows`` has the same names and shapes in all domains."""
+    shapes = [{name: tuple(value.shape) for name, value in carried(module).items() if name not in module.rows}
+              for module in modules]
+    for first, other in zip(shapes, shapes[1:]):
+        if wrong := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
+            found = " and ".join(str(each.get(wrong[0], "none")) for each in (first, other))
+            raise PluginError(f"backbone '{backbone.name}': '{wrong[0]}' has shape {found} in two domains,\nexpected "
+                              f"the same in all. Name in rows what has a row per item, and make what follows from the "
+                              f"domain's data a buffer with persistent=False.")
 
 
 def tie(modules: Sequence[DomainModule]) -> None:
