@@ -358,6 +358,8 @@ def test_ratings_sessions_and_rows_without_ids():
         "SESSION_FIELD: session_id\nsettings: {stream: sessions, session_from: column}\n") and len(done.files) == 2
     stream = located("mine", Path("out"), {})[1]  # as any command sees it
     assert (stream.stream, stream.session_from) == ("sessions", "column")
+    done, _ = imported(text, Columns("user", "item", "time"), force=True)  # without sessions, which its YAML still has
+    assert done.notes[-1] == "out/mine/mine.yaml: was there before, and is read with these interactions"
 
 
 @pytest.mark.parametrize("text,kept", [(">=4", [4, 5]), ("> 4", [5]), ("<4.5", [3, 4]), ("<=3", [3]), ("==5", [5]),

@@ -166,6 +166,8 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     notes = (detected[next(iter(detected))].note, writer.times.note, writer.times.days, *bad.inside_notes(),
              *writer.control_notes(),
              *writer.repeated_notes(), *described, *(f"left out: {said}" for said in bad.first))
+    notes += tuple(f"{file}: was there before, and is read with these interactions" for file in
+                   (item_file(target), target.with_suffix(".yaml")) if file not in files and file.exists())
     different = (ids.count() for ids in writer.different.values())
     return Imported(writer.rows + bad.count, writer.written, *different, writer.left_out, notes, tuple(files))
 
