@@ -66,6 +66,10 @@ class GridPart:
             chosen = {"datasets": self.datasets, "backbones": self.backbones, "methods": self.methods}
             needed = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
                       *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
+        own = {name: spec.method for spec in needed for name, _ in spec.settings} if self.paper is None else {}
+        if twice := [name for name in self.vary if name in own]:
+            raise UserError(f"--vary: found '{twice[0]}', which {own[twice[0]]} has of its own in --methods, accepted: "
+                            f"one of the two.")
         changes = [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
 
         def settings(own: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,8 @@ def sessions(method, backbone, assignment=""):
         ("--methods ft,reg --backbones fedmf --set lambda_reg=1", "for ft on fedmf"),
         ("--methods reg --backbones fedmf --vary lambda_reg=1,-1", "found '-1', accepted: a number"),
         ("--methods reg --backbones fedmf --vary lambda_reg=1,,2", "--vary: found"),
+        ("--methods reg --backbones fedmf --vary lambda_reg=1 --set lambda_reg=2", "which --set gives too"),
+        ("--methods ft,reg:lambda_reg=1 --backbones fedmf --vary lambda_reg=2", "which reg has of its own"),
         ("--methods ft --backbones biasmf --tuned", "no tuned settings for ft on biasmf"),
         ("--methods ft --backbones fedmf --table 2", "--paper"), ("--paper f3crec", "--table is missing"),
         ("--file nowhere.yaml", "nowhere.yaml: cannot be read"))),

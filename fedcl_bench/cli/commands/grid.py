@@ -67,6 +67,8 @@ def _grid_fields(args: argparse.Namespace) -> dict[str, Any]:
         parts = tuple(value.strip() for value in values.split(","))
         if not all(parts):
             raise UserError(f"--vary: found '{name}={values}', accepted: NAME=V1,V2, as --vary eps=0.001,0.002.")
+        if name in (given["set"] or {}):
+            raise UserError(f"--vary: found '{name}', which --set gives too, accepted: one of the two.")
         vary[name] = (*vary.get(name, ()), *parts)
     given["vary"] = vary or None
     return {name: value for name, value in given.items() if value is not None}
