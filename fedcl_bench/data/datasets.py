@@ -120,6 +120,25 @@ def thin_note(stream: Stream, settings: StreamSettings) -> str:
             f"out users and items with few interactions, as --set k_core=5.")
 
 
+_LOOKED_AT = 5_000_000  # interactions at most among which repeated items are looked for
+
+
+def masked_note(stream: Stream) -> str:
+    """A sentence if items to test are not ranked for their user, who trains on or validates them too; else empty."""
+    wanted = masked = 0
+    if stream.domains or stream.steps[0].sessions or sum(step.interactions for step in stream.steps) > _LOOKED_AT:
+        return ""
+    for step in stream.steps:
+        test, *others = (step.split(split).owners * step.n_items + step.split(split).values
+                         for split in ("test", "train", "valid"))
+        test = test.unique()
+        wanted, masked = wanted + len(test), masked + int(torch.isin(test, torch.cat(others)).sum())
+    if not masked:
+        return ""
+    return (f"{masked:,} of {wanted:,} items to test cannot be found: their user also trains on or validates them in "
+            f"the same block, and such items are not ranked.")
+
+
 def statistics(stream: Stream) -> dict[str, list[float]]:
     """A stream's statistics in the layout of its paper's Table 1: one value per block or domain, or one in all of
     sessions."""

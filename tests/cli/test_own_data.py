@@ -106,6 +106,18 @@ def test_thin_blocks_get_a_note(capsys, output):
     assert "blocks are thin" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("stream", ["blocks", "static"])
+def test_items_to_test_that_are_not_ranked_get_a_note(output, stream):
+    """By hand: u1 has a again in its test, u2 has x again, which is to be found once however often it is there."""
+    rows = [("u1", "abcdea"), ("u2", "xyzwxx"), ("u3", "abcdef"), ("u4", "abbbbc")]
+    Path("again.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
+        f"{user}\t{item}\t{time}\n" for user, items in rows for time, item in enumerate(items)))
+    settings = ["--set", "stream=static"] if stream == "static" else [
+        "--set", "blocks=1", "--set", "base_split=chronological"]
+    assert "note: 2 of 4 items to test cannot be found: their user also trains" in output(
+        "data", "./again.inter", *settings)
+
+
 # A data set's YAML file
 
 def test_a_yaml_file_beside_the_data_or_in_dataset_configs(registry, mine):
