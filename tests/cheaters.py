@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench import BackboneSettings, Method, SessionBackbone, SessionVectors, setting, zeros
+from fedcl_bench import (BackboneSettings, Method, SequentialBackbone, SessionBackbone, SessionVectors, setting,
+                         zeros)
 from fedcl_bench.kernels.functional import weighted_bce
 from fedcl_bench.runs.registry import discover
 
@@ -822,6 +823,38 @@ class UnusedParameter(_Named, FedMF):
 
     def learning_rates(self, n_items, round_=0, batch=0):
         return {**super().learning_rates(n_items), "bias": 0.1}
+
+
+# Sequential backbones.
+
+
+class _MeanUpTo(_Named, SequentialBackbone):
+    """Each position is the mean of the items up to it."""
+
+    title = "the mean of the items up to a position"
+    pads = False
+
+    def dense_starts(self):
+        return {"bias": zeros(self.settings.dim)}
+
+    def encode(self, clients, inputs, sequence, dropout):
+        return inputs.cumsum(1) / self.counts(sequence.real)[..., None] + clients["bias"].unsqueeze(1)
+
+    def counts(self, real):
+        return real.cumsum(1).clamp(min=1)
+
+
+class CountsPaddingToo(_MeanUpTo):
+    def counts(self, real):
+        return torch.ones_like(real, dtype=torch.int64).cumsum(1)
+
+
+class SeesTheNext(_MeanUpTo):
+    """Adds the mean of the whole session, the item to predict among it."""
+
+    def encode(self, clients, inputs, sequence, dropout):
+        own = super().encode(clients, inputs, sequence, dropout)
+        return own + 0.1 * inputs.mean(1, keepdim=True)
 
 
 # Backbones of whole sessions.

@@ -321,11 +321,31 @@ def padding(pair: Pair) -> str:
           "other vectors outside the mask")
     _same(expected[:, chosen], scores(session, table[chosen]), "session_scores", "fewer items")
     _same(expected, scores(session, table.expand(len(users), *table.shape)), "session_scores", "a table per client")
-    for number, real in enumerate(() if backbone.positionwise else sequence.real):
+    for number, real in enumerate(() if backbone.positionwise and backbone.pads else sequence.real):
         own = slice(number, number + 1), slice(len(real) - int(real.sum()), None)
         short = Sequence(sequence.real[own], sequence.times[own], sequence.items[own])
-        _same(expected[own[0]], scores(vectors(short, users[own[0]])), "session_vectors", "no padding")
+        _same(expected[own[0]], scores(vectors(short, users[own[0]])), "session_vectors",
+              "no padding" + ", which pads = False promises" * backbone.positionwise)
     return f"{len(users)} sessions of {int(sequence.real.sum(1).min())} to {sequence.real.shape[1]} positions"
+
+
+@torch.no_grad()
+def later_positions(pair: Pair) -> str:
+    """With a representation at every position: other items behind it change none, as it is to predict the next one."""
+    backbone = pair.federation().backbone
+    if not isinstance(backbone, SequentialBackbone) or not backbone.positionwise:
+        raise Inapplicable("no representation at every position")
+    model, (users, sequence) = pair.points[-1].best.model, _first_sessions(pair)
+    place, length = torch.arange(sequence.items.shape[1]), sequence.items.shape[1]
+    expected = _vectors(backbone, model, users, sequence).vectors
+    for last in range(length - 1):
+        behind, before = sequence.real & (place > last), (sequence.real & (place <= last)).unsqueeze(2)
+        other = replace(sequence, items=((sequence.items + 1) % len(model.public[ITEM])).where(behind, sequence.items))
+        found = _vectors(backbone, model, users, other).vectors
+        if mismatch := tables_differ({"what it makes": expected * before}, {"what it makes": found * before}):
+            raise Violated(f"encode: {mismatch} up to position {last} with other items behind it: a position must see "
+                           f"the items up to itself alone, as it is to predict the next one")
+    return f"{len(users)} sessions of up to {length} positions, each of the items up to it"
 
 
 def _first_sessions(pair: Pair) -> tuple[Tensor, Sequence]:
@@ -534,6 +554,7 @@ OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("trains every parameter", every_parameter_trained),
     ("batched = one by one", one_by_one),
     ("padding does not matter", padding),
+    ("no later position is seen", later_positions),
     ("threads", threads),
     ("random numbers", random_numbers),
     ("resumes", resumes),

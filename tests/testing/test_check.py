@@ -104,6 +104,8 @@ CHEATERS = [
     (cheaters.ScoresTogether, "(a) other clients' data", "backbone 'scores-together': scores of client"),
     (cheaters.RemembersCommon, "(a) other clients' data", "backbone 'remembers-common' with other interactions"),
     (cheaters.CountsPadding, "padding does not matter", "session_vectors: 'scores' differs by"),
+    (cheaters.CountsPaddingToo, "padding does not matter", "session_vectors: 'scores' differs by", "with no padding"),
+    (cheaters.SeesTheNext, "no later position is seen", "encode: 'what it makes' differs by", "up to position 0"),
     (cheaters.ScoresItemsTogether, "padding does not matter", "with fewer items"),
     (cheaters.KnowsWhatOthersClick, "(a) other clients' data", "backbone 'knows-what-others-click' with other interac"),
     (cheaters.NeverReadsAParameter, "trains every parameter", "no training changes idle, and no score depends on it"),
@@ -262,9 +264,9 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 21
+    assert found["passed"] and len(found["outcomes"]) == 22
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == [
-        "padding does not matter", "fast forms"]  # no sequences, score follows from factors
+        "padding does not matter", "no later position is seen", "fast forms"]  # no sequences, no score of its own
 
 
 def test_a_plugin_that_cannot_be_imported_is_not_checked(tmp_path, capsys):
