@@ -169,7 +169,7 @@ class Registry:
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 return UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
-        error = unknown_plugin(kind, name, known)
+        error = unknown_plugin(kind, name, dict.fromkeys(known))
         if not self.broken:
             return error
         first, *others = self.broken.values()

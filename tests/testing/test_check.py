@@ -273,7 +273,8 @@ def test_a_plugin_that_cannot_be_imported_is_not_checked(tmp_path, capsys):
     (tmp_path / "my_broken.py").write_text("raise ValueError('at import')\n")
     for command, name in (("check", "my_broken"), ("check", "my-broken"), ("list", "my-broken"), ("check", "mine")):
         assert main([command, name, "--plugins", str(tmp_path)]) == 2
-        assert "my_broken.py, line 1: ValueError: at import" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "my_broken.py, line 1: ValueError: at import" in said and said.count(" ffmsr,") <= 1
 
 
 @pytest.mark.parametrize("option,name,evidence", [
