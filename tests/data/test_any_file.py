@@ -5,6 +5,8 @@ import bz2
 import gzip
 import json
 import lzma
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -286,6 +288,17 @@ def imported(text, columns=COLUMNS, **options):
     """What became of a table, and the lines of the atomic file."""
     done = import_table(Tables(table(text), columns), "mine", Path("out"), **options)
     return done, Path("out/mine/mine.inter").read_text(encoding="utf-8").splitlines()
+
+
+def test_what_a_killed_conversion_left_goes():
+    """Its file is as large as the dataset."""
+    code = ("import os, pathlib; from fedcl_bench.core.files import replacing\n"
+            "with replacing(pathlib.Path('out/mine/mine.inter')): os._exit(1)")
+    Path("out/mine").mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert len(list(Path("out/mine").iterdir())) == 1
+    imported("user,item,time\nu1,a,1\n")
+    assert [path.name for path in Path("out/mine").iterdir()] == ["mine.inter"]
 
 
 @pytest.mark.parametrize("separator,name", table_reader.SEPARATORS.items())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Iterator,
 import numpy as np
 
 from ...core.errors import UserError
-from ...core.files import replacing, write_atomically
+from ...core.files import replacing, sweep, write_atomically
 from ...core.text import safe_name
 from . import times as units
 from ..items.item_texts import item_file, item_table
@@ -146,6 +146,7 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     writer = _Writer(columns, keeps, bad)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent)
         with replacing(target) as file:
             parts = [*columns.named, *(["split"] if "" not in detected else [])]
             file.write(("\t".join(ATOMIC[part] for part in writer.order(parts)) + "\n").encode())
