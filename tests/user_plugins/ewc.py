@@ -21,6 +21,7 @@ class EWC(Method):
     reference = "Kirkpatrick et al., PNAS 2017"
     Settings = EWCSettings
     first_step = 0  # importance of block 0 counts
+    broadcasts = ("summed",)  # of which clients make the importance, too
 
     def aggregate(self, public):  # server
         state = dict(self.server_state)
