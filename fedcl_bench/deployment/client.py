@@ -49,7 +49,7 @@ class RunTerms:
     versions: str
     method: tuple[str, int | str, dict[str, Any]]
     backbone: tuple[str, int | str, dict[str, Any]]
-    metrics: list[tuple[str, int | str]]
+    metrics: list[tuple[str, int | str | None]]  # None: of the suite
     local: dict[str, Any]
     server: dict[str, Any]
     evaluation: dict[str, Any]

@@ -149,7 +149,7 @@ def same_record(found, expected, folder=Path()):
 # Numbers.
 
 @pytest.mark.parametrize("method, backbone, settings", [
-    ("f3crec", "fedmf", {}), ("alone", "fedmf", {}), ("ifedrec", "fedmf", {}),
+    ("f3crec", "fedmf", {}), ("alone", "fedmf", {"extra_metrics": "novelty,distance"}), ("ifedrec", "fedmf", {}),
     ("ft", "biasmf", {"loss": "squared_error", "valid_metric": "rmse", "local_epochs": 1}),
     pytest.param("ft", "feddae", {}, marks=pytest.mark.long)])
 def test_the_record_is_that_of_a_simulation(federation, method, backbone, settings):
