@@ -364,14 +364,19 @@ class Federation:
             raise UserError(f"setting 'aggregator': found {self.server.aggregator}, accepted: mean with method "
                             f"'{self.method.name}', whose server sees sums over clients alone.")
         compatibility.check_single_updates(self.backbone, what, self.server.init)
-        for step in self.stream.steps:
+        for step in self.stream.steps if aggregator.kind == "krum" else ():
             if self.acting_in(step).trains == "clients":
-                aggregator.check(self._participants(step))
+                aggregator.check(self._fewest_participants(step))
 
-    def _participants(self, step: Step) -> int:
-        """How many clients take part in a step's first round, the malicious ones among them."""
-        group, malicious = self.server.attendance.of(step, self.seed, 0), self.malicious_in(step)
-        return (malicious.join(group, 0) if malicious else group).count
+    def _fewest_participants(self, step: Step) -> int:
+        """How many clients take part in a round of a step at least, the malicious ones among them."""
+        from .cold_start import as_trained_on
+
+        attendance, step = self.server.attendance, as_trained_on(self, step)
+        malicious, rounds = self.malicious_in(step), range(1 if attendance.complete else self.server.rounds)
+        groups = (attendance.of(step, self.seed, round_) for round_ in rounds)
+        return min((malicious.join(group, round_) if malicious else group).count
+                   for round_, group in zip(rounds, groups))
 
     def _check_attack(self) -> None:
         """An attack's malicious clients must be fewer than honest ones and send what those send."""

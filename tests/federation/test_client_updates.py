@@ -163,6 +163,11 @@ def test_what_does_not_go_together(registry):
         more = {"method": build(registry, "method", "ft"), "backbone": "fedmf", **settings}
         with pytest.raises(UserError, match=said):
             parts(registry, **more).check()
+    f = parts(registry, build(registry, "method", "ft"), "fedmf", aggregator="krum", krum_malicious=4, krum_selected=3,
+              client_dropout=0.3)
+    f.check()
+    with pytest.raises(UserError, match="'krum_malicious': found 4, .* which are 9 in one"):  # in a later round
+        replace(f, server=replace(f.server, rounds=30)).check()
     with pytest.raises(UserError, match="is about many clients, and with topology=central one holds all"):
         replace(parts(registry, plain, "sasrec"), topology="central").check()
 
