@@ -88,8 +88,8 @@ def check_single_updates(backbone: Backbone, what: str, init: str) -> None:
         raise UserError(f"setting 'init': found per_client, accepted: server with {what}, whose server looks at each "
                         f"client's change of what it was sent.")
     if backbone.overrides("serve"):
-        raise Incompatible(f"{what} aggregates clients' updates, as does the server of "
-                           f"'{backbone.name}'.", "backbone", lambda cls: cls.serve is Backbone.serve)
+        raise Incompatible(f"{what} needs a server that adds up clients' changes, and that of '{backbone.name}' does "
+                           f"more.", "backbone", lambda cls: cls.serve is Backbone.serve)
 
 
 def _check_sums(backbone: Backbone, method: Method, init: str) -> None:

@@ -152,13 +152,13 @@ def test_what_does_not_go_together(registry):
         ({"aggregator": "krum", "krum_selected": 30},
          "'krum_selected': found 30, accepted: at most 17, the 18 that take"),
         ({"aggregator": "median", "backbone": "gpfedrec"},
-         "aggregator=median aggregates clients' updates, as does the"),
+         "aggregator=median needs a server that adds up clients' changes, and that of 'gpfedrec' does more"),
         ({"aggregator": "median", "backbone": "sasrec", "init": "per_client"},
          "accepted: server with aggregator=median"),
         ({"aggregator": "median", "method": plain}, "accepted: mean with method 'plain-mean'"),
         ({"method": plain, "backbone": "sasrec", "init": "per_client"},
          "'init': found per_client, accepted: server with method 'plain-mean'"),
-        ({"method": plain, "backbone": "gpfedrec"}, "as does the server of 'gpfedrec'"),
+        ({"method": plain, "backbone": "gpfedrec"}, "and that of 'gpfedrec' does more"),
     ]:
         more = {"method": build(registry, "method", "ft"), "backbone": "fedmf", **settings}
         with pytest.raises(UserError, match=said):
