@@ -291,12 +291,14 @@ def _connection(address: str, patience: float) -> Iterator[tuple]:
     from flwr.supernode.fleet_http_connection import http_request_response
 
     host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--server {address}: accepted: HOST:PORT as the server shows it.")
     end = time.monotonic() + patience
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=5.0).close()
             break
-        except (OSError, ValueError) as error:
+        except OSError as error:
             if time.monotonic() > end:
                 raise UserError(f"--server {address}: no server answers there ({error}); accepted: HOST:PORT as the "
                                 f"server shows it.") from None
