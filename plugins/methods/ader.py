@@ -100,7 +100,7 @@ class ADER(TopNDistillation):
         everybody = torch.arange(model.n_users, device=trained.device)
         lists, filled = (rows_of(self.client_state.get(name, torch.zeros(0, n, dtype=kind, device=trained.device)),
                                  everybody).clone() for name, kind in (("lists", torch.int64), ("filled", torch.bool)))
-        for users in in_pieces(trained, model.n_items):
+        for users in in_pieces(trained, model.n_items) if len(trained) else ():
             new = padded(step.train, users)
             here = torch.arange(new.shape[1], device=new.device) < step.train.lengths[users, None]
             items = torch.cat([new, lists[users]], 1)

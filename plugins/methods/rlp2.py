@@ -61,7 +61,10 @@ class RLP2(Method):
     def rescore(self, users, scores, model, backbone):
         if self.settings.lambda_error == 0.0 or "keys" not in self.client_state:
             return scores
-        used = int(self.client_state["filled"].any(0).nonzero().max()) + 1
+        entries = self.client_state["filled"].any(0).nonzero().flatten()
+        if not len(entries):
+            return scores
+        used = int(entries[-1]) + 1
         state = {name: values[:, :used] for name, values in self.client_state.items()}
         known = (users < len(state["keys"])).nonzero().flatten()
         known = known[state["filled"][users[known]].any(1)]
@@ -76,7 +79,7 @@ class RLP2(Method):
         return result
 
     def end_step(self, step, model, backbone, trained, draw):
-        if self.settings.lambda_error == 0.0:
+        if self.settings.lambda_error == 0.0 or not len(trained):
             return
         sampling = LocalSettings(negatives=self.settings.memory_negatives)
         entries: dict[str, list[Tensor]] = {"keys": [], "errors": [], "filled": []}

@@ -191,7 +191,8 @@ def test_items_that_arrive_later(federation, growing, method, cold_items):
     same_record(made.run(), made.simulated())
 
 
-def test_clients_of_one_user(federation, tmp_path):
+@pytest.mark.parametrize("method", ["f3crec", "ader", "rlp2"])
+def test_clients_of_one_user(federation, tmp_path, method):
     """Some come in later blocks, or have nothing to train, to validate or to test in one."""
     def rows(user, times):
         return [(f"u{user}", f"i{7 * time % 31 if user % 2 else 5 * time % 31}", time) for time in times]
@@ -199,7 +200,7 @@ def test_clients_of_one_user(federation, tmp_path):
     log = tmp_path / "few.inter"
     log.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
         "\t".join(map(str, row)) + "\n" for user in times for row in rows(user, times[user])))
-    made = federation(dataset=str(log), k_core=0, blocks=4, topk=(5,), valid_metric="ndcg@5", least=4,
+    made = federation(method, dataset=str(log), k_core=0, blocks=4, topk=(5,), valid_metric="ndcg@5", least=4,
                       cut=lambda stream: [torch.tensor([user]) for user in range(5)])
     lengths = [step.train.lengths for step in made.data.steps]
     assert any(len(each) < 5 for each in lengths) and any((each == 0).any() for each in lengths)
