@@ -153,6 +153,15 @@ class Node(server.Population):
 class NodeClients(CrossDevice):
     """A step's clients at a node: the server is elsewhere."""
 
+    @classmethod
+    def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
+             ) -> tuple[CrossDevice, Progress]:
+        def rows(state: Tables) -> Tables:  # of a node that comes late, which the server has answered nothing
+            return {**state, **{name: server.with_new_users(state[name], step.n_users)
+                                for name in progress.answered if name in state}}
+        best = replace(progress.best, client_state=rows(progress.best.client_state))
+        return super().open(f, step, replace(progress, client_state=rows(progress.client_state), best=best), observe)
+
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the participants here, before they train."""
         answer = self.federation.population.ask("uploads", {"users": self.group.users, **named("upload", uploads)})

@@ -86,8 +86,9 @@ def federation(registry, tmp_path, simulations):
     class Made:
         def __init__(self, method="f3crec", least=3, timeout=60.0, dataset="ml-100k", cut=lambda stream: divide(
                 stream, 3), backbone="fedmf", wanted=0, **settings):
+            cut_in = {} if "stream" in settings else {"blocks": 2}
             self.config = make_config(registry, method, backbone, dataset, overrides=[
-                ("test", {"precision": "float64", **SMALL, "blocks": 2, **settings})])
+                ("test", {"precision": "float64", **SMALL, **cut_in, **settings})])
             self.data = load_stream(self.config.source, self.config.stream, self.config.features)
             self.published = Published.of(self.config.source, self.config.stream, self.data)
             self.names = cut(self.data)
@@ -295,6 +296,14 @@ def test_a_client_that_comes_late_trains_too(federation, monkeypatch):
     made.run()
     models = [table.parent / "state" / "runs" / made.config.name for table in made.tables]
     assert [model.exists() for model in models] == [True, True, False]
+
+
+def test_a_client_that_comes_late_has_had_no_answers(federation):
+    made = federation("fcucr", backbone="sasrec", wanted=2, least=2, rounds=3, stream="sessions", min_session_length=5,
+                      min_sessions=4, max_length=10, local_epochs=1)
+    once(made.link, 5, lambda node: made.join(2))
+    rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet")
+    assert rounds["participants"].iloc[0] < rounds["participants"].iloc[-1]
 
 
 def test_a_server_that_is_killed_goes_on_at_the_round(federation):
