@@ -16,7 +16,7 @@ from ..plugin.backbone import Backbone
 from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.settings import ItemFeatureSettings, StreamSettings
-from ..core.errors import Incompatible, PluginError, UserError
+from ..core.errors import Incompatible, PluginError, UserError, unknown
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
 from ..plugin.method import Method, NoSettings
@@ -203,8 +203,13 @@ def _hash(identity: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+DEVICES = ("cpu", "cuda", "auto")
+
+
 def resolve_device(name: str) -> str:
-    """``cpu``, ``cuda`` or ``auto`` as the device to use. Raises UserError for cuda without one."""
+    """``cpu``, ``cuda`` or ``auto`` as the device to use. Raises UserError for another, and for cuda without one."""
+    if name not in DEVICES:
+        raise unknown("device", str(name), DEVICES)
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
