@@ -18,6 +18,9 @@ with importing():
     from .running import folders
 
 
+_DECIDE = ("stream", "split_file", "topology", "session_from")
+
+
 def load(folder: str | Path, method: str | None = None, backbone: str | None = None, dataset: str | None = None, *,
          data_dir: str | Path | None = None, plugins: str | Path | Iterable[str | Path] = (),
          **settings: Any) -> Results:
@@ -86,7 +89,9 @@ def _check_combination(runs: Sequence[Run], folder: Path) -> None:
                             f"Narrow them: load({str(folder)!r}, {key}={values[0]!r}).")
     settings = [comparable(run.head["settings"]) for run in runs]
     differing = {}
-    for name in sorted({name for each in settings for name in each}):
+    # Others have other values, or no effect, for the sake of the first of these.
+    for name in sorted({name for each in settings for name in each},
+                       key=lambda name: (name not in _DECIDE, any(name not in each for each in settings), name)):
         found = (each.get(name) for each in settings)
         texts = {"no effect" if value is None else as_text(value) for value in found}
         if len(texts) > 1:

@@ -127,14 +127,14 @@ class Results:
         return table(combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs]))
 
     def compare(self, others: str | Results | Sequence[str | Results], metric: str | None = None,
-                blocks: Sequence[int] | None = None, tuned: str | Path | None = None) -> pd.DataFrame:
+                blocks: int | Sequence[int] | None = None, tuned: str | Path | None = None) -> pd.DataFrame:
         """Paired tests against other methods, as the command ``compare`` does them (docs/tables.md).
 
         Args:
             others: methods whose records lie in the same results folder, as ``"ft"`` or ``"f3crec:without=arm"``, or
                 other results. A method is taken with the settings that these results change and that methods share.
             metric: as ``ndcg@20``; None: the one that chose the best round.
-            blocks: averaged over; None: all but block 0.
+            blocks: one, or those averaged over; None: all but block 0.
             tuned: folder of tuned settings that the other methods have.
 
         Returns:
@@ -161,7 +161,8 @@ class Results:
                 if len(pair) > 1 and NO_BACKBONE not in pair:
                     raise UserError(f"compare: {name} has {key} {runs[0].meta[key]}, these results have "
                                     f"{self.runs[0].meta[key]}; compare results on the same one.")
-        return versus.against((self.method, self.runs), named, metric or self.metric, blocks)
+        return versus.against((self.method, self.runs), named, metric or self.metric,
+                              [blocks] if isinstance(blocks, int) else blocks)
 
     def _name_beside(self, taken: dict[str, Any]) -> str:
         """The method's name, with a number if there is another of that name."""

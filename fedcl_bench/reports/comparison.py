@@ -146,7 +146,7 @@ def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...
     """The blocks to average over: those given, or the incremental ones; raises UserError if a run lacks one."""
     chosen = incremental(runs[0]) if blocks is None else tuple(blocks)
     for run in runs:
-        if beyond := [block for block in chosen if block >= run.head["blocks"]]:
+        if beyond := [block for block in chosen if not 0 <= block < run.head["blocks"]]:
             raise UserError(f"--blocks: found {beyond[0]}; {describe(run.meta)}, has blocks "
                             f"0-{run.head['blocks'] - 1}.")
     return chosen

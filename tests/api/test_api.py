@@ -100,7 +100,7 @@ def test_it_runs_in_a_thread_that_receives_no_signals_and_shows_progress(tmp_pat
     (("ft", "fedmf"), {"seeds": 0}, "seeds=0"), (("ft", "fedmf"), {"first_seed": -1}, "first_seed=-1"),
     (("ft", "fedmf"), {"rounds": 0}, r"'rounds' \(fb.run\)"), (("ft", "fedmf"), {"plugins": "nowhere"}, "not a folder"),
     (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting"),
-    (("ft", "fedmf"), {"seeds": 3, "lr": -1}, "'lr'")])
+    (("ft", "fedmf"), {"seeds": 3, "lr": -1}, "'lr'"), (("ft", "fedmf"), {"device": "gpu"}, "unknown device 'gpu'")])
 def test_what_is_wrong_is_said(tmp_path, arguments, settings, words):
     with pytest.raises(fb.UserError, match=words):
         fb.run(*arguments, results=tmp_path, **settings)
@@ -142,6 +142,9 @@ def test_load_names_the_settings_that_differ(registry, tmp_path, method, name, o
     for value in others:
         assert fb.load(tmp_path, **{name: value}).settings.get(name, 1) == value
         assert fb.load(tmp_path, **{name: str(value)}).settings.get(name, 1) == value
+    fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", (("stream", "static"),)), 0, level(0.1))
+    with pytest.raises(fb.UserError, match=r"in settings: stream \(blocks, static\); (.*\n)*.* with stream=VALUE"):
+        fb.load(tmp_path)
 
 
 def test_load_refuses_what_has_not_finished(tmp_path, registry):
@@ -228,7 +231,9 @@ def test_compare_is_the_commands(results, folder, capsys):
         assert row[name] == expected["per_user"][key], name
     assert row["seeds"] == "0, 1" and row["seed_difference"] == expected["per_seed"]["difference"]
     pd.testing.assert_frame_equal(results.compare(fb.load(folder, "ft")), results.compare(["ft"]))
-    assert results.compare("ft", metric="recall@20", blocks=[3])["difference"].iloc[0] != row["difference"]
+    last = results.compare("ft", metric="recall@20", blocks=[3])
+    assert last["difference"].iloc[0] != row["difference"]
+    pd.testing.assert_frame_equal(results.compare("ft", metric="recall@20", blocks=3), last)
 
 
 def test_compare_says_how_to_make_what_is_missing(results, folder):
