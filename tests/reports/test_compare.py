@@ -300,3 +300,5 @@ def test_no_headroom_is_said(tmp_path, registry, capsys):
     assert out.count("no headroom") == 2
     assert "is the reference too" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--bound", "ft")
     assert "no record" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--records", tmp_path)
+    assert "of ft, central, fcucr on sasrec" in refused(  # joint is none of sessions
+        capsys, "headroom", "fcucr", "--backbone", "sasrec", "--dataset", "xing", "--records", tmp_path)

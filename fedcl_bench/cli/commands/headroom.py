@@ -31,7 +31,7 @@ down to 0, so that nothing can be said to be left to gain. The runs must be fini
 def add(parser: argparse.ArgumentParser) -> None:
     add_methods(parser, "methods, and other bounds")
     parser.add_argument("--reference", default="ft", metavar="METHOD", help="what methods are to improve (default: ft)")
-    parser.add_argument("--bound", default="joint", metavar="METHOD", help="what can be reached (default: joint)")
+    parser.add_argument("--bound", metavar="METHOD", help="what can be reached (default: joint, of sessions central)")
     add_options(parser, backbones="backbones, as fedmf,fedncf; repeatable",
                 datasets="datasets, as ml-100k; repeatable (default: ml-100k)")
     add_options(parser, "metric", "records", set="take the runs with this setting; repeatable", tuned=OF_RECORDS)
@@ -44,15 +44,18 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.headroom import headroom_rows
     from ...reports.selection import Source, checked_spec, find_all
     from ...runs.registry import discover
-    from ...runs.specs import RunSpec
+    from ...runs.specs import RunSpec, expected_settings
 
     registry, datasets = discover(args.plugins), args.datasets or ("ml-100k",)
     if args.backbones is None:
         raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
     check_formats(args.format)
+    changes, tuned = settings_of(args), tuned_of(args)
+    if args.bound is None:
+        first = checked_spec(registry, RunSpec.of(args.reference, args.backbones[0], datasets[0]), changes, tuned)
+        args.bound = "central" if expected_settings(registry, first)["stream"] == "sessions" else "joint"
     if args.reference == args.bound:
         raise UserError(f"--bound: found {args.bound}, which is the reference too; accepted: another method.")
-    changes, tuned = settings_of(args), tuned_of(args)
     names = list(dict.fromkeys([args.reference, args.bound, *methods_of(args)]))
     cells = {cell: {name: checked_spec(registry, RunSpec.of(name, *cell), changes, tuned) for name in names}
              for cell in product(args.backbones, datasets)}
