@@ -198,9 +198,11 @@ def audit(dataset: str, changes: Mapping[str, Any], data_dir: Path | None = None
     settings = of_stream, _, _, evaluation = assemble(CORE_SETTINGS, layers(name, overrides), "leaks")
     refuse_inactive(settings, overrides)
     by, at, k = evaluation.valid_metric.partition("@")
-    if of_stream.topology_in_effect == "central" or evaluation.mask_history or not at:
-        raise UserError("leaks: found topology=central, mask_history=true or an error of ratings as valid_metric, "
-                        "accepted: clients that are users or domains, all items to rank, and a metric as ndcg@20.")
+    for found, is_so in (("topology=central", of_stream.topology_in_effect == "central"),
+                         ("mask_history=true", evaluation.mask_history), (f"valid_metric={by}", not at)):
+        if is_so:
+            raise UserError(f"leaks: found {found}, accepted: clients that are users or domains, all items to rank, "
+                            f"and a metric as ndcg@20.")
     metric = next(each for each in metrics_of(Registry(), evaluation) if each.name == by)
     source = locate(name, data_dir, of_stream)
     stream = load_stream(source, of_stream)
