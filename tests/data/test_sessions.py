@@ -262,6 +262,8 @@ def refused(capsys, content, *words, name="xing"):
      ["xing.inter", "every row", "'interaction_type'", "0, 4, 5"]),
     (HEADER + GOOD + "u\t1\t0\t1\t250\ttrain\n", [], ["xing.inter: sessions '", "of user 'u' overlap"]),
     (HEADER + GOOD, ["--set", "session_split=last"], ["xing.inter: no user has 5 sessions", "min_sessions=N"]),
+    (HEADER + ROW.format(1, 2, 1_600_000_000_000, "train"), ["--set", "session_from=gap"],
+     ["xing.inter: found times in milliseconds (as 1600000000000)", "data convert --table"]),
     (HEADER + GOOD, ["--set", "session_gap=10"], ["'session_gap'", "no effect with session_from=column"]),
     (HEADER + GOOD, ["--set", "min_sessions=3"], ["'min_sessions'", "no effect with session_split=column"]),
 ])

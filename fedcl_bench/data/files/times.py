@@ -30,6 +30,16 @@ def refuse_several(counts: Counts, where: str) -> None:
         raise UserError(f"{where}: found {found}, accepted: one unit.\nMake all seconds: divide {cure}.")
 
 
+def require_seconds(numbers: np.ndarray, where: str) -> None:
+    """Raise UserError for times of these years that are in another unit."""
+    counts: Counts = {}
+    by_unit(numbers, counts)
+    for unit, (_, example) in counts.items():
+        if unit != "seconds":
+            raise UserError(f"{where}: found times in {unit} (as {example:.0f}), accepted: seconds, as sessions are "
+                            f"cut at pauses.\n`data convert --table FILE` writes them.")
+
+
 def are_days(numbers: np.ndarray) -> bool:
     """Whether all numbers look like days from 19000101 to 21001231."""
     if not len(numbers) or numbers.min() < 19000101 or numbers.max() > 21001231:

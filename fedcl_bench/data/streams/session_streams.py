@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...core.errors import UserError
+from ..files import times
 from ..files.recbole_files import SPLITS, Interactions
 from ..settings import StreamSettings
 from ..stream import Sessions, Step, Stream
@@ -45,9 +46,9 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
         name: what messages call the data.
 
     Raises:
-        UserError: if sessions of one user overlap, a session has several splits, a user has several sessions to
-            validate or test on or has them before others it trains on, or no session to train, validate or test on
-            is left.
+        UserError: if sessions are cut and times are not in seconds, sessions of one user overlap, a session has several
+            splits, a user has several sessions to validate or test on or has them before others it trains on, or no
+            session to train, validate or test on is left.
     """
     log, central, unfiltered = _cut(data, settings, name), settings.topology == "central", {}
     if settings.session_split == "column":
@@ -115,6 +116,7 @@ def _cut(data: Interactions, settings: StreamSettings, name: str) -> pd.DataFram
     if data.split is not None:
         log["split"] = data.split[row]
     if settings.session_from == "gap":
+        times.require_seconds(data.time, name)
         pause = log.groupby("user")["time"].diff()
         return log.assign(session=(~(pause <= 60.0 * settings.session_gap)).cumsum())
     of_file, _ = pd.factorize(data.session)
