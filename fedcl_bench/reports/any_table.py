@@ -7,7 +7,7 @@ data: the rows are methods with settings of their own, and the numbers of a pape
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError, unknown
 from ..core.settings import as_text
@@ -133,10 +133,22 @@ def _recorded(method: str, runs: Iterable[Run], source: Source) -> tuple[str, ..
     return tuple(f"{method}:{row}" for row in rows) or (method,)
 
 
+def _is_asked(layout: Layout, head: Mapping[str, Any]) -> bool:
+    """Whether a run is on a backbone, or on none, and a dataset that are asked for."""
+    backbones = {*map(spelled, layout.backbones), NO_BACKBONE}
+    return (not layout.backbones or head["backbone"] in backbones) and (
+        not layout.datasets or head["dataset"] in layout.datasets)
+
+
+def _asked(layout: Layout, source: Source) -> Sequence[Run]:
+    """The runs that are asked for; all where there is none."""
+    return [run for run in source.runs if _is_asked(layout, run.head)] or source.runs
+
+
 def _methods(layout: Layout, source: Source) -> tuple[str, ...]:
     """The methods asked for, or all that have records and are installed; UserError for one that is not known."""
-    runs: dict[str, list[Run]] = {head["method"]: [] for head in source.failed}
-    for run in source.runs:
+    runs: dict[str, list[Run]] = {head["method"]: [] for head in source.failed if _is_asked(layout, head)}
+    for run in _asked(layout, source):
         runs.setdefault(run.head["method"], []).append(run)
     methods = layout.methods or tuple(row for method in sorted(runs) if source.registry.knows("method", method)
                                       for row in _recorded(method, runs[method], source))
@@ -155,7 +167,8 @@ def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[s
     joined, their domains."""
     _check(layout)
     methods = _methods(layout, source)
-    shown = [run for run in source.runs if run.head["method"] in {parse_method(method)[0] for method in methods}]
+    shown = [run for run in _asked(layout, source)
+             if run.head["method"] in {parse_method(method)[0] for method in methods}]
     chosen = {}
     for kind, asked, known in (("backbone", map(spelled, layout.backbones), source.registry.names("backbone")),
                                ("dataset", layout.datasets, {run.head["dataset"] for run in source.runs})):

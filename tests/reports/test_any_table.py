@@ -82,6 +82,15 @@ def test_what_needs_no_backbone_stands_beside_every_backbone(registry, tmp_path)
     assert build_any(Layout(methods=("popularity",)), source).heads == ("none ml-100k",)
 
 
+def test_rows_and_columns_are_those_of_the_datasets_asked_for(registry, tmp_path):
+    for spec in (RunSpec("ft", "fedmf", "ml-100k"), RunSpec("kd", "fedncf", "ml-100k"),
+                 RunSpec("ft", "fedmf", "lastfm-2k", (("rounds", 5),))):
+        fabricate(tmp_path, registry, spec, 0, level(0.1))
+    table = build_any(Layout(datasets=("lastfm-2k",)), Source(load_runs(tmp_path), registry))
+    assert table.heads == ("fedmf lastfm-2k",) and [line.labels for line in table.panels[0].lines] == [
+        ("ft (rounds=5)",)] and not table.missing
+
+
 def test_without_records_of_default_settings_rows_are_the_settings_that_there_are(registry, tmp_path):
     """Also those that follow from the stream, and not more than a few; a setting of ``--set`` is named by nobody."""
     few, source = {"rounds": 5, "eps": 0.02}, Source([], registry)
