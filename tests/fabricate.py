@@ -45,15 +45,17 @@ def config_of(registry, spec: RunSpec, seed: int, data: str = DATA, tuned: Path 
 
 
 def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores, data: str = DATA,
-              tuned: Path | None = None, users: int = USERS, rounds: int = 2) -> Path:
-    """Write the record of a run. R@20 is twice N@20; user u has shift u, item i phi i and rank change i / 100."""
+              tuned: Path | None = None, users: int = USERS, rounds: int = 2, errors: bool = False) -> Path:
+    """Write the record of a run. R@20 is twice N@20, and with ``errors`` RMSE is N@20; user u has shift u, item i phi i
+    and rank change i / 100."""
     config = config_of(registry, spec, seed, data, tuned)
     ids = torch.arange(users)
     tests = []
     for t in range(BLOCKS):
         for s in range(t + 1):
             values = torch.from_numpy(np.resize(scores(t, s, seed), users))
-            tests.append((t, s, UserScores(ids, {"ndcg@20": values, "recall@20": 2 * values})))
+            tests.append((t, s, UserScores(ids, {"ndcg@20": values, "recall@20": 2 * values,
+                                                  **({"rmse": values} if errors else {})})))
     curve = tuple({"step": t, "round": r, "participants": users, "loss": 0.5 / (r + 1), "valid": 0.1 + 0.001 * r,
                    "bytes_up": 4, "bytes_down": 4, "train_seconds": 0.12345678, "evaluate_seconds": 0.01}
                   for t in range(BLOCKS) for r in range(rounds))

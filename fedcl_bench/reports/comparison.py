@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..core.settings import as_text
+from ..evaluation.metrics import RATING_ERRORS
 from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_protocol
 from ..runs.registry import Registry
@@ -90,7 +91,8 @@ class PairedTests:
     """One method's runs against another's.
 
     Attributes:
-        users: over the users that both have, each averaged over blocks and the seeds that both have.
+        users: over the users that both have, each averaged over blocks and the seeds that both have. A positive
+            difference means that the one method is better, also of errors, of which less is.
         seeds: over these seeds, each averaged over its users and blocks; None for fewer than two.
         means: over the users, of either method.
         users_left_out: how many users only one of the two has.
@@ -113,9 +115,11 @@ def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequen
         raise TooFew("no seed in common")
     scores = paired_scores(pairs, metric, blocks)
     both = scores.dropna()
-    averages = pd.concat([seed_averages(runs, metric, blocks) for runs in zip(*pairs)], axis=1).dropna()
-    users = compare_paired(both["mine"], both["theirs"], draws, unit="user")
-    seeds = compare_paired(averages[0], averages[1], draws, unit="seed") if len(averages) > 1 else None
+    averages = pd.concat([seed_averages(runs, metric, blocks) for runs in zip(*pairs)], axis=1,
+                         keys=both.columns).dropna()
+    first, second = both.columns[::-1] if metric in RATING_ERRORS else both.columns
+    users = compare_paired(both[first], both[second], draws, unit="user")
+    seeds = compare_paired(averages[first], averages[second], draws, unit="seed") if len(averages) > 1 else None
     return PairedTests(users, seeds, tuple(both.mean()), len(scores) - len(both))
 
 
@@ -231,4 +235,5 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
         if not seeds:
             raise TooFew(f"the methods have no seed in common on {backbone}, {dataset}; run the same seeds of all.")
         rows.append(GridRow(backbone, dataset, tuple(seeds), tuple(float(a[seeds].mean()) for a in averages)))
-    return rows, friedman([row.scores for row in rows])
+    sign = -1.0 if metric in RATING_ERRORS else 1.0
+    return rows, friedman([[sign * score for score in row.scores] for row in rows])

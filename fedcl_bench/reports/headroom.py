@@ -8,6 +8,7 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 import pandas as pd
 
+from ..evaluation.metrics import RATING_ERRORS
 from ..records.run import Run
 from ..records.store import user_scores
 from ..stats.headroom import Headroom, headroom
@@ -53,7 +54,8 @@ def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str,
     order = [reference, bound, *(name for name in runs if name not in (reference, bound))]
     scores = {name: {run.seed: user_scores([run], metric) for run in runs[name]} for name in dict.fromkeys(order)}
     common = {name: _common(name, scores, (reference, bound)) for name in scores}
-    against = _against({name: of_name for name, of_name in common.items() if name != reference})
+    against = _against({name: of_name for name, of_name in common.items() if name != reference},
+                       -1.0 if metric in RATING_ERRORS else 1.0)
     return [_row(name, runs[name], common[name], against.get(name), metric) for name in scores]
 
 
@@ -76,13 +78,14 @@ def _common(name: str, scores_of: Mapping[str, Mapping[int, pd.Series]], compare
     return _Common(seeds, users, [table.loc[users].to_numpy(float).T for table in tables])
 
 
-def _against(common: Mapping[str, _Common]) -> dict[str, Headroom]:
-    """The shares of all methods; those of the same seeds and users have the same samples."""
+def _against(common: Mapping[str, _Common], sign: float) -> dict[str, Headroom]:
+    """The shares of all methods; those of the same seeds and users have the same samples. Args: sign: -1 if less is
+    better."""
     alike: dict[tuple, list[str]] = {}
     for name, of_name in common.items():
         alike.setdefault((of_name.seeds, tuple(of_name.users)), []).append(name)
     return {name: found for names in alike.values() for name, found in zip(names, headroom(
-        [common[name].scores[0] for name in names], *common[names[0]].scores[1:]))}
+        [sign * common[name].scores[0] for name in names], *(sign * each for each in common[names[0]].scores[1:])))}
 
 
 def _row(name: str, runs: Sequence[Run], common: _Common, against: Headroom | None, metric: str) -> HeadroomRow:

@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from ..evaluation.metrics import RATING_ERRORS
 from ..runs.registry import Registry
 from ..runs.specs import Tuned
 from ..records.run import Run
@@ -104,7 +105,8 @@ def _differences(px: Any, cell: GridCell, compared: Iterable[dashboard.Test],
         if isinstance(test.result, Comparison):
             mine, theirs = (user_scores([run for run in of.runs if run.seed in test.result.common], cell.metric)
                             for of in (test.variant, test.against))
-            counts = np.histogram((mine - theirs).dropna().clip(-1.0, 1.0), EDGES)[0]
+            better = theirs - mine if cell.metric in RATING_ERRORS else mine - theirs
+            counts = np.histogram(better.dropna().clip(-1.0, 1.0), EDGES)[0]
             parts.append(pd.DataFrame({"method": _name(test.variant.title), "share of users": counts / counts.sum(),
                                        "difference per user": (EDGES[1:] + EDGES[:-1]) / 2})[counts > 0])
     if not parts:
@@ -124,19 +126,20 @@ def table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: 
 
     Args:
         of: the cell of each row, if they have several.
-        best: columns in which the largest number of each cell is in bold.
+        best: columns in which the largest number of each cell, or the smallest error, is in bold.
     """
     columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
     cells = of or [0] * len(rows)
-    largest = {(cell, column): max((row[column] for row, mine in zip(rows, cells) if mine == cell and column in row),
-                                   default=None) for cell in set(cells) for column in best}
+    bold = {(cell, column): (max if {*column.split()}.isdisjoint(RATING_ERRORS) else min)(
+        (row[column] for row, mine in zip(rows, cells) if mine == cell and column in row), default=None)
+        for cell in set(cells) for column in best}
     lines = []
     for i, (row, cell) in enumerate(zip(rows, cells)):
         tds = []
         for column in columns:
             value = row.get(column, DASH)
             if isinstance(value, Number):
-                kind = "best dt-type-numeric" if value == largest.get((cell, column)) else "dt-type-numeric"
+                kind = "best dt-type-numeric" if value == bold.get((cell, column)) else "dt-type-numeric"
                 tds.append(f'<td class="{kind}" data-order="{value.value!r}">{escape(value.text)}</td>')
             else:
                 tds.append(f'<td data-order="">{value}</td>' if value == DASH else f"<td>{escape(value)}</td>")

@@ -312,8 +312,7 @@ def _test_baseline(filling: Filling) -> None:
                 tests.append(found)
         for cell, adjusted in zip(cells, holm_adjusted(tests)):
             _set_p(cell, adjusted)
-            signs = (-1, 1) if cell.key.metric in RATING_ERRORS else (1, -1)
-            cell.star, cell.worse = (cell.p <= LEVEL and sign * adjusted.users.difference > 0.0 for sign in signs)
+            cell.star, cell.worse = (cell.p <= LEVEL and sign * adjusted.users.difference > 0.0 for sign in (1, -1))
 
 
 def _rank(filling: Filling) -> None:

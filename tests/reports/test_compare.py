@@ -16,6 +16,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import split_methods
 from fedcl_bench.reports.comparison import against_each, over_grid
+from fedcl_bench.reports.dashboard import gather, leaderboard
 from fedcl_bench.reports.frame import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for
 from fedcl_bench.records import published
@@ -302,3 +303,21 @@ def test_no_headroom_is_said(tmp_path, registry, capsys):
     assert "no record" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--records", tmp_path)
     assert "of ft, central, fcucr on sasrec" in refused(  # joint is none of sessions
         capsys, "headroom", "fcucr", "--backbone", "sasrec", "--dataset", "xing", "--records", tmp_path)
+
+
+def test_of_errors_less_is_better(tmp_path, registry, capsys):
+    """By hand: FT .10, joint .14, KD .12, users alike; the same numbers as N@20 and as RMSE."""
+    for method, mean in (("ft", 0.10), ("joint", 0.14), ("kd", 0.12)):
+        for backbone in ("fedmf", "fedncf"):
+            fabricate(tmp_path, registry, RunSpec(method, backbone, "ml-100k"), 0, level(mean), errors=True)
+    names, records = ["ft", "joint", "kd"], ["--records", str(tmp_path), "--json"]
+    for metric, sign in (("ndcg@20", -1.0), ("rmse", 1.0)):
+        of = ["--metric", metric, *records]
+        found = json.loads(output_of(capsys, "compare", *names, "--backbone", "fedmf", *of))["comparisons"]
+        assert [each["per_user"]["difference"] for each in found] == pytest.approx([0.04 * sign, 0.02 * sign])
+        test = json.loads(output_of(capsys, "compare", "--friedman", *names, "--backbones", "fedmf,fedncf", *of))
+        assert test["ranks"] == ([1.0, 3.0, 2.0] if sign > 0 else [3.0, 1.0, 2.0])
+        rows = json.loads(output_of(capsys, "headroom", "kd", "--backbone", "fedmf", *of))["cells"][0]["rows"]
+        assert [row["against"]["gain"][0] for row in rows[1:]] == pytest.approx([-0.04 * sign, -0.02 * sign])
+        cell, _ = gather(load_runs(tmp_path), registry)
+        assert leaderboard(replace(cell, metric=metric))[0]["method"] == ("ft" if sign > 0 else "joint")
