@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core.parallel import load, threads_for
-from ..data.datasets import load_stream, masked_note, thin_note
+from ..data.datasets import events_note, load_stream, masked_note, thin_note
 from ..data.items.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
 from ..evaluation.ranking import few_candidates_note
@@ -71,7 +71,8 @@ class Execution:
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
                          *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream),
-                         masked_note(self.stream), repeated_note(self.stream.steps[0], config.evaluation),
+                         events_note(config.source, config.stream), masked_note(self.stream),
+                         repeated_note(self.stream.steps[0], config.evaluation),
                          few_candidates_note(self.stream.steps[0], config.evaluation)):
                 if text:
                     display.note(text)

@@ -208,7 +208,8 @@ def _label(name: str) -> str:
 
 def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Mapping[str, list],
                     expected: Mapping[str, list]) -> int:
-    """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed."""
+    """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed or
+    not known."""
     of_sessions = "train_sessions" in counts
     columns = [part.name for part in source.parts] or (
         ["value"] if of_sessions else [f"D{t}" for t in range(len(counts["interactions"]))])
@@ -235,7 +236,11 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Map
                  "; a file that says its split does not tell how many those were."))
     if source.config.notes:
         print(f"note: {source.config.notes}")
-    if expected:
-        print(f"DIFFERS from the expected counts of its config: {', '.join(differs)}." if differs else
-              "All counts are those expected by its config.")
-    return 1 if differs else 0
+    others = [name for name in expected if name not in counts]
+    if others:
+        print(f"NOT COMPARED are the expected counts {', '.join(others)}; names of counts here: {', '.join(counts)}.")
+    elif expected and not differs:
+        print("All counts are those expected by its config.")
+    if differs:
+        print(f"DIFFERS from the expected counts of its config: {', '.join(differs)}.")
+    return 1 if differs or others else 0

@@ -120,6 +120,14 @@ def thin_note(stream: Stream, settings: StreamSettings) -> str:
             f"out users and items with few interactions, as --set k_core=5.")
 
 
+def events_note(source: DatasetSource, settings: StreamSettings) -> str:
+    """A sentence if rows stay that the dataset's config drops from streams of sessions; else empty."""
+    if not source.config.drop_events or settings.stream == "sessions" or settings.split_file:
+        return ""
+    events = ", ".join(source.config.drop_events)
+    return f"drop_events is for streams of sessions alone: rows of {events} are kept here."
+
+
 _LOOKED_AT = 5_000_000  # interactions at most among which repeated items are looked for
 
 

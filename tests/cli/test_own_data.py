@@ -118,6 +118,20 @@ def test_items_to_test_that_are_not_ranked_get_a_note(output, stream):
         "data", "./again.inter", *settings)
 
 
+def test_what_a_yaml_file_says_in_vain_is_said(output, capsys):
+    """Names of counts that nothing has, and events to drop on a stream of blocks."""
+    Path("some.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\tkind:token\n" + "".join(
+        f"u{i % 9}\ti{i % 13}\t{i}\tview\n" for i in range(300)))
+    Path("some.yaml").write_text("EVENT_FIELD: kind\ndrop_events: [view]\n")
+    assert "note: drop_events is for streams of sessions alone: rows of view are kept here" in output(
+        "data", "./some.inter")
+    Path("some.yaml").write_text("expected: {users: [9, 9, 9, 9], interactions: [180, 40, 40, 40]}\n")
+    assert main(["data", "./some.inter"]) == 1
+    said = capsys.readouterr().out
+    assert "NOT COMPARED are the expected counts users; names of counts here: accumulated_users" in said
+    assert "DIFFERS" not in said and "All counts" not in said
+
+
 # A data set's YAML file
 
 def test_a_yaml_file_beside_the_data_or_in_dataset_configs(registry, mine):

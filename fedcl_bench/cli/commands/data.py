@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ...data.datasets import load_stream, masked_note, statistics, thin_note
+    from ...data.datasets import events_note, load_stream, masked_note, statistics, thin_note
     from ...data.items.features import texts_of
     from ...data.streams.overlap import shared_users
     from ..show import show_statistics
@@ -181,7 +181,7 @@ def _show(args: argparse.Namespace) -> int:
         if len(users):
             print(f"note: {len(users):,} users of {' and '.join(pair)} are known to be the same; runs use that "
                   f"with known_users=true alone")
-    for text in filter(None, (thin_note(stream, settings), masked_note(stream))):
+    for text in filter(None, (thin_note(stream, settings), events_note(source, settings), masked_note(stream))):
         print(f"note: {text}")
     return status
 
