@@ -309,7 +309,10 @@ class Method:
         return self.overrides("row_penalty")
 
     def aggregate(self, public: Tables) -> Tables:
-        """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round."""
+        """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round.
+
+        With ``cold_items`` they are without the rows of the step's new items, which ``begin_step`` sees.
+        """
         return public
 
     def aggregate_dense(self, dense: Tables) -> Tables:
