@@ -419,6 +419,13 @@ class PenalisesNumbers(_Cheater):
         return lambda rows, items: rows.square()
 
 
+class CutOff(_Cheater):
+    """Its term is a number to every parameter."""
+
+    def local_loss(self, batch):
+        return 0.5 * batch.loss.detach()
+
+
 class CountsInteractions(_Cheater):
     """(c) the server learns how much its clients interact."""
 

@@ -29,7 +29,7 @@ from ..plugin.silo import DomainMethod, TextSettings
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.cross_device import open_step
-from ..federation.parts import Progress
+from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate_updates
 from ..plugin.backbone import ITEM, Backbone
@@ -510,20 +510,39 @@ def fast_forms(pair: Pair) -> str:
 
 
 def every_parameter_trained(pair: Pair) -> str:
-    """Training moves every declared parameter, or at least scores depend on it; all changes are finite."""
+    """Training moves every declared parameter, or at least scores depend on it; all changes are finite. Of the method's
+    terms of the loss one at least depends on a parameter."""
     changed: dict[str, bool] = {}
+    terms: list[bool] = []
     for start in _starts(pair):
-        for name, change in client_round(pair.federation(), start).items():
+        for name, change in client_round(_listened(pair.federation(), terms), start).items():
             if name.startswith(("upload ", "private ")) and change.numel():
                 if change.is_floating_point() and not torch.isfinite(change).all():
                     raise Violated(f"{name} is not finite in step {start.step}")
                 changed[name] = changed.get(name, False) or bool((change != 0).any())
+    if terms and not any(terms):
+        raise Violated("local_loss returns terms that are cut off from all parameters (detach, no_grad, .data or "
+                       "numpy?), so that they train nothing")
     still = [name.split(" ", 1)[1] for name, moved in changed.items() if not moved and not name.endswith(PADDING)]
     unused = [name for name in still if not _scores_depend_on(pair, name)]
     if unused:
         raise Violated(f"no training changes {', '.join(unused)}, and no score depends on it")
     return (f"{len(changed) - len(still)} parameters and uploads move, all finite"
             + (f"; {', '.join(still)} cancels out in the loss" if still else ""))
+
+
+def _listened(f: Federation, terms: list[bool]) -> Federation:
+    """A federation that lists of each of its method's terms of the loss whether it depends on a parameter."""
+    method = f.acting_in(f.stream.steps[-1])
+    term_of = method.local_loss
+
+    def local_loss(batch: Any) -> Any:
+        term = term_of(batch)
+        if isinstance(term, Tensor):
+            terms.append(term.requires_grad)
+        return term
+    setattr(method, local_loss.__name__, local_loss)
+    return f
 
 
 def _scores_depend_on(pair: Pair, name: str) -> bool:

@@ -64,6 +64,7 @@ CHEATERS = [
     (cheaters.RanksOtherwise, "fast forms", "without score_all, by score alone, valid in round 1"),
     (cheaters.OneNumberARow, "declares its parameters", "expected a floating tensor of shape (7, d, ...)"),
     (cheaters.OneNumber, "declares its parameters", "expected a floating tensor of shape (d, ...), as (1,) of one"),
+    (cheaters.CutOff, "trains every parameter", "local_loss returns terms that are cut off from all parameters"),
     (cheaters.ThrowsDice, "random numbers", "two states of the global generators"),
     (cheaters.IgnoresASetting, "reads its settings", "never read in 2 runs: unused"),
     (cheaters.NoHelp, "settings", "'strength' is not declared with setting(default, help)"),
