@@ -32,6 +32,8 @@ from .metadata import (NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, entr
                        shipped_folders, unknown_plugin)
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric, "attack": Attack}
+_STATEMENTS = [f"{part}{number}" for part, most in (("F", 7), ("C", 3), ("E", 4), ("P", 1))
+               for number in range(1, most + 1)]  # of docs/constraints.md
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
 
 
@@ -318,6 +320,8 @@ def _undeclared(cls: type[Method]) -> str:
                                   "its server sees each client's update")):
         if gives_up and name not in cls.gives_up:
             return f"{what}, so its gives_up must say how it gives up {name} (docs/constraints.md)"
+    if unknown := [name for name in cls.gives_up if name not in _STATEMENTS]:
+        return f"its gives_up names {quoted(unknown[0])}, accepted: {', '.join(_STATEMENTS)} (docs/constraints.md)"
     return ""
 
 

@@ -189,6 +189,7 @@ def test_what_does_not_go_together_is_refused(registry, started):
                                          ("trains = 'server'", "so it needs central_round"),
                                          ("trains, central_round = 'server', print", "must say how it gives up F4"),
                                          ("aggregate_updates = print", "must say how it gives up F7"),
+                                         ("gives_up = {'f7': 'norms'}", "names 'f7', accepted: F1, F2, .*, P1"),
                                          ("trains = 'clouds'", "its trains is 'clouds', accepted: clients, server or")])
 def test_a_bound_says_what_it_gives_up(tmp_path, line, lacks):
     (tmp_path / "silent.py").write_text("from fedcl_bench import Method\n\n\nclass Silent(Method):\n"
