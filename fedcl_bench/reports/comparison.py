@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from ..core.errors import UserError
-from ..core.settings import as_text
+from ..core.settings import AT_DEFAULT, as_text, flat, inactive
 from ..evaluation.metrics import RATING_ERRORS
 from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_protocol
+from ..runs.config import CORE_SETTINGS, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned, expected_settings
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
@@ -35,6 +36,14 @@ def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dic
         return {}
 
 
+def at_default(head: Mapping[str, Any], classes: Iterable[Any]) -> dict[str, Any]:
+    """The settings that a record leaves out as they do nothing at their default; classes: of settings, or instances."""
+    defaults = {f.name: list(f.default) if isinstance(f.default, tuple) else f.default
+                for each in classes for f in fields(each)}
+    return {name: defaults[name] for name, why in head.get("inactive_settings", {}).items()
+            if why == AT_DEFAULT and name in defaults}
+
+
 def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, below: Mapping[str, Any] | None = None,
                      tuned: Tuned | None = None) -> dict[str, Any]:
     """The settings of a record that are not today's defaults, which make its run again. What follows from another one
@@ -50,12 +59,14 @@ def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, 
     Raises:
         UserError: if a plugin is not here, or does not take these settings.
     """
-    settings, found = head["settings"], dict[str, Any]()
+    found = dict[str, Any]()
     while True:
         spec = RunSpec(head["method"], head["backbone"], dataset, tuple({**(below or {}), **found}.items()))
-        defaults = expected_settings(registry, spec, tuned)  # of those alone that have an effect
-        differs = {name: value for name, value in settings.items()
-                   if name in defaults and name not in found and value != defaults[name]}
+        parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+        without = inactive(parts)
+        usual = {name: value for name, value in flat(parts).items() if without.get(name, AT_DEFAULT) == AT_DEFAULT}
+        differs = {name: value for name, value in {**at_default(head, parts), **head["settings"]}.items()
+                   if name in usual and name not in found and value != usual[name]}
         if not differs:
             return found
         first = {name: differs[name] for name in ("stream", "split_file", "topology") if name in differs}
@@ -77,10 +88,14 @@ def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = No
     so that a difference may be theirs, as ``rounds=2 beside 100``; empty for one method, whose variants are named."""
     if mine.head["method"] == theirs.head["method"]:
         return ""
-    pair = [words_of(run.head["settings"]) for run in (mine, theirs)]
+    name = mine.head["backbone"]
+    classes = [*CORE_SETTINGS, *([registry.get("backbone", name).cls.Settings] * registry.knows("backbone", name))]
+    silent = [words_of(at_default(run.head, classes)) for run in (mine, theirs)]
+    pair = [{**left_out, **words_of(run.head["settings"])} for left_out, run in zip(silent, (mine, theirs))]
     differ = [name for name in pair[0] if name in pair[1] and pair[0][name] != pair[1][name]]
     usual = [[defaults_of(registry, run, base) for run in (mine, theirs)]
              for base in dict.fromkeys((None, tuned)) if differ]
+    usual = [[{**left_out, **each} for left_out, each in zip(silent, both)] for both in usual]
     differ = min(([name for name in differ if [each[name] for each in pair] != [each.get(name) for each in both]]
                   for both in usual), key=len, default=[])
     return ", ".join(f"{name}={pair[0][name]} beside {pair[1][name]}" for name in differ)

@@ -12,13 +12,14 @@ from helpers import output_of, refused
 from scipy import stats
 from synthetic import flat_runs, make_run
 
+import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import split_methods
-from fedcl_bench.reports.comparison import against_each, over_grid
+from fedcl_bench.reports.comparison import against_each, changed_settings, over_grid, unequal
 from fedcl_bench.reports.dashboard import gather, leaderboard
 from fedcl_bench.reports.frame import parse_blocks, seed_averages
-from fedcl_bench.reports.selection import command_for
+from fedcl_bench.reports.selection import Source, command_for, find
 from fedcl_bench.records import published
 from fedcl_bench.runs.specs import RunSpec, Tuned, parse_method
 from fedcl_bench.records.store import load_runs, user_scores
@@ -321,3 +322,20 @@ def test_of_errors_less_is_better(tmp_path, registry, capsys):
         assert [row["against"]["gain"][0] for row in rows[1:]] == pytest.approx([-0.04 * sign, -0.02 * sign])
         cell, _ = gather(load_runs(tmp_path), registry)
         assert leaderboard(replace(cell, metric=metric))[0]["method"] == ("ft" if sign > 0 else "joint")
+
+
+def test_settings_that_records_leave_out_at_their_default_count(tmp_path, registry):
+    """One that is not at its default, and one that is at it against the backbone's own."""
+    for method, backbone, name, value, usual in (("ft", "fedmf", "evaluate_every", 2, 1),
+                                                 ("fedprox", "feddae", "server_optimiser", "none", "adam")):
+        fabricate(tmp_path / name, registry, RunSpec(method, backbone, "ml-100k", ((name, value),)), 0, level(0.1))
+        fabricate(tmp_path / name, registry, RunSpec("kd", backbone, "ml-100k"), 0, level(0.1))
+        kd, run = sorted(load_runs(tmp_path / name), key=lambda run: run.head["method"] != "kd")
+        assert changed_settings(registry, run.head, "ml-100k") == {name: value}
+        assert not changed_settings(registry, kd.head, "ml-100k")
+        assert unequal(run, kd, registry) == f"{name}={value} beside {usual}"
+    _, reason = find(Source([run], registry), RunSpec("fedprox", "feddae", "ml-100k"))
+    assert reason.endswith("has server_optimiser none instead of adam")
+    results = fb.load(tmp_path / "evaluate_every", "ft")
+    with pytest.raises(UserError, match=r"no record .* of kd \(evaluate_every=2\)"):
+        results.compare("kd")
