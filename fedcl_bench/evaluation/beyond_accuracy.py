@@ -19,7 +19,7 @@ from ..data.stream import Step
 from ..plugin.metric import Catalogue, RankedLists
 from .drift import Add
 from .exposure import KIND as EXPOSURE
-from .metrics import OF_ITEMS, RATING_ERRORS
+from .metrics import OF_ITEMS, sign_of
 from .ranking import UserScores
 from .session_ranking import FULL
 
@@ -219,8 +219,7 @@ def _groups(kinds: dict[str, _Of], scores: UserScores, k: int) -> dict[str, dict
         result["new-users"][metric], result["old-users"][metric] = values[known == 0.0], values[known > 0.0]
         result["least-active"][metric] = values[order[:quarter]]
         result["most-active"][metric] = values[order[len(users) - quarter:]]
-        ascending = np.sort(values)
-        result["worst-decile"][metric] = ascending[-tenth:] if metric in RATING_ERRORS else ascending[:tenth]
+        result["worst-decile"][metric] = values[(sign_of(metric) * values).argsort()[:tenth]]
     for kind, of_users in kinds.items():
         prefix, recall, group = kind.partition("recall ")
         if recall:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..core.settings import AT_DEFAULT, as_text, flat, inactive
-from ..evaluation.metrics import RATING_ERRORS
+from ..evaluation.metrics import sign_of
 from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_protocol
 from ..runs.config import CORE_SETTINGS, resolve
@@ -130,11 +130,10 @@ def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequen
         raise TooFew("no seed in common")
     scores = paired_scores(pairs, metric, blocks)
     both = scores.dropna()
-    averages = pd.concat([seed_averages(runs, metric, blocks) for runs in zip(*pairs)], axis=1,
-                         keys=both.columns).dropna()
-    first, second = both.columns[::-1] if metric in RATING_ERRORS else both.columns
-    users = compare_paired(both[first], both[second], draws, unit="user")
-    seeds = compare_paired(averages[first], averages[second], draws, unit="seed") if len(averages) > 1 else None
+    averages = pd.concat([seed_averages(runs, metric, blocks) for runs in zip(*pairs)], axis=1).dropna()
+    sign = sign_of(metric)
+    users = compare_paired(sign * both["mine"], sign * both["theirs"], draws, unit="user")
+    seeds = compare_paired(sign * averages[0], sign * averages[1], draws, unit="seed") if len(averages) > 1 else None
     return PairedTests(users, seeds, tuple(both.mean()), len(scores) - len(both))
 
 
@@ -250,5 +249,4 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
         if not seeds:
             raise TooFew(f"the methods have no seed in common on {backbone}, {dataset}; run the same seeds of all.")
         rows.append(GridRow(backbone, dataset, tuple(seeds), tuple(float(a[seeds].mean()) for a in averages)))
-    sign = -1.0 if metric in RATING_ERRORS else 1.0
-    return rows, friedman([[sign * score for score in row.scores] for row in rows])
+    return rows, friedman([[sign_of(metric) * score for score in row.scores] for row in rows])

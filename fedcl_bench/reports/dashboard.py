@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError
-from ..evaluation.metrics import RATING_ERRORS
+from ..evaluation.metrics import sign_of
 from ..records.frames import still_improving
 from ..records.run import Run
 from ..records.store import incremental, LEAKS, leaks, protocol
@@ -166,8 +166,7 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
             "seconds": _mean([meta["seconds"]["total"] for meta in metas], ",.1f"),
             "still improving": Number(rising / blocks, f"{rising} of {blocks}"),
             "users": Number.as_(tested_users(variant.runs), ","), "seeds": seed_text(run.seed for run in variant.runs)})
-    sign = 1.0 if cell.metric in RATING_ERRORS else -1.0
-    return sorted(rows, key=lambda row: sign * row[cell.metric][0] if cell.metric in row else 0.0)
+    return sorted(rows, key=lambda row: -sign_of(cell.metric) * row[cell.metric][0] if cell.metric in row else 0.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pandas as pd
 from ..core.errors import UserError, unknown
 from ..core.text import quoted
 from ..data.settings import StreamSettings
-from ..evaluation.metrics import RATING_ERRORS, SHIPPED
+from ..evaluation.metrics import SHIPPED, sign_of
 from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_data, one_protocol, user_scores
 from ..runs.specs import RunSpec
@@ -117,7 +117,7 @@ def improvement(runs: Iterable[Run], base: Iterable[Run], metric: str) -> OverSe
     seeds = mine.index.intersection(theirs.index)
     if not len(seeds) or not (theirs[seeds] > 0).all():
         return None
-    percent = -100.0 if metric in RATING_ERRORS else 100.0
+    percent = 100.0 * sign_of(metric)
     each = over_seeds(percent * (mine[seeds] / theirs[seeds] - 1.0))
     return OverSeeds(float(percent * (mine[seeds].mean() / theirs[seeds].mean() - 1.0)), each.deviation, each.n)
 

@@ -8,7 +8,7 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 import pandas as pd
 
-from ..evaluation.metrics import RATING_ERRORS
+from ..evaluation.metrics import sign_of
 from ..records.run import Run
 from ..records.store import user_scores
 from ..stats.headroom import Headroom, headroom
@@ -54,8 +54,7 @@ def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str,
     order = [reference, bound, *(name for name in runs if name not in (reference, bound))]
     scores = {name: {run.seed: user_scores([run], metric) for run in runs[name]} for name in dict.fromkeys(order)}
     common = {name: _common(name, scores, (reference, bound)) for name in scores}
-    against = _against({name: of_name for name, of_name in common.items() if name != reference},
-                       -1.0 if metric in RATING_ERRORS else 1.0)
+    against = _against({name: of_name for name, of_name in common.items() if name != reference}, sign_of(metric))
     return [_row(name, runs[name], common[name], against.get(name), metric) for name in scores]
 
 
@@ -78,9 +77,8 @@ def _common(name: str, scores_of: Mapping[str, Mapping[int, pd.Series]], compare
     return _Common(seeds, users, [table.loc[users].to_numpy(float).T for table in tables])
 
 
-def _against(common: Mapping[str, _Common], sign: float) -> dict[str, Headroom]:
-    """The shares of all methods; those of the same seeds and users have the same samples. Args: sign: -1 if less is
-    better."""
+def _against(common: Mapping[str, _Common], sign: int) -> dict[str, Headroom]:
+    """The shares of all methods, given the metric's sign; those of the same seeds and users have the same samples."""
     alike: dict[tuple, list[str]] = {}
     for name, of_name in common.items():
         alike.setdefault((of_name.seeds, tuple(of_name.users)), []).append(name)

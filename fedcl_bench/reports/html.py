@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ..evaluation.metrics import RATING_ERRORS
+from ..evaluation.metrics import RATING_ERRORS, sign_of
 from ..runs.registry import Registry
 from ..runs.specs import Tuned
 from ..records.run import Run
@@ -105,8 +105,8 @@ def _differences(px: Any, cell: GridCell, compared: Iterable[dashboard.Test],
         if isinstance(test.result, Comparison):
             mine, theirs = (user_scores([run for run in of.runs if run.seed in test.result.common], cell.metric)
                             for of in (test.variant, test.against))
-            better = theirs - mine if cell.metric in RATING_ERRORS else mine - theirs
-            counts = np.histogram(better.dropna().clip(-1.0, 1.0), EDGES)[0]
+            gain = sign_of(cell.metric) * (mine - theirs)
+            counts = np.histogram(gain.dropna().clip(-1.0, 1.0), EDGES)[0]
             parts.append(pd.DataFrame({"method": _name(test.variant.title), "share of users": counts / counts.sum(),
                                        "difference per user": (EDGES[1:] + EDGES[:-1]) / 2})[counts > 0])
     if not parts:
