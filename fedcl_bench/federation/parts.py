@@ -423,15 +423,20 @@ class Federation:
                                lambda cls: cls.serve is Backbone.serve)
 
     def _check_negatives(self, step: Step) -> None:
-        """Every client must have enough items to draw negatives from."""
+        """Every client must have enough items to draw negatives from, among those that its block trains on."""
+        from .cold_start import as_trained_on
+
+        step = as_trained_on(self, step)
+        n_items = step.old_items if step.index and self.server.cold_items != "none" else step.n_items
         needed = self.local.negatives if self.local.negative_draw == "distinct" else 1
         kinds = ("train", "valid", "test") if self.local.negative_pool == "untouched" else ("train",)
         lengths = sum(step.split(kind).lengths for kind in kinds)
-        for user in (lengths > step.n_items - needed).nonzero().flatten().tolist():
-            left = step.n_items - len(torch.cat([step.split(kind).of(user) for kind in kinds]).unique())
+        for user in (lengths > n_items - needed).nonzero().flatten().tolist():
+            had = torch.cat([step.split(kind).of(user) for kind in kinds]).unique()
+            left = n_items - int((had < n_items).sum())
             if left < needed and step.train.lengths[user] > 0:
                 raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with all but "
-                                f"{left} of the {step.n_items} items, and {needed} must be left to draw "
+                                f"{left} of the {n_items} items, and {needed} must be left to draw "
                                 f"negatives from.")
 
 

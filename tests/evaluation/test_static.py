@@ -220,14 +220,21 @@ def test_too_few_items_to_draw_from(registry):
     data = small_interactions(items=20, each=(17, 18))
     stream = build_static(data, STATIC, "small")
 
-    def check(**settings):
-        federation(registry, stream, build(registry, "method", "ft"), local=LocalSettings(**settings),
+    def check(method="ft", **settings):
+        federation(registry, stream, build(registry, "method", method), local=LocalSettings(**settings),
                    evaluation=EvaluationSettings(topk=(5,), valid_metric="hit@5")).check()
     with pytest.raises(UserError, match="has interacted with all but 3 of the 20 items, and 4 must be left"):
         check(negative_pool="untouched", negative_draw="distinct")
     check(negative_pool="untouched")
     check(negative_draw="distinct")  # valid and test items are there to draw
     check(negative_pool="untouched", negative_draw="distinct", negatives=3)
+    # With joint a block trains on what was before it, too.
+    held = ragged([18]), ragged([19])
+    steps = (one_step(ragged(range(9)), 20, *held), one_step(ragged(range(9, 18)), 20, *held, 1, 1, 20))
+    stream = replace(stream, steps=steps)
+    check(negative_draw="distinct")
+    with pytest.raises(UserError, match="block 1: user u17 has interacted with all but 2 of the 20 items, and 4"):
+        check("joint", negative_draw="distinct")
 
 
 @pytest.mark.parametrize("which", ["first", "latest"])
