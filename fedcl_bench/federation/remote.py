@@ -424,7 +424,7 @@ class ServerClients(CrossDevice):
     def _count(self, replies: Mapping[int, Tables]) -> None:
         """Participants whose node has not replied are dropped."""
         population: Server = self.federation.population
-        if len(replies) == len(population.names):
+        if not isinstance(population.names, Mapping):  # shards, which are all there
             return
         users, _, dropped = self.group
         there = torch.zeros(len(users), dtype=torch.bool)

@@ -270,6 +270,11 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     of_block = rounds[rounds["step"] == 0]
     assert of_block["dropped"].max() > 0
     assert of_block["participants"].iloc[-1] == of_block["participants"].iloc[0] > of_block["participants"].min()
+    made = federation(method="ft", least=2, rounds=4, dim=4)  # one that does not come again
+    once(made.link, 10, lambda node: made.link.clients.pop(node))
+    rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet").fillna(0)
+    asked = (rounds["participants"] + rounds["dropped"]).tolist()
+    assert rounds["dropped"][0] == 0 < rounds["dropped"][2:].min() and len(set(asked[:4])) == len(set(asked[4:])) == 1
 
 
 def test_a_client_that_comes_late_trains_too(federation, monkeypatch):
