@@ -36,6 +36,12 @@ def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dic
         return {}
 
 
+def settings_classes(registry: Registry, run: Run) -> list[Any]:
+    """The classes of a run's settings, as far as its plugins are here."""
+    return [*CORE_SETTINGS, *(registry.get(kind, run.head[kind]).cls.Settings for kind in ("backbone", "method")
+                              if registry.knows(kind, run.head[kind]))]
+
+
 def at_default(head: Mapping[str, Any], classes: Iterable[Any]) -> dict[str, Any]:
     """The settings that a record leaves out as they do nothing at their default; classes: of settings, or instances."""
     defaults = {f.name: list(f.default) if isinstance(f.default, tuple) else f.default
@@ -88,8 +94,7 @@ def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = No
     so that a difference may be theirs, as ``rounds=2 beside 100``; empty for one method, whose variants are named."""
     if mine.head["method"] == theirs.head["method"]:
         return ""
-    name = mine.head["backbone"]
-    classes = [*CORE_SETTINGS, *([registry.get("backbone", name).cls.Settings] * registry.knows("backbone", name))]
+    classes = settings_classes(registry, mine)
     silent = [words_of(at_default(run.head, classes)) for run in (mine, theirs)]
     pair = [{**left_out, **words_of(run.head["settings"])} for left_out, run in zip(silent, (mine, theirs))]
     differ = [name for name in pair[0] if name in pair[1] and pair[0][name] != pair[1][name]]

@@ -24,7 +24,8 @@ from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
 from .cells import DASH
-from .comparison import NAMES, Comparison, against_each, changes_of, defaults_of, unequal, words_of
+from .comparison import (NAMES, Comparison, against_each, at_default, changes_of, defaults_of, settings_classes,
+                         unequal, words_of)
 from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
 from .notes import p_text
 
@@ -104,8 +105,12 @@ def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
     titled = []
     for method in sorted({key[0] for key in groups}):
         alike = [group for key, group in groups.items() if key[0] == method]
-        frame = pd.DataFrame([words_of(group[0].meta["settings"]) for group in alike])
-        defaults = defaults_of(registry, alike[0][0]) if len(alike) > 1 else {}
+        classes = settings_classes(registry, alike[0][0])
+        silent = [words_of(at_default(group[0].head, classes)) for group in alike]
+        frame = pd.DataFrame([{**left_out, **words_of(group[0].meta["settings"])}
+                              for left_out, group in zip(silent, alike)])
+        defaults = {name: value for left_out in silent for name, value in left_out.items()}
+        defaults |= defaults_of(registry, alike[0][0]) if len(alike) > 1 else {}
         for group, (_, each) in zip(alike, frame.loc[:, frame.nunique() > 1].iterrows()):
             differs = [f"{name}={value}" for name, value in each.dropna().items() if defaults.get(str(name)) != value]
             said = ", ".join([*differs, *([LEAKS] if leaks(group[0].meta["settings"]) else [])])

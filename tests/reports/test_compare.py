@@ -336,6 +336,9 @@ def test_settings_that_records_leave_out_at_their_default_count(tmp_path, regist
         assert unequal(run, kd, registry) == f"{name}={value} beside {usual}"
     _, reason = find(Source([run], registry), RunSpec("fedprox", "feddae", "ml-100k"))
     assert reason.endswith("has server_optimiser none instead of adam")
-    results = fb.load(tmp_path / "evaluate_every", "ft")
+    fabricate(tmp_path / "evaluate_every", registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.1))
+    cell, = gather(load_runs(tmp_path / "evaluate_every"), registry)
+    assert [variant.title for variant in cell.variants] == ["ft", "ft (evaluate_every=2)", "kd"]
+    results = fb.load(tmp_path / "evaluate_every", "ft", evaluate_every=2)
     with pytest.raises(UserError, match=r"no record .* of kd \(evaluate_every=2\)"):
         results.compare("kd")
