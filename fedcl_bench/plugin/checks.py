@@ -98,7 +98,10 @@ def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str
         raise PluginError(f"{_named(method, 'local.upload')} sends '{name}' of shape {tuple(value.shape)},\n"
                           f"expected {(clients, *shape)} = (C, ...): uploads() declares {shape} per client.")
     for parameter, values in private.items():
-        if values.numel() == value.numel() and torch.equal(values.flatten().to(value.dtype), value.flatten()):
+        if values.numel() != value.numel() or not bool(value.any()):  # zeros say nothing
+            continue
+        like = value.dtype if value.is_floating_point() else values.dtype  # of a whole number, not what is left of 1.7
+        if torch.equal(values.flatten().to(like), value.flatten().to(like)):
             raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which is the private parameter "
                               f"'{parameter}'; private parameters stay at the client.")
 

@@ -2,15 +2,18 @@
 
 import functools
 import json
+from contextlib import nullcontext
 
 import cheaters
 import domain_cheaters
 import pytest
+import torch
 
 from fedcl_bench import testing
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.plugin import checks
 from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.plugin.method import Method
 from fedcl_bench.runs.registry import discover
@@ -203,6 +206,15 @@ class FedProx(Method):
 @pytest.mark.long
 def test_an_honest_method_that_keeps_what_the_server_sent_passes():
     assert_passed(check_method(FedProx, partners=["ncf"], process=False))
+
+
+@pytest.mark.parametrize("value, refused", [(torch.tensor([1]), False), (torch.tensor([1.75]), True),
+                                            (torch.tensor([1.75]).half(), True), (torch.tensor([0.0]), False)])
+def test_a_count_is_no_private_parameter(value, refused):
+    """Though cut off to a whole number, or at zero, one has its values."""
+    private = {"bias": torch.tensor([[1.75]], dtype=torch.float64), "zero": torch.zeros(1, 1, dtype=torch.float64)}
+    with pytest.raises(PluginError, match="which is the private parameter 'bias'") if refused else nullcontext():
+        checks.check_upload(cheaters.UploadsPrivate(None), {"count": ()}, "count", value, 1, private)
 
 
 def test_honest_plugins_of_domains_pass():
