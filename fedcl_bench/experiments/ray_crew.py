@@ -117,6 +117,8 @@ def lost(error: Exception) -> str:
     text = str(error)
     if "ModuleNotFoundError" in text or "failed to be imported" in text:
         return "a worker could not import fedcl_bench; install it on every machine of the cluster"
+    if "low on memory" in text:
+        return "a machine of the cluster ran out of memory; spread the run over more machines"
     return "a machine of the cluster was lost" if "node has died" in text else "a worker of the cluster died"
 
 

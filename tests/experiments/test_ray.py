@@ -248,6 +248,7 @@ def test_a_raylet_is_killed(tmp_path):
 @pytest.mark.parametrize("text, words", [
     ("The actor died ... ModuleNotFoundError: No module named 'fedcl_bench'", "could not import fedcl_bench; install"),
     ("The actor died because its node has died.", "a machine of the cluster was lost"),
+    ("1 worker(s) were killed due to the node running low on memory.", "ran out of memory; spread the run over more"),
     ("The actor is dead because its process was killed", "a worker of the cluster died")])
 def test_why_a_worker_is_lost(text, words):
     assert words in lost(RuntimeError(text))
