@@ -23,34 +23,41 @@ def public(model):
 
 
 class Client(NumPyClient):
+    def __init__(self, context):
+        self.client, self.state = context.node_config["partition-id"], context.state
+
     def fit(self, parameters, config):
-        client, state = self.get_context().node_config["partition-id"], self.get_context().state
         model = job.make()
-        private = state["private"].to_torch_state_dict() if "private" in state.array_records else {}
+        private = self.state["private"].to_torch_state_dict() if "private" in self.state.array_records else {}
         sent = {name: torch.from_numpy(table.copy()) for name, table in zip(public(model), parameters)}
         model.load_state_dict({**sent, **private}, strict=False)
         optimiser = model.optimiser(job)
-        data = TensorDataset(*map(torch.from_numpy, job.samples(rng, client)))
+        data = TensorDataset(*map(torch.from_numpy, job.samples(rng, self.client)))
         for _ in range(job.epochs):
             for batch in DataLoader(data, job.batch_size, shuffle=True):
                 optimiser.zero_grad()
                 model.loss(*batch).backward()
                 optimiser.step()
         if model.private:
-            state["private"] = ArrayRecord({name: model.state_dict()[name] for name in model.private})
+            self.state["private"] = ArrayRecord({name: model.state_dict()[name] for name in model.private})
         return list(public(model).values()), 1, {}
 
 
 def client(context):
-    made = Client()
-    made.set_context(context)
-    return made.to_client()
+    return Client(context).to_client()
+
+
+class Average(FedAvg):
+    def aggregate_fit(self, server_round, results, failures):
+        for failure in failures:
+            raise failure
+        return super().aggregate_fit(server_round, results, failures)
 
 
 def server(_):
-    strategy = FedAvg(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=len(job.lists),
-                      min_available_clients=len(job.lists),
-                      initial_parameters=ndarrays_to_parameters(list(public(job.make()).values())))
+    strategy = Average(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=len(job.lists),
+                       min_available_clients=len(job.lists),
+                       initial_parameters=ndarrays_to_parameters(list(public(job.make()).values())))
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=job.rounds))
 
 
