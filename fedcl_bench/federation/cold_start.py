@@ -21,35 +21,10 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..training.sampling import padded
 from .parameter_growth import initial_private
-from .parts import Federation, FederationSettings
+from .parts import Federation
 from .protocols import list_chunks
 from .round import Work, train_clients
-
-
-def as_known(step: Step, server: FederationSettings) -> Step:
-    """A step as its clients know it in its rounds: of new users their first interactions alone (``fold_in``), and none
-    with new items where these arrive later (``cold_items``)."""
-    step = truncated_for_new_users(step, server.fold_in)
-    if server.cold_items == "none" or step.index == 0:
-        return step
-    return replace(step, train=step.train.where(step.train.values < step.old_items))
-
-
-def as_trained_on(f: Federation, step: Step) -> Step:
-    """The same; with a method that trains on ``history`` all earlier interactions are before those of the step."""
-    step = as_known(step, f.server)
-    for earlier in reversed(f.stream.steps[:step.index]) if f.acting_in(step).history else ():
-        step = replace(step, train=earlier.train.to(step.train.values.device).before(step.train))
-    return step
-
-
-def truncated_for_new_users(step: Step, fold_in: int) -> Step:
-    """A step as its clients know it: of a new user the first ``fold_in`` training interactions; 0: all."""
-    if fold_in == 0 or step.index == 0:
-        return step
-    limits = step.train.lengths.clone()
-    limits[step.old_users:].clamp_(max=fold_in)
-    return replace(step, train=step.train.at_most(limits))
+from .training_data import as_known
 
 
 @dataclass(frozen=True)
@@ -116,7 +91,7 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
     """The new users of a step if they arrive after its training.
 
     Args:
-        step: as its clients know it (see ``as_known``).
+        step: as its clients know it (see ``training_data.as_known``).
         model: with rows for all its users.
     """
     if f.server.fold_in == 0 or step.index == 0:

@@ -23,7 +23,7 @@ from ..plugin.state import Snapshot
 from . import server
 from .client_sampling import Attendance, Participants
 from .cold_items import ColdItems, cold_items_of
-from .cold_start import ColdStart, as_trained_on, cold_start_of, ranks_by
+from .cold_start import ColdStart, cold_start_of, ranks_by
 from .early_stopping import EarlyStopping, require_finite
 from .malicious import Malicious
 from .parameter_growth import grow, reset_private
@@ -322,7 +322,7 @@ class CrossDevice:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method, step = f.acting_in(step), as_trained_on(f, step)
+    method, step = f.acting_in(step), f.as_trained_on(step)
     start = progress.best.model if f.server.init_from == "best" else progress.model
     if method.restarts:
         start = Snapshot({}, {})
@@ -343,7 +343,7 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
 
 def most_rounds(f: Federation, curve: Iterable[Mapping[str, Any]]) -> int:
     """The most rounds that a client took part in, given a run's rows, one per round."""
-    steps = [as_trained_on(f, step) for step in f.stream.steps]  # data of earlier ones too may let a client take part
+    steps = [f.as_trained_on(step) for step in f.stream.steps]  # data of earlier ones too may let a client take part
     taken = torch.zeros(steps[-1].n_users, dtype=torch.int64)
     for row in curve:
         taken[f.server.attendance.of(steps[row["step"]], f.seed, row["round"]).users] += 1
@@ -362,7 +362,7 @@ def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice
     """A step with rows for all its users and items in ``model``; ``kind`` of its clients."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training, known = training_of(f, step, model), as_trained_on(f, step)
+    training, known = training_of(f, step, model), f.as_trained_on(step)
     protocol = protocol_of(f, step, known, training, ranks_by(f, step, training.method))
     attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)

@@ -28,6 +28,7 @@ from .client_sampling import Attendance
 from .malicious import Malicious, targets_of
 from .server import Population, RoundSums
 from .settings import FederationSettings as FederationSettings
+from .training_data import as_known
 
 STAGE = "stage"  # of a round: the number of its stage, where a method has several
 
@@ -217,6 +218,14 @@ class Federation:
         """The method, or one that does nothing in the steps before it acts."""
         return self.method if step.index >= self.first_step else Method(NoSettings())
 
+    def as_trained_on(self, step: Step) -> Step:
+        """A step as its clients train on it: as they know it, and with all earlier interactions before those of the
+        step, if the method trains on ``history``."""
+        step = as_known(step, self.server)
+        for earlier in reversed(self.stream.steps[:step.index]) if self.acting_in(step).history else ():
+            step = replace(step, train=earlier.train.to(step.train.values.device).before(step.train))
+        return step
+
     @property
     def first_step(self) -> int:
         """The first step on which the method acts."""
@@ -370,9 +379,7 @@ class Federation:
 
     def _fewest_participants(self, step: Step) -> int:
         """How many clients take part in a round of a step at least, the malicious ones among them."""
-        from .cold_start import as_trained_on
-
-        attendance, step = self.server.attendance, as_trained_on(self, step)
+        attendance, step = self.server.attendance, self.as_trained_on(step)
         malicious, rounds = self.malicious_in(step), range(1 if attendance.complete else self.server.rounds)
         groups = (attendance.of(step, self.seed, round_) for round_ in rounds)
         return min((malicious.join(group, round_) if malicious else group).count
@@ -424,9 +431,7 @@ class Federation:
 
     def _check_negatives(self, step: Step) -> None:
         """Every client must have enough items to draw negatives from, among those that its block trains on."""
-        from .cold_start import as_trained_on
-
-        step = as_trained_on(self, step)
+        step = self.as_trained_on(step)
         n_items = step.old_items if step.index and self.server.cold_items != "none" else step.n_items
         needed = self.local.negatives if self.local.negative_draw == "distinct" else 1
         kinds = ("train", "valid", "test") if self.local.negative_pool == "untouched" else ("train",)

@@ -25,7 +25,7 @@ from ..training.trained import Change, Trained
 from . import server
 from .client_sampling import Attendance, Participants
 from .cold_items import cold_items_of
-from .cold_start import as_trained_on, cold_start_of
+from .cold_start import cold_start_of
 from .cross_device import CrossDevice, Observer, begin_step, training_of
 from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress, Update
@@ -383,7 +383,7 @@ class ServerClients(CrossDevice):
         step = f.stream.steps[step.index]
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step, progress)
-        known, training = as_trained_on(f, step), training_of(f, step, progress.model)
+        known, training = f.as_trained_on(step), training_of(f, step, progress.model)
         earlier = f.stream.steps[step.index - 1] if step.index > 0 else None
         f.population.method = training.method
         protocol = _protocol_of(f, step, known, training)
@@ -418,7 +418,7 @@ class ServerClients(CrossDevice):
             return
         f = self.federation = replace(f, stream=stream)
         step = stream.steps[self.step.index]
-        self.step = as_trained_on(f, step)
+        self.step = f.as_trained_on(step)
         self.protocol = _protocol_of(f, step, self.step, self.training)
 
     def _count(self, replies: Mapping[int, Tables]) -> None:
