@@ -141,12 +141,12 @@ OF_EVERY_RUN: tuple[type[Metric], ...] = (NDCG, Recall, Hit, Precision, MRR)
 OF_ITEMS: tuple[type[Metric], ...] = (Novelty, Popularity, Distance)
 SHIPPED = (*OF_EVERY_RUN, *OF_ITEMS)
 RATING_ERRORS = ("mae", "rmse")  # of backbones that predict ratings (see ``rating_errors.py``)
+DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
 
 
 def sign_of(metric: str) -> int:
     """1 of a metric of which more is better, -1 of an error."""
     return -1 if metric in RATING_ERRORS else 1
-DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ def at_default(head: Mapping[str, Any], classes: Iterable[Any]) -> dict[str, Any
             if why == AT_DEFAULT and name in defaults}
 
 
+def recorded_values(parts: Sequence[Any]) -> dict[str, Any]:
+    """What a record says of these settings, with ``at_default``: all but those that do nothing for another reason."""
+    without = inactive(parts)
+    return {name: value for name, value in flat(parts).items() if without.get(name, AT_DEFAULT) == AT_DEFAULT}
+
+
 def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, below: Mapping[str, Any] | None = None,
                      tuned: Tuned | None = None) -> dict[str, Any]:
     """The settings of a record that are not today's defaults, which make its run again. What follows from another one
@@ -69,8 +75,7 @@ def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, 
     while True:
         spec = RunSpec(head["method"], head["backbone"], dataset, tuple({**(below or {}), **found}.items()))
         parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-        without = inactive(parts)
-        usual = {name: value for name, value in flat(parts).items() if without.get(name, AT_DEFAULT) == AT_DEFAULT}
+        usual = recorded_values(parts)
         differs = {name: value for name, value in {**at_default(head, parts), **head["settings"]}.items()
                    if name in usual and name not in found and value != usual[name]}
         if not differs:

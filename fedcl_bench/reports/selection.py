@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError, unknown
-from ..core.settings import AT_DEFAULT, flat, inactive
 from ..data.source import DatasetSource, configured, dataset_name, load_config
 from ..records.run import Run
 from ..records.store import comparable, describe, one_data, why_failed
-from ..runs.config import RunConfig, backbone_of, effective, resolve
+from ..runs.config import RunConfig, backbone_of, resolve
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text, spelled_spec
-from .comparison import at_default
+from .comparison import at_default, recorded_values
 
 DAGGER = "†"
 FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never released."
@@ -86,9 +85,7 @@ def _nearest(source: Source, spec: RunSpec) -> str:
     if not others:
         return "no record"
     parts = resolve(source.registry, spec.method, spec.backbone, spec.dataset, spec.layers(source.tuned))
-    without = inactive(parts)
-    silent = {name: value for name, value in flat(parts).items() if without.get(name) == AT_DEFAULT}
-    wanted = comparable({**silent, **effective(parts)})
+    wanted = comparable(recorded_values(parts))
     differences = []
     for run in others:  # a setting that only one has is inactive in the other for another's sake
         there = comparable({**at_default(run.head, parts), **run.head["settings"]})
