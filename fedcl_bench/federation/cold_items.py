@@ -20,7 +20,7 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from ..training.strategies import Training, choose_strategy
-from .parts import Federation
+from .parts import Federation, bytes_of
 from .protocols import list_chunks
 from .round import Work, train_clients
 
@@ -31,6 +31,7 @@ class ColdItems:
 
     Attributes:
         step: with its training interactions with new items. users: who is there for it, and has any interactions.
+        count: how many these are, wherever they are, as the server knows it.
         start: the rows that the backbone gives the new items, each (new items, ...).
         training: FT's, with private and dense parameters frozen.
     """
@@ -38,6 +39,7 @@ class ColdItems:
     federation: Federation
     step: Step
     users: Tensor
+    count: int
     start: Tables
     training: Training
 
@@ -53,6 +55,12 @@ class ColdItems:
             here = self._changes(model, [Work(self.training, chunks)], round_)
             model = self._with(model, f.population.new_rows(partial(self.new_rows, model), here))
         return model
+
+    @property
+    def sent(self) -> int:
+        """Bytes that all clients together send in the rounds that fit the new items: their rows, and no others. They
+        receive as many: what of the model stays as it is they have."""
+        return self.federation.server.fold_in_rounds * self.count * bytes_of(self.start)
 
     def _of_method(self, model: Snapshot) -> Tables:
         """The rows that the method's server makes."""
@@ -117,11 +125,11 @@ def cold_items_of(f: Federation, step: Step, model: Snapshot, clients: bool = Tr
     rows = f.backbone.new_rows(f.seed, range(0), items)[0]
     start = {name: of_items.to(model.public[name]) for name, of_items in rows.items()}
     there = step.old_users if f.server.fold_in else step.n_users
-    users = (step.train.lengths[:there if clients else 0] > 0).nonzero().flatten()
+    users = (step.train.lengths[:there] > 0).nonzero().flatten()
     method = Method(NoSettings())
     training = Training(f.backbone_in(step.index), method, f.local,
                         choose_strategy(f.backbone, method, model, f.local, sessions=False), frozen="private")
-    return ColdItems(f, step, users, start, training)
+    return ColdItems(f, step, users if clients else users[:0], len(users), start, training)
 
 
 def _similar(f: Federation, step: Step) -> Tensor:

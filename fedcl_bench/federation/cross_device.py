@@ -239,8 +239,8 @@ class CrossDevice:
         return {"participants": self.group.count, **dropped}
 
     def sent(self, unit: int, update: Update, round_: int, last: bool) -> dict[str, int]:
-        """Bytes that each participant sends and receives in a round; and, where new users arrive after a step's
-        ``last`` round, what they receive, all of them together."""
+        """Bytes that each participant sends and receives in a round; and, where new users or items arrive after a
+        step's ``last`` round, what clients send and receive for them, all together."""
         model = update.model
         shared = bytes_of(model.public, model.dense)
         broadcast = bytes_of(self.method.broadcast)
@@ -251,6 +251,9 @@ class CrossDevice:
             down += bytes_of({name: table[:self.step.old_items] for name, table in model.public.items()})
         new = self.cold_start.count if last and self.cold_start is not None else 0
         arrived = {"bytes_down_new": new * shared} if self.federation.server.fold_in else {}
+        if self.federation.server.cold_items == "fold_in":
+            fitted = self.cold_items.sent if last and self.cold_items is not None else 0
+            arrived = {"bytes_up_new": fitted, "bytes_down_new": new * shared + fitted}
         if shapes := self.sums:
             summed = sum(math.prod(shape) for shape in shapes.values()) * model.item_vectors.element_size()
             down += summed if self.method.overrides("receive") else 0

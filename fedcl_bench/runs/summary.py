@@ -217,7 +217,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
         "bytes": {"up_per_client_round": [curve["bytes_up"][rows].max().item() for rows in blocks],
                   "down_per_client_round": [curve["bytes_down"][rows].min().item() for rows in blocks],
-                  "total_up": int(sent["bytes_up"].sum()),
+                  "total_up": int(np.nansum(sent["bytes_up"] + curve.get("bytes_up_new", 0))),
                   "total_down": int(np.nansum(sent["bytes_down"] + curve.get("bytes_down_new", 0)))},
         "nearly_best": nearly_best(curve),
         "privacy": {**_who_has(config, progress.best.model, progress.client_state, bool(sent["bytes_up"].sum())),

@@ -239,6 +239,13 @@ def test_bytes(registry, stream):
     usual = sum(row["bytes_down"] * row["participants"] for row in curve)
     assert content["bytes"]["total_down"] == usual + sum(row["bytes_down_new"] for row in curve)
     assert "bytes_down_new" not in points(made(registry, stream, fold_in=0))[-1].curve[0]
+    *_, progress = points(made(registry, stream, cold_items="fold_in"))
+    new = {name: sum(row[name] for row in progress.curve) for name in ("bytes_up_new", "bytes_down_new")}
+    fitted = sum(2 * int((step.train.lengths[:step.old_users] > 0).sum()) * 2 * 4 * 8 for step in stream.steps[1:])
+    assert new["bytes_up_new"] == fitted > 0  # in each of two rounds the rows of two new items
+    assert new["bytes_down_new"] == fitted + sum(row["bytes_down_new"] for row in curve)
+    up = sum(row["bytes_up"] * row["participants"] for row in progress.curve)
+    assert summary(config, progress, 1.0, False)["bytes"]["total_up"] == up + fitted
 
 
 def test_who_is_asked(stream):
