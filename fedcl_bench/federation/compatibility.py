@@ -68,6 +68,13 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
     if local.optimiser not in method.optimisers:
         raise UserError(f"setting 'optimiser': found {local.optimiser}, accepted: {', '.join(method.optimisers)} with "
                         f"method '{method.name}'.")
+    for hook in ("row_basis", "gradient_correction") if sequential else ():
+        if method.overrides(hook):
+            raise Incompatible(f"method '{method.name}' has {hook}(), which sequential backbones such as "
+                               f"'{backbone.name}' do not ask.", "backbone", lambda cls: not _is_sequential(cls))
+    if method.overrides("gradient_correction") and not method.sees_rows:
+        raise UserError(f"method '{method.name}' has gradient_correction(), for which clients must hold copies of "
+                        f"their item rows; expected sees_rows = True in the class.")
     if method.overrides("aggregate_updates"):
         check_single_updates(backbone, f"method '{method.name}'", init)
     if method.overrides("sums"):
@@ -101,9 +108,6 @@ def _check_sums(backbone: Backbone, method: Method, init: str) -> None:
         raise Incompatible(f"method '{method.name}' sends sums in place of item tables, and clients of "
                            f"'{backbone.name}' keep or send theirs.", "backbone",
                            lambda cls: not (cls.keeps_local_tables or cls.serves_tables))
-    if method.overrides("row_basis") and isinstance(backbone, SequentialBackbone):
-        raise Incompatible(f"method '{method.name}' trains item rows along a basis, which sequential backbones such as "
-                           f"'{backbone.name}' do not.", "backbone", lambda cls: not _is_sequential(cls))
     if method.penalises_rows or method.overrides("aggregate_updates"):
         raise UserError(f"method '{method.name}' sends sums in place of changes, so that it can have neither "
                         f"row_penalty() nor aggregate_updates().")

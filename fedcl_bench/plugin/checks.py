@@ -35,6 +35,17 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
                           f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
 
 
+def check_correction(method: Any, result: Any, parameters: Tables) -> None:
+    """Raise PluginError unless ``Method.gradient_correction`` returned numbers for the clients' public parameters."""
+    if not isinstance(result, Mapping) or any(name not in parameters for name in result):
+        raise PluginError(f"{_named(method, 'gradient_correction')} returned "
+                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _described(result)},\n"
+                          f"expected a dictionary of some of the public parameters: {', '.join(parameters)}.")
+    for name, value in result.items():
+        check_tensor(method, f"gradient_correction['{name}']", value, tuple(parameters[name].shape),
+                     "(C, ...), of an item table (C, n, ...)")
+
+
 def check_metric(metric: Any, values: Any, users: int) -> None:
     """Raise PluginError unless a metric's values are finite numbers, one per user."""
     check_tensor(metric, "values", values, (users,), "(n,): a number per user")

@@ -70,7 +70,8 @@ class Method:
             evaluation; None: they send none.
         uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
             after; for sequential backbones.
-        sees_rows: the method reads ``batch.moved`` or ``batch.rows``, for which clients hold copies of their item rows.
+        sees_rows: the method reads ``batch.moved`` or ``batch.rows``, or has a ``gradient_correction``: for that, clients
+            hold copies of their item rows.
         optimisers: the local optimisers that it goes with.
         needs_sequential: the method works on what a sequential backbone makes of a session; None: on either kind.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
@@ -294,6 +295,18 @@ class Method:
             batch: what clients score, with a sequential backbone their ``LocalSessions``.
         """
 
+    def gradient_correction(self, local: Local, items: Tensor) -> Tables:
+        """Before clients train, of methods with ``sees_rows``: what is added to their gradients in each local batch of
+        the round. Of backbones on lists of items.
+
+        Args:
+            items: the items whose rows they hold, int64 of shape (C, n); one may be listed twice.
+
+        Returns:
+            By public parameter (C, ...), of item tables (C, n, ...).
+        """
+        return {}
+
     def row_penalty(self, name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
         """A penalty on every row of public table ``name``, whether the client touches the row or not.
 
@@ -394,9 +407,9 @@ class Method:
 
 
 HOOKS = ("new_server_state", "begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent",
-         "end_local", "end_round", "answer_queries", "replayed_items", "replayed_sessions", "local_loss", "row_penalty",
-         "row_basis", "sums", "aggregate_sums", "receive", "aggregate_updates", "aggregate", "aggregate_dense",
-         "new_item_rows", "rescore", "rescore_session", "end_step")
+         "end_local", "end_round", "answer_queries", "replayed_items", "replayed_sessions", "local_loss",
+         "gradient_correction", "row_penalty", "row_basis", "sums", "aggregate_sums", "receive", "aggregate_updates",
+         "aggregate", "aggregate_dense", "new_item_rows", "rescore", "rescore_session", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:

@@ -14,7 +14,7 @@ from ..plugin import checks, views
 from ..plugin.backbone import OwnBatch
 from ..toolbox.distillation import ranks_of
 from ..rng import DrawKey, Tables
-from ..plugin.state import Snapshot
+from ..plugin.state import Snapshot, with_trailing_dims
 from ..core.errors import UserError
 from ..kernels import ops
 from .sampling import Chunk, draw_negatives
@@ -384,6 +384,8 @@ class ListTrainer(ChunkTrainer):
                     for name, gradient in gradients.items():
                         gradient.add_(trained[name], alpha=self.backbone.weight_decay)
                 self._pull(gradients, trained)
+                for name in gradients.keys() & self.correction.keys():
+                    gradients[name].add_(self.correction[name])
                 for name in gradients.keys() & self.bases.keys():
                     gradients[name] = gradients[name] @ self.bases[name].T
                 updates = optimiser.updates(gradients, rates)
@@ -403,6 +405,13 @@ class ListTrainer(ChunkTrainer):
         loss = self._loss(view, number)
         checks.require_gradient(self.backbone, loss)
         return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+
+    def _correction(self) -> Tables:
+        """What the method adds to gradients in each local batch; 0 where a slot is not canonical."""
+        result = self.method.gradient_correction(TrainerView(self, self.draw), self.slots.items)
+        checks.check_correction(self.method, result, {**self.rows, **self.dense})
+        return {name: value * with_trailing_dims(self.slots.first_copy, value) if name in self.rows else value
+                for name, value in result.items()}
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
         """Whole public tables as clients have them now, where rows beyond those held move too (``lazy_decay.py``)."""
@@ -446,6 +455,7 @@ class ListTrainer(ChunkTrainer):
         private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
         self.penalties = row_penalties(self.method, self.rows)
         self.bases = row_bases(self.method, self.rows, self.draw)
+        self.correction = self._correction() if self.method.overrides("gradient_correction") else {}
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
         batches = torch.zeros_like(total)
         going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench import Method, setting
+from fedcl_bench.toolbox import item_memory
 from fedcl_bench.toolbox.functional import with_trailing_dims
 
 CONTROL = "control of "  # begins the names of c and c_u, by parameter
+STEPS = "steps of "  # begins the names of sums of K eta, by item table
 JOINED = "joined"  # whether a client has taken part in the block, and at the server how many have
 
 
@@ -29,12 +31,13 @@ class Scaffold(Method):
         c <- c + 1 / N sum_u (c_u' - c_u)       N: clients that have taken part in the block so far
 
     The server needs the sums alone. N is all clients in the paper, and here from the round on in which all have taken
-    part. Item rows that a client does not look up have g_u = 0, so that they move by K steps of c_u - c, and c_u' = 0.
-    A client keeps as many numbers as the public parameters have.
+    part. Item rows that a client does not look up have g_u = 0: they move by K eta (c_u - c), and c_u' = 0. So clients
+    keep c_u of the rows that they looked up last and send what else there is of c_u and g_u; K eta c is left to the
+    server, which knows c, by the sum of K eta.
     """
 
     name = "scaffold"
-    numbers = 1
+    numbers = 2
     title = "control variates of clients and server correct local steps"
     reference = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     Settings = ScaffoldSettings
@@ -48,16 +51,18 @@ class Scaffold(Method):
         self._public = {}  # of the run's backbone, which is asked once
 
     def _shapes(self, backbone, n_items):
-        """Of all public parameters."""
+        """Of public item tables, and of public parameters without item rows."""
         if type(backbone) not in self._public:
             self._public[type(backbone)] = backbone.new_rows(0, range(0), range(0))[0], backbone.new_dense(0)
         tables, dense = self._public[type(backbone)]
-        return {**{name: (n_items, *table.shape[1:]) for name, table in tables.items()},
-                **{name: tuple(value.shape) for name, value in dense.items()}}
+        return ({name: (n_items, *table.shape[1:]) for name, table in tables.items()},
+                {name: tuple(value.shape) for name, value in dense.items()})
 
     def sums(self, backbone, n_items):
-        shapes = self._shapes(backbone, n_items)
-        return {**shapes, **{CONTROL + name: shape for name, shape in shapes.items()}, JOINED: ()}
+        tables, dense = self._shapes(backbone, n_items)
+        shapes = tables | dense
+        return {**shapes, **{CONTROL + name: shape for name, shape in shapes.items()},
+                **{STEPS + name: () for name in tables}, JOINED: ()}
 
     def new_server_state(self, seed, public):
         return {CONTROL + name: torch.zeros_like(table) for name, table in public.items()}
@@ -67,57 +72,73 @@ class Scaffold(Method):
 
     def begin_round(self, step, round_, backbone):
         """Chunks of clients write their rows of these tables, of which the ones before are kept."""
-        like = next(iter(self.server_state.values()))
-        shapes = {CONTROL + name: shape for name, shape in self._shapes(backbone, step.n_items).items()}
-        self.client_state = {name: self.client_state[name].clone() if self.client_state else
-                             like.new_zeros(step.n_users, *shape) for name, shape in {**shapes, JOINED: ()}.items()}
+        before, like = self.client_state, next(iter(self.server_state.values()))
+        tables, dense = self._shapes(backbone, step.n_items)
+        whole = {JOINED: (), **{CONTROL + name: shape for name, shape in dense.items()}}
+        self.client_state = {name: before[name].clone() if before else like.new_zeros(step.n_users, *shape)
+                             for name, shape in whole.items()}
+        self._n_items = step.n_items
+        for name, shape in tables.items():
+            self.client_state |= item_memory.copied(before, CONTROL + name, shape, step.n_users, like)
 
-    def local_loss(self, batch):
-        """Its gradient is c - c_u."""
-        kept, users, term = batch.kept, batch.users, 0.0
-        for name, moved in batch.moved.items():
-            if name not in kept:
-                own, shared = self.client_state[CONTROL + name], self.server_state.get(CONTROL + name, 0.0)
-                items = batch.moved_items
-                kept[name] = (shared - own[users] if name in batch.dense else shared[items] - own.flatten(0, 1)
-                              .index_select(0, cells(own, users, items)).view(*items.shape, *own.shape[2:]))
-            term = term + (kept[name] * moved).flatten(1).sum(1)
-        return term
+    def gradient_correction(self, local, items):
+        """c - c_u."""
+        state, users = self.client_state, local.users
+        for control in (name for name in state if name.startswith(CONTROL)):
+            name = control.removeprefix(CONTROL)
+            if name in local.dense:
+                local.kept[name] = self.server_state.get(control, 0.0) - state[control][users]
+            else:
+                local.kept[name] = self.server_state[control][items] - item_memory.look_up(state, control, users, items)
+        return dict(local.kept)
 
     def end_local(self, local):
         for name, (change, items) in local.changes.items():
-            own, shared = self.client_state[CONTROL + name], self.server_state.get(CONTROL + name, 0.0)
-            before, size = own[local.users], with_trailing_dims(local.step_sizes[name].to(change), change)
-            if items is None:
-                after = before - shared - change / size.clamp(min=1e-30)
+            steps = local.step_sizes[name].to(change)
+            size = with_trailing_dims(steps, change)
+            if name in local.dense:
+                own, after = self.client_state[CONTROL + name], mean_gradient(change, size, local.kept[name])
+                local.add(name, change)
+                local.add(CONTROL + name, after - own[local.users])
+                own[local.users] = after
             else:
-                change, after = self._whole(before, shared, size, change, items)
-            after = after.where(size > 0.0, before)  # of a client without a local batch
-            local.add(name, change)
-            local.add(CONTROL + name, after - before)
-            own[local.users] = after
+                local.add(STEPS + name, steps)
+                self._end_table(local, name, change, items, size)
         local.add(JOINED, 1.0 - self.client_state[JOINED][local.users])
         self.client_state[JOINED][local.users] = 1.0
 
-    def _whole(self, before, shared, size, change, items):
-        """The change of all rows of a table, and c_u' (C, items, ...), given c_u, c and the change of the rows held."""
-        at = cells(before, torch.arange(len(before), device=items.device), items)
-        whole = (before - shared) * size
-        rows = whole.flatten(0, 1).index_fill_(0, at, 0.0).index_add_(0, at, change.flatten(0, 1)).index_select(0, at)
-        held = rows.view_as(change) / size.clamp(min=1e-30) + shared[items]  # the same where an item is repeated
-        held = before.flatten(0, 1).index_select(0, at) - held.flatten(0, 1)
-        return whole, torch.zeros_like(before).flatten(0, 1).index_copy_(0, at, held).view_as(before)
+    def _end_table(self, local, name, change, items, size):
+        """Send y - x + K eta c and c_u' - c_u of an item table, and keep c_u'."""
+        if items is None:
+            items = torch.arange(change.shape[1], device=change.device).expand(change.shape[:2])
+        places, count = item_memory.distinct(items, self._n_items)
+        items, change, correction = (at_places(each, places) for each in (items, change, local.kept[name]))
+        before, listed = item_memory.listed(self.client_state, CONTROL + name, local.users)
+        listed = torch.cat([listed, items], 1)
+        real = with_trailing_dims(torch.arange(places.shape[1], device=places.device) < count[:, None], change)
+        after = mean_gradient(change, size, correction) * real
+        local.add(name, torch.cat([before * size, (change + correction * size) * real], 1), listed)
+        local.add(CONTROL + name, torch.cat([-before, after], 1), listed)
+        item_memory.write(self.client_state, CONTROL + name, local.users, after, items, count)
 
     def aggregate_sums(self, sums, count, public, draw):
         before = self.server_state.get(JOINED, 0.0)
-        state = {JOINED: before + sums[JOINED]}
+        state, changes = {JOINED: before + sums[JOINED]}, {}
         for name, table in public.items():
             mean = self.server_state.get(CONTROL + name, torch.zeros_like(table))
             state[CONTROL + name] = (mean * before + sums[CONTROL + name]) / state[JOINED]
+            moved = sums[name] - mean * sums[STEPS + name] if STEPS + name in sums else sums[name]
+            changes[name] = self.settings.global_lr / count * moved
         self.server_state = state
-        return {name: self.settings.global_lr / count * sums[name] for name in public}
+        return changes
 
 
-def cells(tables, clients, items):
-    """Where rows of clients' tables (users, items, ...) lie if these lie end to end."""
-    return (clients[:, None] * tables.shape[1] + items).reshape(-1)
+def mean_gradient(change, size, correction):
+    """c_u' from y - x, K eta and c - c_u; 0 of a client without a local batch."""
+    return -(change / size.clamp(min=1e-30) + correction) * (size > 0.0)
+
+
+def at_places(values, places):
+    """Of each client's values (C, n, ...) those at places (C, m)."""
+    at = places + values.shape[1] * torch.arange(len(values), device=places.device)[:, None]
+    return values.flatten(0, 1).index_select(0, at.flatten()).view(*places.shape, *values.shape[2:])

@@ -47,7 +47,7 @@ def test_rounds_equal_the_oracle(registry, backbone, ratio):
 
 def test_bytes_of_controls_go_up_and_down(registry):
     ft, row = (next(run(parts(registry, "fedmf", method))).curve[0] for method in ("ft", "scaffold"))
-    assert row["bytes_up"] == 2 * ft["bytes_up"] + 8 and row["bytes_down"] == 2 * ft["bytes_down"]
+    assert row["bytes_up"] == 2 * ft["bytes_up"] + 16 and row["bytes_down"] == 2 * ft["bytes_down"]
 
 
 def test_what_does_not_go_together(registry):

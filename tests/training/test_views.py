@@ -52,7 +52,7 @@ def train(registry, name, method, settings, **options):
     """The model after a round of all clients."""
     backbone = build(registry, "backbone", name, **{**SMALL.get(name, {}), **options})
     model = grown(backbone, STEP)
-    needs = Needs(backbone.pairwise, backbone.whole_tables, inner=name in INNER)
+    needs = Needs(backbone.pairwise, backbone.whole_tables, inner=name in INNER and not method.sees_rows)
     chunks = make_chunks(STEP, torch.arange(4), settings, 8, needs)
     assert max(len(chunk.users) for chunk in chunks) > 1  # so that there is padding
     return train_round(chunks, model, backbone, method, settings, 0, 0, 0)[0]
@@ -115,6 +115,61 @@ def test_a_loss_of_double_weight_is_double_the_learning_rate(registry, name, bat
     same_tables(train(registry, name, Method(NoSettings()), settings, lr=0.2), expected, 1e-7)
     single = train(registry, name, Weighs(1.0), settings, lr=0.1)
     assert not any(map(torch.allclose, doubled.public.values(), single.public.values()))
+
+
+class Drifts(Method):
+    """Corrects every gradient of a client by a number of its own, once as a term of its loss."""
+
+    name, sees_rows = "drifts", True
+
+    def local_loss(self, batch):
+        return sum(moved.flatten(1).sum(1) for moved in batch.moved.values()) * (batch.users + 1.0) / 8
+
+
+class Corrects(Drifts):
+
+    local_loss = Method.local_loss
+
+    def gradient_correction(self, local, items):
+        widths = {name: (*items.shape, *table.shape[1:]) for name, table in self.public.items()}
+        shapes = widths | {name: value.shape for name, value in local.dense.items()}
+        return {name: ((local.users + 1.0) / 8).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+                for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", ["fedmf", "ncf"])
+def test_a_corrected_gradient_is_that_of_a_term_of_the_loss(registry, name):
+    """In every local batch, of rows that are looked up in another one or twice too."""
+    settings = LocalSettings(batch_size=5, negatives=2, local_epochs=2)
+    method = Corrects(NoSettings())
+    method.public = build(registry, "backbone", name, **SMALL.get(name, {})).new_rows(0, range(0), range(0))[0]
+    found, expected = (train(registry, name, each, settings, lr=0.1) for each in (method, Drifts(NoSettings())))
+    same_tables(found, expected, 1e-6)
+
+
+class Miscorrects(Corrects):
+
+    name, first_step, needs_sequential, result = "miscorrects", 0, None, {}
+
+    def gradient_correction(self, local, items):
+        return self.result
+
+
+def test_corrections_are_of_public_parameters_and_of_lists(registry):
+    method = Miscorrects(NoSettings())
+    f = federation(registry, growing_stream(), method, build(registry, "backbone", "fedmf", dim=4))
+    for result, message in ((3, "returned 3"), ({USER: torch.zeros(1)}, f"{USER},\nexpected a dictionary of some"),
+                            ({ITEM: torch.zeros(1)}, "expected a floating tensor")):
+        method.result = result
+        with pytest.raises(PluginError, match=f"(?s)gradient_correction.*{message}"):
+            next(run(f))
+    method.sees_rows = False
+    with pytest.raises(fb.UserError, match="has gradient_correction.*expected sees_rows = True"):
+        f.check()
+    sequential = build(registry, "backbone", "gru4rec", dim=4, max_length=5)
+    with pytest.raises(fb.UserError, match="has gradient_correction.*sequential backbones such as 'gru4rec' do not"):
+        federation(registry, session_stream(session_log(40), 40), method, sequential,
+                   local=LocalSettings(negatives=1)).check()
 
 
 class Unannounced(Method):
