@@ -70,8 +70,8 @@ class Method:
             evaluation; None: they send none.
         uploads_first: clients upload in ``before_training``, and the server answers, before they train instead of
             after; for sequential backbones.
-        sees_rows: the method reads ``batch.moved`` or ``batch.rows`` or has a ``gradient_correction``; clients hold copies
-            of their item rows then.
+        sees_rows: the method reads ``batch.moved`` or ``batch.rows`` or has a ``gradient_correction``, and so clients
+            hold copies of their item rows.
         optimisers: the local optimisers that it goes with.
         needs_sequential: the method works on what a sequential backbone makes of a session; None: on either kind.
         ambiguities: settings of its runs, its own or others, that a paper and its code read differently: by name, each
