@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..plugin.state import with_trailing_dims
 from ..rng import Tables
+from .places import most
 
 # Begin the names of a memory's tables: of which items its rows are, and how many a client has.
 ITEMS, COUNT = "items of ", "rows of "
@@ -46,7 +47,7 @@ def write(state: Tables, name: str, users: Tensor, rows: Tensor, items: Tensor, 
     items = items.where(torch.arange(n, device=count.device) < count[:, None], 0)
     for table, values in ((name, rows), (ITEMS + name, items)):
         state[table][users, :n] = values
-        state[table][users, n:_most(before, len(state[table][0]))] = 0
+        state[table][users, n:most(before, len(state[table][0]))] = 0
     state[COUNT + name][users] = count
 
 
@@ -66,29 +67,11 @@ def look_up(state: Tables, name: str, users: Tensor, items: Tensor) -> Tensor:
     return _at(state[name], users, place.clamp(min=0), place >= 0)
 
 
-def distinct(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
-    """The first places of each item in lists of items (C, n): (C, m), and how many a client has, (C,); one with fewer
-    than m has place 0 behind them."""
-    place = torch.arange(items.shape[1], device=items.device).expand_as(items)
-    first = torch.full((len(items), n_items), items.shape[1], device=items.device)
-    is_first = first.scatter_reduce_(1, items, place, "amin").gather(1, items) == place
-    number = is_first.cumsum(1)  # from 1
-    count = number[:, -1] if items.shape[1] else number.sum(1)
-    most = _most(count, min(items.shape[1], n_items))
-    places = torch.zeros(len(items), most + 1, dtype=torch.int64, device=items.device)
-    return places.scatter_(1, (number - 1).where(is_first, most), place)[:, :most], count
-
-
 def _columns(state: Tables, name: str, users: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers of rows, 0 to m - 1 of every client, (C, m), and whether the client has such a row."""
     count = state[COUNT + name][users]
-    column = torch.arange(_most(count, state[name].shape[1]), device=count.device).expand(len(count), -1)
+    column = torch.arange(most(count, state[name].shape[1]), device=count.device).expand(len(count), -1)
     return column, column < count[:, None]
-
-
-def _most(count: Tensor, limit: int) -> int:
-    """The largest of numbers; on a GPU, which would have to be waited for, the largest that there may be."""
-    return int(count.max()) if count.device.type == "cpu" and len(count) else limit
 
 
 def _at(table: Tensor, users: Tensor, places: Tensor, real: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fedcl_bench import Incompatible, Method, rng, setting
+from fedcl_bench.toolbox.places import at_places, true_places
 
 SPREAD = "spread of "  # begins the names of items' variances
 PAIRS = 1 << 22  # of samples, whose similarities are held at once
@@ -139,8 +140,12 @@ def uniformity(rows, weights, items, n_items):
     """log mean exp(-2 |q_i - q_j|^2) over pairs of samples of different items, (C,), 0 of a client without such pairs.
 
     Its gradient is made on the way, for some clients after the other, as there are as many pairs as squares of samples.
-    A row's similarity to itself is 1 however it moves.
+    A row's similarity to itself is 1 however it moves. Columns of no weight, of other local batches, are left out.
     """
+    places, count = true_places(weights > 0.0, weights.shape[1])
+    real = torch.arange(places.shape[1], device=places.device) < count[:, None]
+    rows, weights, items = (at_places(each, places) for each in (rows, weights, items))
+    weights = weights * real
     weighted, sums, gradients = weights[:, :, None] * torch.cat([rows, torch.ones_like(rows[:, :, :1])], 2), [], []
     with torch.no_grad():
         for some, with_weight in zip(*(each.split(max(1, PAIRS // rows.shape[1] ** 2)) for each in (rows, weighted))):

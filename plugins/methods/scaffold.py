@@ -9,6 +9,7 @@ import torch
 from fedcl_bench import Method, setting
 from fedcl_bench.toolbox import item_memory
 from fedcl_bench.toolbox.functional import with_trailing_dims
+from fedcl_bench.toolbox.places import at_places, distinct
 
 CONTROL = "control of "  # begins the names of c and c_u, by parameter
 STEPS = "steps of "  # begins the names of sums of K eta, by item table
@@ -111,7 +112,7 @@ class Scaffold(Method):
         """Send y - x + K eta c and c_u' - c_u of an item table, and keep c_u'."""
         if items is None:
             items = torch.arange(change.shape[1], device=change.device).expand(change.shape[:2])
-        places, count = item_memory.distinct(items, self._n_items)
+        places, count = distinct(items, self._n_items)
         items, change, correction = (at_places(each, places) for each in (items, change, local.kept[name]))
         before, listed = item_memory.listed(self.client_state, CONTROL + name, local.users)
         listed = torch.cat([listed, items], 1)
@@ -136,9 +137,3 @@ class Scaffold(Method):
 def mean_gradient(change, size, correction):
     """c_u' from y - x, K eta and c - c_u; 0 of a client without a local batch."""
     return -(change / size.clamp(min=1e-30) + correction) * (size > 0.0)
-
-
-def at_places(values, places):
-    """Of each client's values (C, n, ...) those at places (C, m)."""
-    at = places + values.shape[1] * torch.arange(len(values), device=places.device)[:, None]
-    return values.flatten(0, 1).index_select(0, at.flatten()).view(*places.shape, *values.shape[2:])

@@ -35,8 +35,8 @@ READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero
 MAKES = (torch.arange, torch.ones, torch.zeros, torch.full, torch.empty, torch.eye, torch.tensor, torch.as_tensor,
          torch.tril_indices, torch.triu_indices, torch.rand, torch.randn, torch.linspace)
 # Names of parameters are taken from initial values, which are made on the host and stay there; ``Slots.distinct``,
-# ``functional._known_full`` and ``item_memory._most`` read a number on the CPU only.
-ON_HOST = ("uniform_values", "normal_rows", "new_personal", "distinct", "_known_full", "_most")
+# ``functional._known_full`` and ``places.most`` read a number on the CPU only.
+ON_HOST = ("uniform_values", "normal_rows", "new_personal", "distinct", "_known_full", "most")
 OURS = (ROOT / "fedcl_bench", ROOT / "plugins", ROOT / "tests")  # not all of it: an environment may be in there
 NAMES = discover()
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcl_bench.toolbox import item_memory
+from fedcl_bench.toolbox.places import distinct
 
 USERS, ITEMS = 5, 6
 ROUNDS = st.lists(st.dictionaries(st.integers(0, USERS - 1), st.lists(st.integers(0, ITEMS - 1), max_size=9),
@@ -23,7 +24,7 @@ def test_memories_are_dictionaries(rounds):
         users, width = torch.tensor(list(drawn)), max(map(len, drawn.values()))
         lists = torch.tensor([[*items, *items[:1] * (width - len(items))] if items else [0] * width
                               for items in drawn.values()], dtype=torch.int64)
-        places, count = item_memory.distinct(lists, ITEMS)
+        places, count = distinct(lists, ITEMS)
         items, rows = lists.gather(1, places), torch.zeros(*places.shape, 2)
         for k, user in enumerate(drawn):
             assert items[k, :count[k]].tolist() == list(dict.fromkeys(lists[k].tolist()))
