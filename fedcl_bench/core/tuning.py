@@ -16,85 +16,50 @@ from typing import Iterator
 
 @dataclass
 class Sizes:
-    """Read from ``SIZES`` where they are used, so that a test can set others.
+    """Read from ``SIZES`` where they are used, so that a test can set others."""
 
-    Attributes:
-        chunk_elements: numbers of stacked item rows per chunk of clients: a chunk's work then outweighs calling its
-            operations, and memory stays bounded.
-        own_loss_factor: so many times larger may be what a backbone's own loss makes on the way.
-        chunk_sessions: most clients per chunk that train on a session each; each holds half a megabyte of parameters,
-            gradients and moments.
-        chunk_parameters: numbers of such a chunk's dense parameters.
-        chunk_tables: the same with its item tables, if clients hold all rows.
-        kept_positives: interactions of a round up to which its chunks are kept from round to round, 12 bytes each.
-        chunks_of_calls: about so many chunks are made of clients whose round is one call, for threads to share.
-        least_of_calls: samples that each of those chunks has at least.
-        padding_elements: padding worth less than the fixed cost of one more chunk.
-        dense_items: items per sample, over a round's local batches, up to which scoring all items is less work than
-            copying the rows of the samples.
-        dense_items_compiled: the same where compiled kernels read rows in place, whatever the number of local batches.
-        factored_width: numbers that a sample counts as where rows are not copied.
-        dense_cost: numbers that an item counts as which a client scores in a local batch it sits out.
-        weighted_batches: local batches up to which a client scores all rows it holds in each, with weights.
-        most_updates: local batches in a round up to which every update is kept apart, instead of added to copies.
-        slot_table: clients x items of a chunk up to which a table finds the local rows of one item; beyond, a sort.
-        threaded: numbers computed at once from which a run takes several threads by itself.
-        short_round: samples of a round below which threads would only wait for each other in a method's own loss.
-        scored: users x items scored together by one thread, 2 MiB of float32.
-        product_items: items from which scores that are one matrix product are made for more users together.
-        product_users: so many users then, as long as that is at most ``product_scores`` numbers (128 MiB).
-        ranked_scores: clients x items scored at once for a method that ranks items in training, 128 MiB of float32.
-        items_per_candidate: items for each sampled candidate from which candidates are scored alone.
-        central_scored: samples of one client whose scores of all items are made together.
-        central_encoded: samples of one client, of similar lengths, that are encoded together in training.
-        central_ranked: samples of one client that are ranked together.
-        session_users: users whose sessions are ranked together by one thread.
-        similarities: queries x prototypes compared at once, 16 MiB.
-        queries: of those, at most so many queries.
-        compared: clients x numbers that are handed to an aggregator together which compares clients, 32 MiB.
-        normals: normal numbers drawn at once, which stay in the cache.
-        adapted: rows of texts that go through an adapter's experts together.
-        dropped: entries of a forward pass whose dropout is drawn at once.
-        clustered: points that one thread assigns to clusters at a time.
-        report_every: seconds of an epoch between two signs of life, after which it can be stopped.
-    """
-
+    # Numbers of stacked item rows per chunk of clients: a chunk's work then outweighs calling its operations, and
+    # memory stays bounded.
     chunk_elements: int = 1 << 20
-    own_loss_factor: int = 16
+    own_loss_factor: int = 16  # so many times larger may be what a backbone's own loss makes on the way
+    # Most clients per chunk that train on a session each; each holds half a megabyte of parameters, gradients, moments.
     chunk_sessions: int = 256
-    chunk_parameters: int = 1 << 24
-    chunk_tables: int = 1 << 25
-    kept_positives: int = 1 << 24
-    chunks_of_calls: int = 8
-    least_of_calls: int = 1 << 13
-    padding_elements: int = 1 << 17
+    chunk_parameters: int = 1 << 24  # numbers of such a chunk's dense parameters
+    chunk_tables: int = 1 << 25  # the same with its item tables, if clients hold all rows
+    kept_positives: int = 1 << 24  # interactions of a round up to which its chunks are kept to the next, 12 bytes each
+    chunks_of_calls: int = 8  # about so many chunks are made of clients whose round is one call, for threads to share
+    least_of_calls: int = 1 << 13  # samples that each of those chunks has at least
+    padding_elements: int = 1 << 17  # padding worth less than the fixed cost of one more chunk
+    # Items per sample, over a round's local batches, up to which scoring all items is less work than copying the rows
+    # of the samples.
     dense_items: int = 16
-    dense_items_compiled: int = 3
-    factored_width: int = 4
-    dense_cost: int = 4
-    weighted_batches: int = 4
-    most_updates: int = 32
+    dense_items_compiled: int = 3  # the same where compiled kernels read rows in place, for any number of batches
+    factored_width: int = 4  # numbers that a sample counts as where rows are not copied
+    dense_cost: int = 4  # numbers that an item counts as which a client scores in a local batch it sits out
+    weighted_batches: int = 4  # local batches up to which a client scores all rows it holds in each, with weights
+    most_updates: int = 32  # local batches in a round up to which every update is kept apart, not added to copies
+    # Clients x items of a chunk up to which a table finds the local rows of one item; beyond, a sort.
     slot_table: int = 1 << 20
-    threaded: int = 1 << 20
-    short_round: int = 1 << 18
-    scored: int = 1 << 19
-    product_items: int = 1 << 14
-    product_users: int = 64
-    product_scores: int = 1 << 25
-    ranked_scores: int = 1 << 25
-    items_per_candidate: int = 64
-    central_scored: int = 32
-    central_encoded: int = 128
-    central_ranked: int = 256
-    session_users: int = 64
-    similarities: int = 1 << 22
-    queries: int = 512
-    compared: int = 1 << 23
-    normals: int = 1 << 16
-    adapted: int = 1024
-    dropped: int = 4096
-    clustered: int = 2048
-    report_every: float = 1.0
+    threaded: int = 1 << 20  # numbers computed at once from which a run takes several threads by itself
+    short_round: int = 1 << 18  # samples of a round below which threads would only wait in a method's own loss
+    scored: int = 1 << 19  # users x items scored together by one thread, 2 MiB of float32
+    product_items: int = 1 << 14  # items from which scores that are one matrix product are of more users together
+    product_users: int = 64  # so many users then, if that is at most ``product_scores`` numbers
+    product_scores: int = 1 << 25  # 128 MiB
+    ranked_scores: int = 1 << 25  # clients x items scored at once for a method that ranks items in training, 128 MiB
+    items_per_candidate: int = 64  # items for each sampled candidate from which candidates are scored alone
+    central_scored: int = 32  # samples of one client whose scores of all items are made together
+    central_encoded: int = 128  # samples of one client, of similar lengths, that are encoded together in training
+    central_ranked: int = 256  # samples of one client that are ranked together
+    session_users: int = 64  # users whose sessions are ranked together by one thread
+    similarities: int = 1 << 22  # queries x prototypes compared at once, 16 MiB
+    queries: int = 512  # of those, at most so many queries
+    compared: int = 1 << 23  # clients x numbers handed together to an aggregator that compares clients, 32 MiB
+    normals: int = 1 << 16  # normal numbers drawn at once, which stay in the cache
+    adapted: int = 1024  # rows of texts that go through an adapter's experts together
+    dropped: int = 4096  # entries of a forward pass whose dropout is drawn at once
+    clustered: int = 2048  # points that one thread assigns to clusters at a time
+    report_every: float = 1.0  # seconds of an epoch between two progress reports, after which it can be stopped
 
 
 SIZES = Sizes()
