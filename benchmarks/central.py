@@ -18,7 +18,7 @@ from fedcl_bench.training.mini_batches import Epoch, Point
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Prefixes
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
+from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.training.silo_modules import exported
 from fedcl_bench.runs.config import make_config

@@ -15,8 +15,7 @@ from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..rng import DrawKey
 from ..core.errors import Corrupt, UserError, unknown
-from ..evaluation.sample_ranking import scores_after
-from ..evaluation.session_ranking import SessionTask, needs_session, session_scores
+from ..evaluation.session_ranking import SessionTask, needs_session, scores_after, session_scores
 from ..federation.cold_start import ranks_by
 from ..federation.cross_silo import CrossSilo
 from ..plugin.state import Snapshot, score_users

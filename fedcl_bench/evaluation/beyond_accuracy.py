@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.stream import Step
+from ..data.stream import Ragged, Step, starts_of
+from ..plugin.backbone import Backbone
+from ..plugin.method import Method
 from ..plugin.metric import Catalogue, RankedLists
-from .drift import Add
-from .exposure import KIND as EXPOSURE
-from .metrics import OF_ITEMS, sign_of
-from .ranking import UserScores
+from ..plugin.state import Snapshot
+from .drift import Add, added
+from .metrics import OF_ITEMS, Recall, sign_of
+from .ranking import RankingTask, UserScores, had_in, rank_all
 from .session_ranking import FULL
 
 _OF_LISTS = tuple(metric.name for metric in OF_ITEMS)
@@ -36,6 +38,7 @@ GROUPS = {"new-users": "users without data in an earlier block", "old-users": "u
           "new-items": "items to find that no earlier block has", "old-items": "items to find of earlier blocks",
           "popular-items": "items to find among the fewest that have 80 % of the training interactions",
           "rare-items": "the other items to find"}
+EXPOSURE, _EXPOSURE_TOPK = "er@", (5, 10)
 _PAIRS = 1 << 20  # of user and item that are sorted at once, 8 MiB
 Analysis = list[tuple[int, str, Tensor, Tensor]]
 
@@ -48,12 +51,10 @@ def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add | None = None)
         vectors: of the items, by which their distances are measured, (items, ...).
         add: adds up over clients that are elsewhere.
     """
-    n_items = steps[-1].n_items
-    sums = {"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
-            "owners": _owners(steps), "users": torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)}
-    sums = sums if add is None else add(sums)
-    return Catalogue(sums["counts"], sums["owners"], float(sums["users"]),
-                     vectors.flatten(1))
+    n_items, users = steps[-1].n_items, torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)
+    sums = added({"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
+                  "owners": _owners(steps), "users": users}, add)
+    return Catalogue(sums["counts"], sums["owners"], float(sums["users"]), vectors.flatten(1))
 
 
 @torch.no_grad()
@@ -119,9 +120,8 @@ def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: in
 
 def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, Tensor, Tensor]:
     """In how many lists each item is."""
-    shown = {"shown": torch.bincount(lists[lists >= 0], minlength=step.n_items).double()}
-    shown = shown if add is None else add(shown)
-    return step.index, RECOMMENDED, torch.arange(step.n_items, device=lists.device), shown["shown"]
+    shown = added({"shown": torch.bincount(lists[lists >= 0], minlength=step.n_items).double()}, add)["shown"]
+    return step.index, RECOMMENDED, torch.arange(step.n_items, device=lists.device), shown
 
 
 def _owners(steps: Sequence[Step]) -> Tensor:
@@ -160,6 +160,33 @@ def _recall(step: Step, users: Tensor, lists: Tensor, items: Tensor) -> tuple[Te
     hits = torch.zeros(len(users), dtype=torch.float64, device=users.device).index_add_(0, row, hit)
     having = wanted > 0
     return users[having], hits[having] / wanted[having]
+
+
+@torch.no_grad()
+def exposure(backbone: Backbone, model: Snapshot, steps: Sequence[Step], targets: Tensor, method: Method,
+             sample: Tensor | None = None) -> Analysis:
+    """Exposure of the items that an attack promotes: rows of ``er@K``, the share of them in the list of each user who
+    has not had them all (Rong et al., ICDE 2022).
+
+    Lists rank all items that a user has had in no split of any step.
+
+    Args:
+        steps: all up to the one just trained, whose users are ranked for.
+        targets: the promoted items, (T,).
+        sample: whether each user is evaluated, bool; None: all are.
+    """
+    step, had = steps[-1], had_in(steps, steps[-1])
+    at = torch.full((step.n_items,), -1, device=targets.device)
+    at[targets] = torch.arange(len(targets), device=targets.device)
+    of_targets = had.where(at[had.values] >= 0)
+    missing = torch.ones(step.n_users, len(targets), dtype=torch.bool, device=targets.device)
+    missing[of_targets.owners, at[of_targets.values]] = False
+    if sample is not None:
+        missing &= sample[:, None]
+    to_find = Ragged(starts_of(missing.sum(1)), targets.expand(step.n_users, -1)[missing])
+    topk = [k for k in _EXPOSURE_TOPK if k <= step.n_items]
+    scores = rank_all(backbone, method, model, RankingTask(to_find, [had], topk, metrics=[Recall()]))
+    return [(step.index, f"{EXPOSURE}{k}", scores.users, scores.values[f"recall@{k}"].double()) for k in topk]
 
 
 class _Of(NamedTuple):

@@ -26,6 +26,11 @@ PER_USER = ("user_shift", TARGET, NEGATIVE)  # kinds whose ids are users; those 
 Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
 
 
+def added(sums: Tables, add: Add | None) -> Tables:
+    """Sums over all clients, given those over the clients that are here; None: all are."""
+    return sums if add is None else add(sums)
+
+
 @torch.no_grad()
 def preference_shift(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor) -> Tensor:
     """D_u = sum over the previous top-30 list of |rank now - rank then| (F3CRec, Eq. 2), float64 of shape (n,).
@@ -65,8 +70,7 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
     for part in in_order(changes, list(in_pieces(users, model.n_items)), users.device):
         total += part
-    sums = {"total": total, "users": torch.tensor(len(users))}
-    sums = sums if add is None else add(sums)
+    sums = added({"total": total, "users": torch.tensor(len(users))}, add)
     total, count = sums["total"], int(sums["users"])
     return total / count if count else total * torch.nan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterable, Sequence
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import rng
 from ..plugin import checks
 from ..plugin.backbone import Backbone
+from ..data.files.recbole_files import SPLITS
 from ..data.stream import Ragged, Step
 from ..core.errors import UserError
 from ..plugin.method import Method
@@ -95,6 +96,36 @@ def few_candidates_note(step: Step, settings: EvaluationSettings) -> str:
             f"{int(drawn.min())}, and are ranked among those; with a smaller sampled_candidates all have as many.")
 
 
+def had_in(steps: Iterable[Step], last: Step) -> Ragged:
+    """What each user of the ``last`` step has had in all splits of some steps up to it, without ratings."""
+    lists = Ragged(torch.zeros_like(last.train.indptr), last.train.values[:0])
+    for step in steps:
+        for split in SPLITS:
+            lists = replace(step.split(split), ratings=None).before(lists)
+    return lists
+
+
+def in_sample(seed: int, purpose: str, users: int, about: int, clients: int, device: torch.device) -> Tensor:
+    """Whether each of the users 0, 1, ... is in a sample of a purpose, bool of shape (users,).
+
+    That is decided by a number of the user's own, drawn from the run's seed, so nobody's place depends on the order of
+    users, on the others, on blocks or on methods: runs that are compared look at the same users.
+
+    Args:
+        users: how many are asked about.
+        about: the expected size of the sample; all users are in it if there are no more.
+        clients: all users of the run, also those elsewhere.
+    """
+    if clients <= about:
+        return torch.ones(users, dtype=torch.bool, device=device)
+    key = rng.key(seed, purpose)
+    chosen = torch.empty(users, dtype=torch.bool, device=device)
+    for part in torch.arange(users, device=device).split(SIZES.normals):
+        keys = rng.client_keys(key, part)
+        chosen[part] = rng.uniform(rng.bits(keys, torch.zeros_like(keys))) < about / clients
+    return chosen
+
+
 @dataclass(frozen=True)
 class RankingTask:
     """Which items users are to find, among which; as ``SessionTask`` for sessions.
@@ -130,14 +161,14 @@ def rank_all(backbone: Backbone, method: Method | None, model: Snapshot, task: R
     users = (target.lengths > 0).nonzero().flatten()
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
-    lists = _Lists(backbone, method, model, task)
     wanted = pairs_of(target, users, n_items)
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
     kept = torch.full((len(users), topk[-1]), -1, device=users.device) if catalogue is not None else None
 
     def mark_hits(positions: Tensor) -> None:
         with torch.no_grad():  # holds per thread
-            items, scores = lists.of(users[positions], None if candidates is None else candidates[positions])
+            items, scores = _to_rank(backbone, method, model, task, users[positions],
+                                      None if candidates is None else candidates[positions])
             if kept is None and items is None and ops.serve(scores) and scores.dtype in ops.REALS:
                 row, item = target.select(users[positions])  # their ranks take less than making the lists
                 place = ops.ranks(scores, row, item, first_before=True) - 1
@@ -160,49 +191,30 @@ def rank_all(backbone: Backbone, method: Method | None, model: Snapshot, task: R
     return UserScores(users, measure(task.metrics, RankedLists(hits, relevant, kept, catalogue), topk), kept)
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """What every user's list is made of; attributes as the arguments of ``rank_all``."""
-
-    backbone: Backbone
-    method: Method | None
-    model: Snapshot
-    task: RankingTask
-
-    def of(self, users: Tensor, candidates: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Items of these users, (n, m), or None: all in order; and their scores, (n, m): -inf for those that are not
-        ranked. ``candidates`` are theirs."""
-        if candidates is not None and scores_alone(self.backbone, self.method, self.model.n_items,
-                                                   candidates.shape[1]):
-            return self._candidate_scores(users, candidates)
-        return None, self._scores(users, candidates)
-
-    def _scores(self, users: Tensor, candidates: Tensor | None) -> Tensor:
-        """Scores of all items, (n, items): -inf for those that are not ranked."""
-        n_items = self.model.n_items
-        scores = finite_scores(self.backbone, self.method, self.model, users)
-        for mask in self.task.masks:
+def _to_rank(backbone: Backbone, method: Method | None, model: Snapshot, task: RankingTask, users: Tensor,
+             candidates: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Items of these users, (n, m), or None: all in order; and their scores, (n, m): -inf for those that are not
+    ranked. ``candidates`` are theirs."""
+    n_items = model.n_items
+    if candidates is None or not scores_alone(backbone, method, n_items, candidates.shape[1]):
+        scores = finite_scores(backbone, method, model, users)
+        for mask in task.masks:
             scores[mask.select(users)] = -torch.inf
         if candidates is None:
-            return scores
+            return None, scores
         ranked = torch.zeros(len(users), n_items + 1, dtype=torch.bool, device=scores.device)
         ranked.scatter_(1, candidates % (n_items + 1), True)  # -1 becomes the column beyond the last item
-        ranked[self.task.target.select(users)] = True
-        return scores.masked_fill(~ranked[:, :n_items], -torch.inf)
-
-    def _candidate_scores(self, users: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those
-        that are masked, that stand there a second time, or are none."""
-        n_items = self.model.n_items
-        items = torch.cat([candidates, padded(self.task.target, users)], 1).sort(1).values
-        scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
-        checks.require_finite_scores(self.backbone, "score", scores, users)
-        out = items < 0
-        out[:, 1:] |= items[:, 1:] == items[:, :-1]
-        pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
-        for mask in self.task.masks:
-            out |= contains(pairs_of(mask, users, n_items), pair)
-        return items, scores.masked_fill(out, -torch.inf)
+        ranked[task.target.select(users)] = True
+        return None, scores.masked_fill(~ranked[:, :n_items], -torch.inf)
+    items = torch.cat([candidates, padded(task.target, users)], 1).sort(1).values
+    scores = score_pairs(backbone, model, users, items.clamp(min=0))
+    checks.require_finite_scores(backbone, "score", scores, users)
+    out = items < 0
+    out[:, 1:] |= items[:, 1:] == items[:, :-1]  # stands there a second time
+    pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
+    for mask in task.masks:
+        out |= contains(pairs_of(mask, users, n_items), pair)
+    return items, scores.masked_fill(out, -torch.inf)
 
 
 def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, users: Tensor,

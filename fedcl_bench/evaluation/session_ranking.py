@@ -1,15 +1,16 @@
-"""Ranking the last item of a session (protocol of FCUCR).
+"""Ranking the last item of a session, given the items before it.
 
-Each user has one item to find: the last of its validation or test session, given the items before it. It is ranked
-among sampled items, and among all of them beside that. Of equal scores the item to find comes last, so that a model
-that scores everything alike finds nothing.
+Each user has one to find, that of its validation or test session, which is ranked among sampled items, and among all of
+them beside that (protocol of FCUCR). A domain, or one client that holds all, ranks the last item of each of its
+sessions among all. Of equal scores the item to find comes last, so that a model that scores everything alike finds
+nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -17,11 +18,12 @@ from torch.nn.functional import embedding
 
 from .. import rng
 from ..plugin import checks
-from ..plugin.backbone import Backbone
+from ..plugin.backbone import ITEM, Backbone
 from ..training.session_trainer import input_rows, window
+from ..training.silo_modules import histories
+from ..training.silo_samples import SequentialModule
 from ..data.stream import Ragged, Sessions, Step
 from ..rng import DrawKey
-from ..plugin.backbone import ITEM
 from ..plugin.method import Encoding, Method
 from ..plugin.metric import Catalogue, Metric, RankedLists
 from ..plugin.state import Snapshot, score_pairs
@@ -29,10 +31,10 @@ from ..kernels.ops import highest
 from ..core.parallel import even_pieces, in_order
 from ..training.sampling import Others, padded
 from ..plugin.sequential import OUTPUT, Dropout, Sequence, SequentialBackbone
+from ..plugin.silo import DomainModule
 from ..core.tuning import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
-from .metrics import measure
-from .metrics import DEFAULT, EvaluationSettings
+from .metrics import DEFAULT, EvaluationSettings, measure
 from .ranking import UserScores, finite_scores, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
@@ -139,14 +141,13 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
     """
     topk, candidates, users = sorted(set(task.topk)), task.candidates, task.users
     sequential = isinstance(backbone, SequentialBackbone)
-    logits = _logits(backbone, method, model, task, protection)
 
     @torch.no_grad()  # holds per thread
     def rank(users: Tensor) -> tuple[Tensor | None, ...]:
         """Each (n, ...): items before the one to find among the candidates and among all; its probability and that of
         the first candidate; the list."""
         ids = None if candidates is None else candidates[users]
-        target, wanted, others, every = logits.of(users, ids)
+        target, wanted, others, every = _logits(backbone, method, model, task, protection, users, ids)
         sampled, negative, whole, items = None, None, None, None
         if ids is not None:
             # `not below` counts what is no number against the model.
@@ -178,83 +179,74 @@ def scores_per_item(backbone: Backbone) -> int:
     return 1 if backbone.inner_products else backbone.n_vectors
 
 
-@dataclass(frozen=True)
-class _SequentialLogits:
-    """Logits of a sequential backbone: of item rows and what it makes of the items before."""
+def _logits(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask, protection: Protection,
+            users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed.
 
-    backbone: SequentialBackbone
-    method: Method
-    model: Snapshot
-    task: SessionTask
-    protection: Protection
-
-    def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed."""
-        sessions = self.task.sessions
-        items, sequence = window(sessions, sessions.of_user[users], self.backbone.settings.max_length)
-        target, vectors, mask = items[:, -1:], *self._vectors(users, sequence)
-        own, table = self.model.private.get(OUTPUT), self.model.public[ITEM]
-
-        def rows(ids: Tensor) -> Tensor:
-            return embedding(ids, table) if own is None else own[users[:, None], ids]
-
-        def score(rows: Tensor) -> Tensor:
-            scores = self.backbone.session_scores(vectors, mask, rows)
-            checks.check_tensor(self.backbone, "session_scores", scores, (len(users), rows.shape[-2]),
-                                  "(C, n): a score per client and item")
-            return scores
-
-        wanted, others = score(rows(target)), None if ids is None else score(rows(ids))
-        every = score(table if own is None else own[users]) if self.task.ranks_all else None
-        hook = "encode" if self.backbone.positionwise else "session_vectors"
-        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, hook)
-        for scores in (wanted, others, every):
-            if scores is not None:
-                checks.require_finite_scores(*maker, scores, users)
-        return target, wanted, others, every
-
-    def _vectors(self, users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
-        """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
-        backbone, draw, purpose = self.backbone, self.task.draw, self.task.purpose
-        private = {name: table for name, table in self.model.private.items() if name != OUTPUT}
-        clients = replace(self.model, private=private).clients(users)
-        rows = input_rows(backbone, self.model, users, sequence)
-        session = backbone.session_vectors(clients, rows, sequence, Dropout())
-        if backbone.positionwise:  # what stands for no item may be nan
-            checks.require_finite_scores(backbone, "encode", session.vectors[:, -1], users)
-        queries = None
-        if self.method.query_dropout is not None:
-            dropout = Dropout(draw.clients(f"dropout of {purpose}", users)) if self.method.query_dropout else Dropout()
-            queries = backbone.session_vectors(clients, rows, sequence, dropout).vectors
-            key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
-            queries = self.protection.noisy(key, users, queries)
-        encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries,
-                            partial(self.task.answer_queries or self.method.answer_queries, users=users))
-        return backbone.with_constant(self.method.represent(encoding)), session.mask
+    Of a sequential backbone they are of item rows and what it makes of the items before. Those of another depend on no
+    items before, unless the method's do.
+    """
+    if isinstance(backbone, SequentialBackbone):
+        return _sequential_logits(backbone, method, model, task, protection, users, ids)
+    sessions = task.sessions
+    target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
+    if not task.ranks_all and scores_alone(backbone, method, model.n_items, ids.shape[1]):
+        # At once, so that equal rows score alike.
+        scores = score_pairs(backbone, model, users, torch.cat([target, ids], 1))
+        checks.require_finite_scores(backbone, "score", scores, users)
+        wanted, others = scores.tensor_split([1], 1)
+        return target, wanted, others, None
+    whole = Ragged(sessions.start, sessions.items).part(sessions.of_user[users])
+    every = finite_scores(backbone, method, model, users, whole.at_most(whole.lengths - 1))
+    return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 
-@dataclass(frozen=True)
-class _ListLogits:
-    """Logits of a backbone that is not sequential; they depend on no items before, unless the method's do."""
+def _sequential_logits(backbone: SequentialBackbone, method: Method, model: Snapshot, task: SessionTask,
+                       protection: Protection, users: Tensor, ids: Tensor | None
+                       ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    sessions = task.sessions
+    items, sequence = window(sessions, sessions.of_user[users], backbone.settings.max_length)
+    target, vectors, mask = items[:, -1:], *_vectors(backbone, method, model, task, protection, users, sequence)
+    own, table = model.private.get(OUTPUT), model.public[ITEM]
 
-    backbone: Backbone
-    method: Method
-    model: Snapshot
-    task: SessionTask
+    def rows(ids: Tensor) -> Tensor:
+        return embedding(ids, table) if own is None else own[users[:, None], ids]
 
-    def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """As of ``_SequentialLogits``."""
-        backbone, model, sessions = self.backbone, self.model, self.task.sessions
-        target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
-        if not self.task.ranks_all and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
-            # At once, so that equal rows score alike.
-            scores = score_pairs(backbone, model, users, torch.cat([target, ids], 1))
-            checks.require_finite_scores(backbone, "score", scores, users)
-            wanted, others = scores.tensor_split([1], 1)
-            return target, wanted, others, None
-        whole = Ragged(sessions.start, sessions.items).part(sessions.of_user[users])
-        every = finite_scores(backbone, self.method, model, users, whole.at_most(whole.lengths - 1))
-        return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
+    def score(rows: Tensor) -> Tensor:
+        scores = backbone.session_scores(vectors, mask, rows)
+        checks.check_tensor(backbone, "session_scores", scores, (len(users), rows.shape[-2]),
+                            "(C, n): a score per client and item")
+        return scores
+
+    wanted, others = score(rows(target)), None if ids is None else score(rows(ids))
+    every = score(table if own is None else own[users]) if task.ranks_all else None
+    hook = "encode" if backbone.positionwise else "session_vectors"
+    maker = (method, "represent") if method.overrides("represent") else (backbone, hook)
+    for scores in (wanted, others, every):
+        if scores is not None:
+            checks.require_finite_scores(*maker, scores, users)
+    return target, wanted, others, every
+
+
+def _vectors(backbone: SequentialBackbone, method: Method, model: Snapshot, task: SessionTask, protection: Protection,
+             users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
+    """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
+    draw, purpose = task.draw, task.purpose
+    private = {name: table for name, table in model.private.items() if name != OUTPUT}
+    clients = replace(model, private=private).clients(users)
+    rows = input_rows(backbone, model, users, sequence)
+    session = backbone.session_vectors(clients, rows, sequence, Dropout())
+    if backbone.positionwise:  # what stands for no item may be nan
+        checks.require_finite_scores(backbone, "encode", session.vectors[:, -1], users)
+    queries = None
+    if method.query_dropout is not None:
+        dropout = Dropout(draw.clients(f"dropout of {purpose}", users)) if method.query_dropout else Dropout()
+        queries = backbone.session_vectors(clients, rows, sequence, dropout).vectors
+        key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
+        queries = protection.noisy(key, users, queries)
+    encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries,
+                        partial(task.answer_queries or method.answer_queries, users=users))
+    return backbone.with_constant(method.represent(encoding)), session.mask
 
 
 def needs_session(backbone: Backbone, method: Method, step: Step) -> bool:
@@ -266,14 +258,7 @@ def session_scores(backbone: Backbone, method: Method, model: Snapshot, task: Se
                    protection: Protection = OPEN) -> Tensor:
     """Logits of all items after what each user's session of the task begins with: (n, items). Arguments as of
     ``rank_sessions``; each of the users must have a session."""
-    return _logits(backbone, method, model, task, protection).of(users, None)[3]
-
-
-def _logits(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask, protection: Protection
-            ) -> _SequentialLogits | _ListLogits:
-    if isinstance(backbone, SequentialBackbone):
-        return _SequentialLogits(backbone, method, model, task, protection)
-    return _ListLogits(backbone, method, model, task)
+    return _logits(backbone, method, model, task, protection, users, None)[3]
 
 
 def ranked_lists(rank: Tensor, topk: list[int], items: Tensor | None = None, catalogue: Catalogue | None = None
@@ -281,3 +266,65 @@ def ranked_lists(rank: Tensor, topk: list[int], items: Tensor | None = None, cat
     """Lists with one item to find, which ``rank`` items are before."""
     hits = rank[:, None] == torch.arange(topk[-1], device=rank.device)
     return RankedLists(hits, torch.ones_like(rank), items, catalogue)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How sessions are ranked.
+
+    Attributes:
+        topk: list lengths.
+        catalogue: with it, metrics of items are among them.
+        mask_history: items before the one to find are not ranked, unless they are it.
+    """
+
+    topk: Iterable[int]
+    metrics: Iterable[Metric]
+    catalogue: Catalogue | None = None
+    mask_history: bool = False
+
+
+@torch.no_grad()
+def rank_by_module(backbone: Backbone, module: DomainModule, step: Step, split: str, ranking: Ranking) -> UserScores:
+    """Metrics of each session of a domain's split, by its number."""
+    sessions, hook = step.sessions[split], "scores"
+    if isinstance(module, SequentialModule):
+        hook = "encode" if backbone.positionwise else "session_vectors"
+    topk = sorted(set(ranking.topk))
+    order = sessions.lengths.argsort(stable=True)  # so that little is padding
+    ranks = torch.empty_like(order)
+    lists = None if ranking.catalogue is None else order.new_empty(len(order), topk[-1])
+    history = Ragged(sessions.start, sessions.items)
+    with module.ranking():
+        for chosen in order.split(SIZES.central_ranked):
+            to_find, parts = scores_after(backbone, module, step, split, chosen)
+            for part, scores in parts:
+                checks.require_finite_scores(backbone, hook, scores, chosen[part])
+                wanted = scores.gather(1, to_find[part, None])
+                if ranking.mask_history:
+                    scores[history.select(chosen[part])] = -torch.inf
+                    scores.scatter_(1, to_find[part, None], wanted)
+                ranks[chosen[part]] = (~(scores < wanted)).sum(1) - 1
+                if lists is not None:
+                    lists[chosen[part]] = highest(scores, topk[-1])
+    numbers = torch.arange(len(order), device=order.device)
+    values = measure(ranking.metrics, ranked_lists(ranks, topk, lists, ranking.catalogue), topk)
+    return UserScores(numbers, values, lists)
+
+
+@torch.no_grad()
+def scores_after(backbone: Backbone, module: DomainModule, step: Step, split: str, chosen: Tensor
+                 ) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+    """The items to find after some sessions of a domain's split, and scores of all of its items.
+
+    Returns:
+        (items, (n,); which of the sessions, (m,), and their scores, (m, items), a part of them at a time).
+    """
+    sessions = step.sessions[split]
+    module.eval()
+    if isinstance(module, SequentialModule):
+        return module.scores_after(sessions, chosen)
+    batch, wanted = histories(sessions, chosen, backbone.settings.max_length, module.fixed_length)
+    scores = module.scores(batch)
+    checks.check_tensor(backbone, "scores", scores, (len(chosen), step.n_items), "(B, items): of all of the domain")
+    return wanted, iter([(torch.arange(len(chosen), device=chosen.device), scores)])

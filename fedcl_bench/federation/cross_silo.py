@@ -27,7 +27,7 @@ from ..core.tuning import SIZES
 from ..data.stream import Step, TrainingStep
 from ..evaluation.beyond_accuracy import catalogue_of
 from ..evaluation.ranking import UserScores
-from ..evaluation.sample_ranking import Ranking, rank_by_module, scores_after
+from ..evaluation.session_ranking import Ranking, rank_by_module, scores_after
 from ..plugin import checks
 from ..plugin.backbone import Backbone
 from ..plugin.method import Method, NoSettings

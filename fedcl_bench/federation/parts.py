@@ -16,8 +16,7 @@ from ..data.stream import Step, Stream
 from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
-from ..evaluation.ranking import UserScores
-from ..evaluation.user_sample import in_sample
+from ..evaluation.ranking import UserScores, in_sample
 from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..plugin.state import Snapshot

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from ..training.session_trainer import SessionChunk, clients_at_once, make_session_chunks
 from ..training.strategies import Strategy, Training
-from ..data.files.recbole_files import SPLITS
 from ..data.stream import Ragged, Step
 from ..rng import DrawKey
-from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
+from ..evaluation.beyond_accuracy import Analysis, analyse_lists, analyse_sessions, catalogue_of, exposure
 from ..evaluation.drift import NEGATIVE, TARGET
-from ..evaluation.exposure import exposure
 from ..evaluation.metrics import NDCG, RATING_ERRORS, Hit
-from ..evaluation.ranking import RankingTask, UserScores, draw_candidates, rank_all
+from ..evaluation.ranking import RankingTask, UserScores, draw_candidates, had_in, rank_all
 from ..evaluation.rating_errors import rating_errors
 from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.method import Method
@@ -34,7 +32,6 @@ from .parameter_growth import row_width
 from .parts import Federation
 
 Tests = list[tuple[int, int, UserScores]]
-Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 
 class Lists:
@@ -112,10 +109,7 @@ class Lists:
         if not self.f.evaluation.mask_history:
             return []
         target = tested.split(split)
-        lists = Ragged(torch.zeros_like(self.step.train.indptr), self.step.train.values[:0])
-        for step in self.f.stream.steps[:tested.index]:
-            for name in SPLITS:
-                lists = replace(step.split(name).to(self.f.device), ratings=None).before(lists)
+        lists = had_in((step.to(self.f.device) for step in self.f.stream.steps[:tested.index]), self.step)
         pairs = [of.owners * self.step.n_items + of.values for of in (lists, target)]
         return [lists.where(~torch.isin(*pairs))]
 

@@ -21,7 +21,7 @@ from fedcl_bench.evaluation.continual import summaries
 from fedcl_bench.evaluation.drift import item_rank_change
 from fedcl_bench.evaluation.metrics import DEFAULT, measure, parse_metric
 from fedcl_bench.evaluation.ranking import RankingTask, is_product, rank_all, users_at_once
-from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
+from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.ops import highest

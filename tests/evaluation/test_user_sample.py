@@ -13,7 +13,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.evaluation.drift import item_rank_change
 from fedcl_bench.evaluation.metrics import EvaluationSettings
-from fedcl_bench.evaluation.user_sample import in_sample
+from fedcl_bench.evaluation.ranking import in_sample
 from fedcl_bench.rng import global_client_ids
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.data.datasets import load_stream

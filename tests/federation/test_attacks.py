@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedcl_bench import Attack, LocalSettings, Seen, Snapshot, rng, score_users
 from fedcl_bench.core.errors import PluginError, UserError
-from fedcl_bench.evaluation.exposure import exposure
+from fedcl_bench.evaluation.beyond_accuracy import exposure
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.loop import run

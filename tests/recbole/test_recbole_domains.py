@@ -21,7 +21,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation.metrics import DEFAULT
-from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
+from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.silo import DomainData, Histories
