@@ -89,14 +89,10 @@ def along_direction(changes: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Roles:
-    """What each item was to each client in a round, bool of shape (C, items).
+    """What each item was to each client in a round, bool of shape (C, items)."""
 
-    Attributes:
-        positive: the client trained on it; touched: that, or it was a sampled negative or replayed.
-    """
-
-    positive: Tensor
-    touched: Tensor
+    positive: Tensor  # the client trained on it
+    touched: Tensor  # that, or it was a sampled negative or replayed
 
     @staticmethod
     def of(trained: Trained, n_items: int) -> "Roles":
@@ -109,11 +105,7 @@ class Roles:
 
 
 class Sums:
-    """The sums of what some clients have uploaded so far.
-
-    Args:
-        users: their ids, ascending.
-    """
+    """The sums of what some clients, ``users`` in ascending order, have uploaded so far."""
 
     def __init__(self, users: Tensor):
         self.users = users
@@ -133,19 +125,14 @@ class Sums:
 
 @dataclass(frozen=True)
 class Uploads:
-    """What a chunk's clients upload in a round.
-
-    Attributes:
-        model: what the server sent.
-        own_start: the clients began with parameters of their own; then they upload these, not changes.
-    """
+    """What a chunk's clients upload in a round."""
 
     key: DrawKey
-    model: Snapshot
+    model: Snapshot  # what the server sent
     trained: Trained
     backbone: Backbone
     protection: Protection
-    own_start: bool = False
+    own_start: bool = False  # the clients began with parameters of their own; then they upload these, not changes
 
     def item_changes(self) -> Iterator[tuple[Trained, Tables]]:
         """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.

@@ -43,19 +43,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Level:
-    """One run of an audit: a noise level and a seed.
+    """One run of an audit: a noise level and a seed."""
 
-    Attributes:
-        config: of the run; every block has as many rounds as the last one attacked.
-        block: whose uploads are attacked.
-        rounds: which of its rounds, from 1, ascending.
-        clients: how many clients are attacked, drawn at random; 0: all.
-    """
-
-    config: RunConfig
-    block: int
-    rounds: tuple[int, ...]
-    clients: int = 0
+    config: RunConfig  # every block has as many rounds as the last one attacked
+    block: int  # whose uploads are attacked
+    rounds: tuple[int, ...]  # which of its rounds, from 1, ascending
+    clients: int = 0  # how many are attacked, drawn at random; 0: all
 
     @property
     def noise(self) -> float:

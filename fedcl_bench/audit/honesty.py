@@ -70,31 +70,22 @@ class RealRun:
 
 @dataclass(frozen=True)
 class WorldRun:
-    """A world's run in plain data: what ``play`` makes a process do.
-
-    Attributes:
-        words: of the command that it is.
-        root: folder of all worlds' events and files.
-        muted: a hook that does nothing, of ``method`` or ``backbone``.
-        until: number of the last event.
-    """
+    """A world's run in plain data: what ``play`` makes a process do."""
 
     run: Run
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # of the command that it is
     threads: int | None
-    root: Path
+    root: Path  # folder of all worlds' events and files
     world: str = AS_IT_IS
-    muted: tuple[str, ...] = ()
-    until: int = NEVER
+    muted: tuple[str, ...] = ()  # a hook that does nothing, of ``method`` or ``backbone``
+    until: int = NEVER  # number of the last event
 
     @property
     def folder(self) -> Path:
-        """Of its events and files."""
         return self.root / "-".join([str(list(WORLDS).index(self.world)), *self.muted, str(self.until)])
 
     @property
     def as_it_is(self) -> "WorldRun":
-        """The same in the world as it is."""
         return replace(self, world=AS_IT_IS)
 
 
@@ -115,8 +106,6 @@ def shortened(config: RunConfig, rounds: int) -> RunConfig:
 
 
 class _Taped(Engine):
-    """Runs with a tape."""
-
     def __init__(self, tape: Tape):
         self.tape = tape
 
@@ -177,17 +166,12 @@ def _base(cls: type) -> type:
 
 @dataclass
 class Honesty:
-    """The worlds of one run.
-
-    Attributes:
-        part: the run as it is.
-        tell: shows what is being done; stop: whether to end.
-    """
+    """The worlds of one run."""
 
     config: RunConfig
-    part: WorldRun
-    tell: Callable[[str], None] = lambda text: None
-    stop: Callable[[], bool] = lambda: False
+    part: WorldRun  # the run as it is
+    tell: Callable[[str], None] = lambda text: None  # shows what is being done
+    stop: Callable[[], bool] = lambda: False  # whether to end
     _done: dict[Path, tuple[str, ...]] = field(default_factory=dict)
 
     def verdicts(self) -> Iterator[WorldVerdict]:

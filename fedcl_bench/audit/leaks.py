@@ -56,18 +56,12 @@ Predictor = Callable[[Tensor], Tensor]  # ids of n users to scores of all items,
 
 @dataclass(frozen=True)
 class Channel:
-    """A way for information of validation or test.
-
-    Attributes:
-        on: whether it is open in these settings; None: that depends on the backbone or on times that are not known.
-        alone: the metric of a predictor that uses it and nothing else; None where there is nothing to measure.
-        how: the way, in words.
-    """
+    """A way for information of validation or test."""
 
     name: str
-    on: bool | None
-    alone: float | None
-    how: str
+    on: bool | None  # whether it is open in these settings; None: depends on the backbone or on times not known
+    alone: float | None  # the metric of a predictor that uses it and nothing else; None: there is nothing to measure
+    how: str  # in words
 
 
 @dataclass(frozen=True)
@@ -84,18 +78,12 @@ class Audit:
 
 @dataclass(frozen=True)
 class Times:
-    """When a unit's interactions were.
+    """When a unit's interactions were."""
 
-    Attributes:
-        items, times: of those trained on, in order of time.
-        first: of each user's first item to find; infinite without one.
-        tied: items to find with the time of something that is known of the user.
-    """
-
-    items: Tensor
+    items: Tensor  # of those trained on, in order of time
     times: Tensor
-    first: Tensor
-    tied: Ragged
+    first: Tensor  # of each user's first item to find; infinite without one
+    tied: Ragged  # items to find with the time of something that is known of the user
 
 
 class _Scorer(Backbone):
@@ -112,19 +100,13 @@ class _Scorer(Backbone):
 
 @dataclass(frozen=True)
 class Unit:
-    """A step of a stream, or a domain's part of one, and what predictors look at.
-
-    Attributes:
-        past: it and the steps before it.
-        candidates: those sampled for ``valid`` and ``test``; None where all items are ranked.
-        texts: vectors of the items' texts, (items, d).
-    """
+    """A step of a stream, or a domain's part of one, and what predictors look at."""
 
     step: Step
-    past: Sequence[Step]
-    candidates: Mapping[str, Tensor | None]
+    past: Sequence[Step]  # it and the steps before it
+    candidates: Mapping[str, Tensor | None]  # sampled for ``valid`` and ``test``; None where all items are ranked
     times: Times | None
-    texts: Tensor | None
+    texts: Tensor | None  # vectors of the items' texts, (items, d)
 
     def value(self, predictor: Predictor | None, metric: Metric, k: int, draw: int) -> float:
         """The metric of a predictor with one random order of items that score alike; None: of that order."""

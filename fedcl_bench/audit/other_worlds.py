@@ -17,22 +17,16 @@ Altered = tuple[Stream, Tensor]  # a stream, and from which step on each user's 
 
 @dataclass(frozen=True)
 class World:
-    """What differs in a world, and what nobody may notice of it.
-
-    Attributes:
-        alter: a stream, given random numbers.
-        hears: what its server is told in place of what happens there, by the beginnings of names of ``Tape.exchanged``.
-        kept: the share of a ranking's items that must be the same, below 1 where close scores may change places.
-        applies: whether a stream has any of it; ``central``: one client holds all.
-        shows: the statements of docs/constraints.md that it is about; a method that gives one up is not tried in it.
-    """
+    """What differs in a world, and what nobody may notice of it."""
 
     differs: str
-    alter: Callable[[Stream, torch.Generator], Altered]
+    alter: Callable[[Stream, torch.Generator], Altered]  # a stream, given random numbers
+    # What its server is told in place of what happens there, by the beginnings of names of ``Tape.exchanged``.
     hears: tuple[str, ...] = ()
-    kept: float = 0.9
+    kept: float = 0.9  # the share of a ranking's items that must be the same; below 1 close scores may change places
+    # Whether a stream has any of it; ``central``: one client holds all.
     applies: Callable[[Stream, bool], bool] = lambda stream, central: True
-    shows: tuple[str, ...] = ()
+    shows: tuple[str, ...] = ()  # statements of docs/constraints.md; a method that gives one up is not tried in it
 
 
 def _nothing(stream: Stream, random: torch.Generator) -> Altered:

@@ -27,62 +27,44 @@ _MAKE_IT = ("Make one of a table with: run_bench.py data convert --table FILE --
 
 @dataclass(frozen=True)
 class PublishedDataset:
-    """What a dataset's publisher offers, and how to tell that it arrived whole.
+    """What a dataset's publisher offers, and how to tell that it arrived whole."""
 
-    Attributes:
-        url: address of the zip; empty if it cannot be fetched freely (``source`` then says where to get it).
-        md5: the zip's checksum as its publisher prints it; empty if none is known.
-        sha256: checksums of files in the zip, by their name; only of bytes known to be the publisher's.
-        counts: ``rows``, ``users`` and ``items`` of the interaction file, ``titles`` of the file that describes items.
-    """
-
-    url: str = ""
-    md5: str = ""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    url: str = ""  # address of the zip; empty if it cannot be fetched freely (``source`` then says where to get it)
+    md5: str = ""  # the zip's checksum as its publisher prints it; empty if none is known
+    sha256: Mapping[str, str] = field(default_factory=dict)  # of files in the zip known to be the publisher's, by name
+    counts: Mapping[str, int] = field(default_factory=dict)  # ``rows``, ``users``, ``items`` and ``titles``, of items
 
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """A dataset's YAML file (see ``config_file``); field names in capitals and ``val_interval`` are RecBole's.
-
-    Attributes:
-        title, source, licence, notes: for people.
-        raw: the publisher's files, which ``data convert`` reads.
-        USER_ID_FIELD, ITEM_ID_FIELD, TIME_FIELD: columns of users, items and times.
-        RATING_FIELD: that of ratings, read for a loss of ratings alone.
-        SESSION_FIELD, SPLIT_FIELD, EVENT_FIELD: columns that only streams of sessions read, as text: a row's session,
-            its split (train, valid or test) and what happened. Empty if the file has none.
-        drop_events: rows with one of these values in the event column are left out of streams of sessions.
-        item_columns: columns of the ``.item`` file whose type does not say what features are made of them, and what is
-            in them: ``text``, ``labels`` or ``numbers`` (see ``item_features.py``).
-        val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
-        settings: defaults of any run on this dataset.
-        backbone_settings, method_settings: name to defaults of that backbone or method on this dataset.
-        search: plugin name to setting to the values that `tune` tries on this dataset instead of the plugin's.
-        expected: statistic (see ``statistics``) to its value per block under these settings.
-    """
+    """A dataset's YAML file (see ``config_file``); field names in capitals and ``val_interval`` are RecBole's."""
 
     title: str = ""
     source: str = ""
     licence: str = ""
     notes: str = ""
-    raw: PublishedDataset = PublishedDataset()
+    raw: PublishedDataset = PublishedDataset()  # the publisher's files, which ``data convert`` reads
     USER_ID_FIELD: str = "user_id"
     ITEM_ID_FIELD: str = "item_id"
     TIME_FIELD: str = "timestamp"
-    RATING_FIELD: str = "rating"
+    RATING_FIELD: str = "rating"  # read for a loss of ratings alone
+    # Columns that only streams of sessions read, as text: a row's session, its split (train, valid or test) and what
+    # happened. Empty if the file has none.
     SESSION_FIELD: str = ""
     SPLIT_FIELD: str = ""
     EVENT_FIELD: str = ""
-    drop_events: tuple[str, ...] = ()
+    drop_events: tuple[str, ...] = ()  # rows of these events are left out of streams of sessions
+    # Columns of the ``.item`` file whose type does not say what features are made of them, and what is in them:
+    # ``text``, ``labels`` or ``numbers`` (see ``item_features.py``).
     item_columns: Mapping[str, str] = field(default_factory=dict)
-    val_interval: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    val_interval: Mapping[str, str] = field(default_factory=dict)  # RecBole value filter, as {"rating": "(0,inf)"}
+    settings: Mapping[str, Any] = field(default_factory=dict)  # defaults of any run on this dataset
+    # Name to defaults of that backbone or method on this dataset.
     backbone_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Plugin name to setting to the values that `tune` tries on this dataset instead of the plugin's.
     search: Mapping[str, Mapping[str, list]] = field(default_factory=dict)
-    expected: Mapping[str, list] = field(default_factory=dict)
+    expected: Mapping[str, list] = field(default_factory=dict)  # statistic to its value per block under these settings
 
 
 @dataclass(frozen=True)
@@ -124,7 +106,8 @@ def dataset_name(dataset: str) -> str:
     Raises:
         UserError: if the path leads to no atomic file, its name is not safe, or one of several is there twice.
     """
-    names = [_single_name(part) for part in parts_of(dataset)]
+    names = [safe_name(_atomic_file(part).stem, f"dataset {part}") if is_path(part) else safe_name(part, "dataset")
+             for part in parts_of(dataset)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"dataset {quoted(dataset)}: found {twice[0]} {names.count(twice[0])} times, accepted: each "
                         f"domain once.")
@@ -132,12 +115,6 @@ def dataset_name(dataset: str) -> str:
         raise UserError(f"dataset {quoted(dataset)}: the joined names have {len(JOIN.join(names))} characters, "
                         f"accepted: at most {LONGEST}; give the files shorter names.")
     return JOIN.join(names)
-
-
-def _single_name(dataset: str) -> str:
-    if is_path(dataset):
-        return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}")
-    return safe_name(dataset, "dataset")
 
 
 def _atomic_file(dataset: str) -> Path:
@@ -343,24 +320,16 @@ def _file_in(folder: Path, name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """The file a stream is built from, and the hash of its bytes.
-
-    Attributes:
-        path: of several datasets, that of the first.
-        parts: the several datasets; empty if there is one.
-        persons: hashes of the files that say who their users are, with ``known_users``; empty for one without.
-        rating: the column of ratings, if they are to be read.
-        texts: the hash of the file that describes the items, if it is to be read.
-    """
+    """The file a stream is built from, and the hash of its bytes."""
 
     name: str
     config: DatasetConfig
-    path: Path
+    path: Path  # of several datasets, that of the first
     fingerprint: str
-    parts: tuple["DatasetSource", ...] = ()
-    persons: tuple[str, ...] = ()
-    rating: str = ""
-    texts: str = ""
+    parts: tuple["DatasetSource", ...] = ()  # the several datasets; empty if there is one
+    persons: tuple[str, ...] = ()  # hashes of the files that say who their users are, with ``known_users``, or empty
+    rating: str = ""  # the column of ratings, if they are to be read
+    texts: str = ""  # the hash of the file that describes the items, if it is to be read
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:

@@ -113,18 +113,12 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Sessions of every user, each in time order, laid end to end.
+    """Sessions of every user, each in time order, laid end to end."""
 
-    Attributes:
-        of_user: user ``u`` has the sessions ``of_user[u]:of_user[u + 1]``, in time order; int64, (users + 1,).
-        start: session ``s`` has the interactions ``start[s]:start[s + 1]``; int64, (sessions + 1,).
-        items: int64 item ids; times: float64, in the dataset's unit (seconds in all shipped ones).
-    """
-
-    of_user: Tensor
-    start: Tensor
-    items: Tensor
-    times: Tensor
+    of_user: Tensor  # user ``u`` has the sessions ``of_user[u]:of_user[u + 1]``, in time order; int64, (users + 1,)
+    start: Tensor  # session ``s`` has the interactions ``start[s]:start[s + 1]``; int64, (sessions + 1,)
+    items: Tensor  # int64 ids
+    times: Tensor  # float64, in the dataset's unit (seconds in all shipped ones)
 
     @property
     def count(self) -> Tensor:
@@ -210,14 +204,10 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Beginnings of sessions, each of which predicts its last item: the samples of session recommenders.
-
-    Attributes:
-        first, end: prefix ``i`` has the interactions ``first[i]:end[i]``; int64, (prefixes,).
-    """
+    """Beginnings of sessions, each of which predicts its last item: the samples of session recommenders."""
 
     sessions: Sessions
-    first: Tensor
+    first: Tensor  # prefix ``i`` has the interactions ``first[i]:end[i]``; int64, (prefixes,)
     end: Tensor
 
     def tail(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,11 +225,7 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What plugins see of a ``Step``, whose attributes these are: what trains, and nothing to validate or test on.
-
-    Attributes:
-        sessions: those of ``train``, and with domains of ``known``.
-    """
+    """What plugins see of a ``Step``, whose attributes these are: what trains, and nothing to validate or test on."""
 
     index: int
     n_users: int
@@ -247,7 +233,7 @@ class TrainingStep:
     old_users: int
     old_items: int
     train: Ragged
-    sessions: Mapping[str, Sessions]
+    sessions: Mapping[str, Sessions]  # those of ``train``, and with domains of ``known``
 
 
 @dataclass(frozen=True)
@@ -315,17 +301,12 @@ class Step:
 
 @dataclass(frozen=True)
 class DomainPart:
-    """A domain of a stream.
-
-    Attributes:
-        users, items: ids, which are no other domain's.
-        interactions: rows in each step.
-    """
+    """A domain of a stream."""
 
     name: str
-    users: range
+    users: range  # ids, which are no other domain's
     items: range
-    interactions: tuple[int, ...]
+    interactions: tuple[int, ...]  # rows in each step
 
     def of(self, step: Step) -> Step:
         """What of a step is the domain's, with users and items numbered from 0."""
@@ -347,27 +328,22 @@ class DomainPart:
 
 @dataclass(frozen=True)
 class Stream:
-    """All steps, and the publisher's ids of users and items in the order of ours.
-
-    ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
-    ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
-    ``domains`` are the clients, if these are domains; ids then begin with the domain's name.
-    ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them;
-    or, where new items are likened to others by their texts, those of all items, (items, d).
-    ``item_features`` are those of all items of a stream of users, (items, d), for plugins that need them (see
-    ``item_features.py``).
-    ``known`` says of each two domains, by their numbers, which of their users are the same, with ``known_users``:
-    int64 (users, 2), each numbered from 0 in its domain.
-    """
+    """All steps, and the publisher's ids of users and items in the order of ours."""
 
     steps: tuple[Step, ...]
     user_tokens: np.ndarray
     item_tokens: np.ndarray
+    # For sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and ``average_length``
+    # before items without training session are left out, as the paper's Table 1 counts them.
     unfiltered: Mapping[str, float] = field(default_factory=dict)
-    domains: tuple[DomainPart, ...] = ()
+    domains: tuple[DomainPart, ...] = ()  # the clients, if these are domains; ids then begin with the domain's name
+    # What the texts of each domain's items say, each (items, layers, d_W), for backbones that need them; or, where new
+    # items are likened to others by their texts, those of all items, (items, d).
     features: tuple[Tensor, ...] = ()
+    # With ``known_users``, of each two domains, by their numbers, which of their users are the same: int64 (users, 2),
+    # each numbered from 0 in its domain.
     known: Mapping[tuple[int, int], Tensor] = field(default_factory=dict)
-    item_features: Tensor | None = None
+    item_features: Tensor | None = None  # of a stream of users, (items, d), for plugins that need them
 
     @property
     def per_step(self) -> int:

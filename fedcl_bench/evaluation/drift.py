@@ -96,18 +96,13 @@ def _ranks(scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Drift:
-    """What has moved since the step before, as rows of a step's analysis: (step, kind, ids, values).
-
-    Attributes:
-        earlier, previous: the step before and its best model.
-        sample: whether each user's ranks are looked at, bool; None: nobody's are.
-    """
+    """What has moved since the step before, as rows of a step's analysis: (step, kind, ids, values)."""
 
     backbone: Backbone
     step: Step
-    earlier: Step
-    previous: Snapshot
-    sample: Tensor | None
+    earlier: Step  # the step before
+    previous: Snapshot  # its best model
+    sample: Tensor | None  # whether each user's ranks are looked at, bool; None: nobody's are
 
     def of_users(self, first: Snapshot) -> list[tuple[int, str, Tensor, Tensor]]:
         """The shift of users who train in both steps, given the model after the step's first round."""

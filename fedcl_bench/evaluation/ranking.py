@@ -26,17 +26,11 @@ from .metrics import DEFAULT, EvaluationSettings, measure
 
 @dataclass(frozen=True)
 class UserScores:
-    """Metrics of each user's list.
+    """Metrics of each user's list."""
 
-    Attributes:
-        users: ids of the users with at least one item to find, shape (n,).
-        values: metric name, as ``ndcg@20``, to float64 of shape (n,).
-        lists: the items of each user's list, best first, int64 of shape (n, K), -1 where fewer are ranked; None where
-            nobody asked for them.
-    """
-
-    users: Tensor
-    values: dict[str, Tensor]
+    users: Tensor  # ids of the users with at least one item to find, shape (n,)
+    values: dict[str, Tensor]  # metric name, as ``ndcg@20``, to float64 of shape (n,)
+    # The items of each user's list, best first, int64 of shape (n, K), -1 where fewer are ranked; None: not asked for.
     lists: Tensor | None = None
 
     def mean(self, metric: str) -> float:
@@ -128,24 +122,16 @@ def in_sample(seed: int, purpose: str, users: int, about: int, clients: int, dev
 
 @dataclass(frozen=True)
 class RankingTask:
-    """Which items users are to find, among which; as ``SessionTask`` for sessions.
+    """Which items users are to find, among which; as ``SessionTask`` for sessions."""
 
-    Attributes:
-        target: the items to find, per user.
-        masks: items of each user that are not recommended.
-        topk: list lengths.
-        candidates: sampled items to rank besides those to find, (n, m), a row for each user with items to find in
-            their order, -1 for none; None: all items.
-        metrics: what is said of the lists.
-        catalogue: for metrics of items, which are left out without it; with it the result has the lists too.
-    """
-
-    target: Ragged
-    masks: Sequence[Ragged]
-    topk: Iterable[int]
+    target: Ragged  # the items to find, per user
+    masks: Sequence[Ragged]  # items of each user that are not recommended
+    topk: Iterable[int]  # list lengths
+    # Sampled items to rank besides those to find, (n, m), a row for each user with items to find in their order, -1 for
+    # none; None: all items.
     candidates: Tensor | None = None
-    metrics: Sequence[Metric] = DEFAULT
-    catalogue: Catalogue | None = None
+    metrics: Sequence[Metric] = DEFAULT  # what is said of the lists
+    catalogue: Catalogue | None = None  # for metrics of items, left out without it; with it the result has the lists
 
 
 def rank_all(backbone: Backbone, method: Method | None, model: Snapshot, task: RankingTask) -> UserScores:

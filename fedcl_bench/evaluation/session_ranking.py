@@ -42,17 +42,11 @@ FULL = "all:"  # before the name of a metric under full ranking, beside sampled 
 
 @dataclass(frozen=True)
 class SessionRanking:
-    """Where the items to find were ranked.
-
-    Attributes:
-        scores: metrics of each user's list.
-        probabilities: sigmoid of the logit of each user's item, float64, in the order of ``scores.users``.
-        negatives: the same of each user's first sampled item, which may be the item to find; None without samples.
-    """
+    """Where the items to find were ranked."""
 
     scores: UserScores
-    probabilities: Tensor
-    negatives: Tensor | None
+    probabilities: Tensor  # sigmoid of the logit of each user's item, float64, in the order of ``scores.users``
+    negatives: Tensor | None  # the same of its first sampled item, which may be that to find; None without samples
 
 
 def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettings, seed: int,
@@ -91,29 +85,20 @@ def repeated_note(step: Step, settings: EvaluationSettings) -> str:
 
 @dataclass(frozen=True)
 class SessionTask:
-    """Which item each user is to find, among which.
-
-    Attributes:
-        purpose: ``valid`` or ``test``: the last item of that session; ``early``: of the first training session.
-        topk: list lengths.
-        candidates: sampled items of every user (see ``draw_session_candidates``); None: all items.
-        draw: key of the method's random numbers.
-        metrics: what is said of the lists.
-        catalogue: with it the lists under full ranking are kept. With sampled candidates the same metrics are taken
-            under full ranking too, named with ``all:`` in front; those of items only there.
-        answer_queries: asks the server if it is elsewhere (see ``Method.answer_queries``); None: it is here.
-        evaluated: whether each user is ranked for, bool of shape (users,); None: all are.
-    """
+    """Which item each user is to find, among which."""
 
     step: Step
-    purpose: str
-    topk: Iterable[int]
-    candidates: Tensor | None
-    draw: DrawKey
-    metrics: tuple[Metric, ...] = DEFAULT
+    purpose: str  # ``valid`` or ``test``: the last item of that session; ``early``: of the first training session
+    topk: Iterable[int]  # list lengths
+    candidates: Tensor | None  # sampled items of every user (see ``draw_session_candidates``); None: all items
+    draw: DrawKey  # of the method's random numbers
+    metrics: tuple[Metric, ...] = DEFAULT  # what is said of the lists
+    # With it the lists under full ranking are kept. With sampled candidates the same metrics are taken under full
+    # ranking too, named with ``all:`` in front; those of items only there.
     catalogue: Catalogue | None = None
+    # Asks the server if it is elsewhere (see ``Method.answer_queries``); None: it is here.
     answer_queries: Callable[[Tensor, Tensor], Tensor] | None = None
-    evaluated: Tensor | None = None
+    evaluated: Tensor | None = None  # whether each user is ranked for, bool of shape (users,); None: all are
 
     @property
     def users(self) -> Tensor:
@@ -270,18 +255,12 @@ def ranked_lists(rank: Tensor, topk: list[int], items: Tensor | None = None, cat
 
 @dataclass(frozen=True)
 class Ranking:
-    """How sessions are ranked.
+    """How sessions are ranked."""
 
-    Attributes:
-        topk: list lengths.
-        catalogue: with it, metrics of items are among them.
-        mask_history: items before the one to find are not ranked, unless they are it.
-    """
-
-    topk: Iterable[int]
+    topk: Iterable[int]  # list lengths
     metrics: Iterable[Metric]
-    catalogue: Catalogue | None = None
-    mask_history: bool = False
+    catalogue: Catalogue | None = None  # with it, metrics of items are among them
+    mask_history: bool = False  # items before the one to find are not ranked, unless they are it
 
 
 @torch.no_grad()

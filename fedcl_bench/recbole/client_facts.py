@@ -14,34 +14,21 @@ COMPUTED = ("is one of RecBole's traditional models, which are not trained by gr
 
 @dataclass(frozen=True)
 class Facts:
-    """How a model is called.
+    """How a model is called."""
 
-    Attributes:
-        samples: what one sample of its loss is: a ``point`` (item, label), a ``pair`` (item, negative), a ``group``
-            (item, all its negatives), a ``target`` (sequence, next item), a ``target pair`` (with a negative), or
-            the ``user`` as a whole.
-        bpr: with the hyper-parameter ``loss_type: BPR`` a target becomes a target pair.
-        reversed: it reads sequences with the latest item last.
-        history: attributes that hold the user's history, and what of it: ids, values or lengths.
-        counters: attributes that count the calls of the loss.
-        score: the method that scores all items, ``full_sort_predict`` or ``predict``.
-        log: its scores are probabilities that sum to 1.
-        loss_alone, score_alone: why the loss, or scoring, is called for one client at a time; empty: it is not.
-        loss_alone_with: the same of the loss, by the hyper-parameter that makes it so.
-        of_users: parameters with a row per user.
-    """
-
+    # What one sample of its loss is: a ``point`` (item, label), a ``pair`` (item, negative), a ``group`` (item, all its
+    # negatives), a ``target`` (sequence, next item), a ``target pair`` (with a negative), or the ``user`` as a whole.
     samples: str
-    bpr: bool = False
-    reversed: bool = False
-    history: Mapping[str, str] = field(default_factory=dict)
-    counters: tuple[str, ...] = ()
-    score: str = "full_sort_predict"
-    log: bool = False
-    loss_alone: str = ""
+    bpr: bool = False  # with the hyper-parameter ``loss_type: BPR`` a target becomes a target pair
+    reversed: bool = False  # it reads sequences with the latest item last
+    history: Mapping[str, str] = field(default_factory=dict)  # attributes with a user's history: ids, values, lengths
+    counters: tuple[str, ...] = ()  # attributes that count the calls of the loss
+    score: str = "full_sort_predict"  # the method that scores all items, this or ``predict``
+    log: bool = False  # its scores are probabilities that sum to 1
+    loss_alone: str = ""  # why the loss is called for one client at a time; empty: it is not
     score_alone: str = ""
-    loss_alone_with: Mapping[str, str] = field(default_factory=dict)
-    of_users: tuple[str, ...] = ()
+    loss_alone_with: Mapping[str, str] = field(default_factory=dict)  # by the hyper-parameter that makes it so
+    of_users: tuple[str, ...] = ()  # parameters with a row per user
 
     def chosen(self, values: Mapping[str, Any]) -> "Facts":
         """Facts of the model with certain hyper-parameters, those of RecBole's file included."""

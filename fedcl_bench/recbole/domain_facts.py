@@ -12,19 +12,12 @@ READS_TEXT = "FDSA", "GRU4RecF", "S3Rec", "SASRecF"  # whose features of items a
 
 @dataclass(frozen=True)
 class DomainFacts:
-    """How a model's loss treats a batch.
+    """How a model's loss treats a batch."""
 
-    Attributes:
-        bpr: with the hyper-parameter ``loss_type: BPR`` it reads a negative item per sample.
-        draws: it, or RecBole's transform, draws from Python's or NumPy's generator.
-        fixed_length: padding behind the longest history of a batch changes loss or scores.
-        divides: without negatives it is the mean of samples that have nothing to do with one another.
-    """
-
-    bpr: bool = False
-    draws: bool = False
-    fixed_length: bool = False
-    divides: bool = False
+    bpr: bool = False  # with the hyper-parameter ``loss_type: BPR`` it reads a negative item per sample
+    draws: bool = False  # it, or RecBole's transform, draws from Python's or NumPy's generator
+    fixed_length: bool = False  # padding behind the longest history of a batch changes loss or scores
+    divides: bool = False  # without negatives it is the mean of samples that have nothing to do with one another
 
 
 def status(name: str) -> str:

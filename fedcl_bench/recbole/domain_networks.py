@@ -44,17 +44,11 @@ class _Rows(nn.Module):
 
 @dataclass(frozen=True)
 class Design:
-    """What is known of a model with certain settings.
+    """What is known of a model with certain settings."""
 
-    Attributes:
-        parameters: RecBole's, as they follow items or not.
-        facts: how its loss treats a batch.
-        negatives: the loss reads a negative item per sample.
-    """
-
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[Parameter, ...]  # RecBole's, as they follow items or not
     facts: DomainFacts
-    negatives: bool = False
+    negatives: bool = False  # the loss reads a negative item per sample
 
     @property
     def divides(self) -> bool:

@@ -64,25 +64,15 @@ class Law:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a RecBole model.
+    """One parameter of a RecBole model."""
 
-    Attributes:
-        name: RecBole's.
-        follows: ``users``, ``items`` or nothing.
-        axis: the dimension that does.
-        row: shape of what belongs to one user or item; a single number has the shape (1,).
-        shape: that without the axis, as the model has it.
-        behind: rows behind the last item's.
-        private: kept at the client.
-    """
-
-    name: str
-    follows: str
-    axis: int
-    row: tuple[int, ...]
-    shape: tuple[int, ...]
-    behind: int
-    private: bool
+    name: str  # RecBole's
+    follows: str  # ``users``, ``items`` or nothing
+    axis: int  # the dimension that does
+    row: tuple[int, ...]  # shape of what belongs to one user or item; a single number has the shape (1,)
+    shape: tuple[int, ...]  # that without the axis, as the model has it
+    behind: int  # rows behind the last item's
+    private: bool  # kept at the client
 
     @property
     def padding(self) -> str:
@@ -91,7 +81,6 @@ class Parameter:
 
     @property
     def rows_behind(self) -> str:
-        """Name of the rows behind the last item's."""
         return f"{self.name}[behind]"
 
     def assemble(self, tables: Tables) -> Tensor:
@@ -148,15 +137,10 @@ def classify(build: Callable[[int, int], nn.Module], private: Sequence[str]) -> 
 
 @dataclass(frozen=True)
 class Starts:
-    """Initial values of all parameters.
+    """Initial values of all parameters."""
 
-    Attributes:
-        laws: of the rows of users and items, by parameter.
-        dense: values of all others, float64, of padding rows too.
-    """
-
-    laws: dict[str, Law]
-    dense: Tables
+    laws: dict[str, Law]  # of the rows of users and items, by parameter
+    dense: Tables  # values of all others, float64, of padding rows too
 
     @staticmethod
     def measure(build: Callable[..., nn.Module], parameters: Sequence[Parameter], seed: int) -> "Starts":

@@ -38,25 +38,15 @@ class RawFile:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion did.
+    """What a conversion did."""
 
-    Attributes:
-        counts: ``rows``, ``users``, ``items`` of the raw interactions, ``titles`` of the items described (if any).
-        interactions: rows of the ``.inter`` file.
-        files: the atomic files, in the order they were written.
-        changed: whether any of them was written; False if all were there already with the same content.
-        checks: a line for each checksum compared, and for each there is none for.
-        warnings: a line for each thing to be told of.
-        settings: what must be set to use the files.
-    """
-
-    counts: Mapping[str, int]
-    interactions: int
-    files: tuple[Path, ...]
-    changed: bool
-    checks: tuple[str, ...]
-    warnings: tuple[str, ...]
-    settings: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int]  # ``rows``, ``users``, ``items`` of raw interactions, ``titles`` of described items
+    interactions: int  # rows of the ``.inter`` file
+    files: tuple[Path, ...]  # the atomic ones, in the order they were written
+    changed: bool  # whether any of them was written; False if all were there already with the same content
+    checks: tuple[str, ...]  # a line for each checksum compared, and for each there is none for
+    warnings: tuple[str, ...]  # a line for each thing to be told of
+    settings: Mapping[str, str] = field(default_factory=dict)  # what must be set to use the files
 
 
 def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: bool = False,

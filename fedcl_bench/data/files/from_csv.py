@@ -40,18 +40,14 @@ _OF_REPEATS = 5_000_000  # rows that are looked at for repeated ones, of 8 bytes
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of the table are read: names of its header, or numbers from 1 in a table without one.
-
-    Attributes:
-        keep: condition on the rating, as ``>=4``; rows that do not meet it are left out. Empty: all are kept.
-    """
+    """Which columns of the table are read: names of its header, or numbers from 1 in a table without one."""
 
     user: str
     item: str
     time: str
     rating: str = ""
     session: str = ""
-    keep: str = ""
+    keep: str = ""  # condition on the rating, as ``>=4``; rows that do not meet it are left out; empty: all are kept
 
     @property
     def named(self) -> dict[str, str]:
@@ -69,21 +65,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Tables:
-    """The files of a dataset, and how they are read.
+    """The files of a dataset, and how they are read."""
 
-    Attributes:
-        interactions: a table; of sessions that are trained on, where others are in ``valid`` or ``test``.
-        encoding: of text. skip_bad: rows that cannot be read are left out.
-        items: a table of items, with their ids in the column ``items_id`` and texts in the columns ``texts``.
-    """
-
-    interactions: Path
+    interactions: Path  # a table; of sessions that are trained on, where others are in ``valid`` or ``test``
     columns: Columns
-    encoding: str = "utf-8"
-    skip_bad: bool = False
+    encoding: str = "utf-8"  # of text
+    skip_bad: bool = False  # leave rows out that cannot be read
     valid: Path | None = None
     test: Path | None = None
-    items: Path | None = None
+    items: Path | None = None  # a table of items, with their ids in the column ``items_id`` and ``texts`` in columns
     items_id: str = ""
     texts: tuple[str, ...] = ()
 
@@ -96,22 +86,15 @@ class Tables:
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a table.
+    """What became of a table."""
 
-    Attributes:
-        rows: of the table. written: rows of the atomic file. left_out: reason to the number of rows left out for it.
-        users, items: different ones that were written.
-        notes: a sentence for each thing that was detected.
-        files: written ones.
-    """
-
-    rows: int
-    written: int
-    users: int
+    rows: int  # of the table
+    written: int  # rows of the atomic file
+    users: int  # different ones that were written
     items: int
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)  # reason to the number of rows left out for it
+    notes: tuple[str, ...] = ()  # a sentence for each thing that was detected
+    files: tuple[Path, ...] = ()  # written ones
 
 
 def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:

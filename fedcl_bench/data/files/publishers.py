@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequenc
 
 from ...core.errors import UserError
 from ...core.text import quoted
-from . import hdf
-from .session_sets import TEST, TRAIN, pickled_rows, table_rows
+from .pickled import TEST, TRAIN, pickled_rows, table_rows, tables_of
+from .recbole_files import SPLITS
 from .table_reader import read_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -56,27 +54,18 @@ TEXT = None  # is not looked at
 
 @dataclass(frozen=True)
 class RawTable:
-    """How one of a publisher's files is written.
+    """How one of a publisher's files is written."""
 
-    Attributes:
-        file: its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing.
-        columns: name of a column to the kind of its fields, None for any text; with a header those that are read,
-            which it must name, perhaps each with that of its export before a dot; without one all, in order.
-        separator: between fields; only files separated by commas quote fields.
-        header: whether the first line holds the names of the columns.
-        encoding: of the text; text that is valid UTF-8 is read as that in any case.
-        reader: of a file that is neither text nor Parquet with these columns: frames with its columns, given its path
-            and what messages call it.
-        is_code: whether the format can hold code, so that a file of another checksum is never taken as a sample.
-    """
-
-    file: str
+    file: str  # its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing
+    # Name of a column to the kind of its fields, None for any text; with a header those that are read, which it must
+    # name, perhaps each with that of its export before a dot; without one all, in order.
     columns: Mapping[str, Kind | None]
-    separator: str = "\t"
-    header: bool = True
-    encoding: str = "utf-8"
+    separator: str = "\t"  # between fields; only files separated by commas quote fields
+    header: bool = True  # the first line holds the names of the columns
+    encoding: str = "utf-8"  # text that is valid UTF-8 is read as that in any case
+    # Of a file that is neither text nor Parquet: frames with its columns, given its path and what messages call it.
     reader: Callable[[Path, str], Iterator[pd.DataFrame]] | None = None
-    is_code: bool = False
+    is_code: bool = False  # the format can hold code, so a file of another checksum is never taken as a sample
 
     def matches(self, name: str) -> bool:
         """Whether a file of this name is this table or a marked copy of it."""
@@ -87,33 +76,20 @@ class RawTable:
 
 @dataclass(frozen=True)
 class Format:
-    """How a dataset's files become atomic ones.
+    """How a dataset's files become atomic ones."""
 
-    Attributes:
-        interactions: the tables of interactions, with the same columns; the rows of one follow those of another.
-        columns: header field of the ``.inter`` file to the table's column, or to several of which the first that is
-            not empty counts; user and item come first. Rows where all of those are empty are left out.
-        items: the tables that describe items; empty if there is no ``.item`` file.
-        describe: rows of those tables to rows of an id and ``described``.
-        described: what the ``.item`` file has besides ids; genres are separated by spaces.
-        distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
-        otherwise: how the data is written elsewhere; taken where this format's files are missing.
-        counted: whether the counts of the dataset's config are those of this format.
-        settings: what must be set to use the written file, as its config is for another one.
-        persons: of domains whose users the publisher identifies, what their ids are of: an ``.overlap`` file says who
-            each user is (see ``overlap``).
-    """
-
-    interactions: tuple[RawTable, ...]
+    interactions: tuple[RawTable, ...]  # with the same columns; the rows of one follow those of another
+    # Header field of the ``.inter`` file to the table's column, or to several of which the first that is not empty
+    # counts; user and item come first. Rows where all of those are empty are left out.
     columns: Mapping[str, str | tuple[str, ...]]
-    items: tuple[RawTable, ...] = ()
-    describe: Callable[..., Iterable[Sequence[str]]] | None = None
-    described: tuple[str, ...] = ("title", "genres")
-    distinct: bool = False
-    otherwise: Format | None = None
-    counted: bool = True
-    settings: Mapping[str, str] = field(default_factory=dict)
-    persons: str = ""
+    items: tuple[RawTable, ...] = ()  # the tables that describe items; empty if there is no ``.item`` file
+    describe: Callable[..., Iterable[Sequence[str]]] | None = None  # their rows to rows of an id and ``described``
+    described: tuple[str, ...] = ("title", "genres")  # what the ``.item`` file has besides ids; spaces between genres
+    distinct: bool = False  # rows that are alike in ``columns`` count once, at the first one's place
+    otherwise: Format | None = None  # how the data is written elsewhere; taken where this format's files are missing
+    counted: bool = True  # the counts of the dataset's config are those of this format
+    settings: Mapping[str, str] = field(default_factory=dict)  # to use the written file, as its config is for another
+    persons: str = ""  # what users' ids are of where an ``.overlap`` file is to say who each is (see ``overlap``)
 
     @property
     def tables(self) -> tuple[RawTable, ...]:
@@ -242,7 +218,7 @@ FORMATS = {
     "xing": Format(
         (RawTable("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
                                "session_id": ID, "split": TEXT},
-               reader=partial(hdf.tables_of, keys=SPLITS, key_column="split", columns=(
+               reader=partial(tables_of, keys=SPLITS, key_column="split", columns=(
                    "user_id", "item_id", "interaction_type", "created_at", "session_id")), is_code=True),),
         {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
          "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},

@@ -26,26 +26,20 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Interactions:
-    """The rows of a dataset after its filters, in file order.
+    """The rows of a dataset after its filters, in file order; None for what was not asked for.
 
-    Attributes:
-        user, item: ids from 0, numbered by first appearance in the file; int32, of which there are fewer than 2^31, so
-            that what is calculated with them is to be made int64 first.
-        time: float64, one per row, or empty where nothing looks at them any more.
-        user_tokens, item_tokens: the publisher's id of each user and item.
-        session: the publisher's session id of each row as text, or None if it was not asked for.
-        split: which of ``SPLITS`` each row is in, as its number (int8), or None if it was not asked for.
-        rating: float64, one per row, or None if they were not asked for.
+    Ids are from 0, numbered by first appearance in the file; int32, of which there are fewer than 2^31, so that what is
+    calculated with them is to be made int64 first.
     """
 
     user: np.ndarray
     item: np.ndarray
-    time: np.ndarray
-    user_tokens: np.ndarray
+    time: np.ndarray  # float64, one per row, or empty where nothing looks at them any more
+    user_tokens: np.ndarray  # the publisher's id of each user
     item_tokens: np.ndarray
-    session: np.ndarray | None = None
-    split: np.ndarray | None = None
-    rating: np.ndarray | None = None
+    session: np.ndarray | None = None  # the publisher's session id of each row as text
+    split: np.ndarray | None = None  # which of ``SPLITS`` each row is in, as its number (int8)
+    rating: np.ndarray | None = None  # float64, one per row
 
     def of_rows(self, rows: np.ndarray) -> Interactions:
         """Some of the rows, whose users and items are numbered anew; this itself if that changes nothing."""
@@ -150,7 +144,10 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
         column = read.pop(name)
         values = column.values()
         if values is None:
-            values = _read_by_pandas(_texts(path, layout, name))
+            import pandas as pd
+
+            texts = _texts(path, layout, name).to_pandas()
+            values = from_numbers(pd.to_numeric(texts, errors="coerce").to_numpy(np.float64))
         if (row := column.first_bad(values)) is not None:
             raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is "
                             f"{_texts(path, layout, name)[row].as_py()!r}, expected {column.expected}.")
@@ -164,13 +161,6 @@ def _texts(path: Path, layout: TableLayout, name: str) -> pa.ChunkedArray:
     import pyarrow as pa
 
     return pa.chunked_array([batch.column(name) for batch in text_batches(path, str(path), layout, [name])])
-
-
-def _read_by_pandas(texts: pa.ChunkedArray) -> pa.Array:
-    """Texts as float64, nan where pandas sees no number."""
-    import pandas as pd
-
-    return from_numbers(pd.to_numeric(texts.to_pandas(), errors="coerce").to_numpy(np.float64))
 
 
 def _categories(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

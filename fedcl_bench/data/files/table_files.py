@@ -28,20 +28,13 @@ _MOST_BAD = 1000  # before it is clear that the table is another one than was sa
 
 @dataclass
 class BadRows:
-    """Rows that cannot be read.
+    """Rows that cannot be read."""
 
-    Attributes:
-        skip: whether they are left out, instead of ending the command.
-        count: how many there are; first: what is said of the first of them.
-        ragged: of the present file, the numbers from 1 of rows that its reader has left out, its header counted.
-        inside: lines of all files that are inside quoted fields, as those after a quote that is never closed.
-    """
-
-    skip: bool = False
+    skip: bool = False  # leave them out, instead of ending the command
     count: int = 0
-    first: list[str] = field(default_factory=list)
-    ragged: list[int] = field(default_factory=list)
-    inside: int = 0
+    first: list[str] = field(default_factory=list)  # what is said of the first of them
+    ragged: list[int] = field(default_factory=list)  # numbers from 1, with the header, of those the reader leaves out
+    inside: int = 0  # lines of all files that are inside quoted fields, as those after a quote that is never closed
 
     def add(self, said: Callable[[], str]) -> None:
         """Note a row; ``said`` says what is wrong with it. Raises UserError as ``require_none`` if there are many."""
@@ -52,12 +45,11 @@ class BadRows:
             self.require_none("at least ")
 
     def left_out(self, number: int, said: Callable[[], str]) -> None:
-        """Note a row that a reader leaves out."""
+        """Note a row of the present file that a reader leaves out."""
         self.ragged.append(number)
         self.add(said)
 
     def count_inside(self, lines: int) -> None:
-        """Note lines inside quoted fields."""
         self.inside += lines
 
     def row(self, position: int, header: int) -> int:
@@ -83,24 +75,16 @@ class BadRows:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table on disk.
-
-    Attributes:
-        kind: TEXT, JSON or PARQUET.
-        columns: name as it is asked for to name as it is written.
-        layout: of a table of text.
-        encoding: of text and JSON Lines.
-    """
+    """A table on disk."""
 
     path: Path
-    kind: str
-    columns: Mapping[str, str]
-    layout: TableLayout | None = None
-    encoding: str = "utf-8"
+    kind: str  # TEXT, JSON or PARQUET
+    columns: Mapping[str, str]  # name as it is asked for to name as it is written
+    layout: TableLayout | None = None  # of a table of text
+    encoding: str = "utf-8"  # of text and JSON Lines
 
     @property
     def header(self) -> int:
-        """Rows of a header."""
         return int(self.layout is not None and self.layout.header)
 
     @property

@@ -35,19 +35,12 @@ _HEAD = 1 << 16  # bytes that a header and its separator are found in
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How a table of text is written.
-
-    Attributes:
-        separator: between fields. columns: all of them, in order.
-        header: whether the first line holds their names.
-        quoted: whether fields may be quoted; if not, a return within a line is part of a field.
-        encoding: of the text.
-    """
+    """How a table of text is written."""
 
     separator: str
-    columns: tuple[str, ...]
-    header: bool
-    quoted: bool = True
+    columns: tuple[str, ...]  # all of them, in order
+    header: bool  # the first line holds their names
+    quoted: bool = True  # fields may be quoted; if not, a return within a line is part of a field
     encoding: str = "utf-8"
 
     @property
@@ -237,31 +230,41 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
 
 
+@contextmanager
+def _as_parquet(label: str) -> Iterator[None]:
+    """Says of whatever error comes up that the file is no Parquet table: pyarrow's are of several families."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
+
+
+def _require_columns(columns: Sequence[str], names: Sequence[Any], label: str) -> None:
+    if missing := [name for name in columns if name not in names]:
+        raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(map(str, names))}.")
+
+
 def read_parquet(path: Path, label: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     """A Parquet table; ``label`` is what messages call the file. Raises UserError if it is none, or lacks a column."""
     import pandas as pd
 
-    try:
+    with _as_parquet(label):
         frame = pd.read_parquet(path)
-    except Exception as error:  # pyarrow raises errors of several families
-        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
-    if missing := [name for name in columns if name not in frame]:
-        raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(map(str, frame.columns))}.")
+        _require_columns(columns, [*frame.columns], label)
     return frame
 
 
 def parquet_file(path: Path, label: str) -> pq.ParquetFile | None:
     """A file of Parquet; None if it is none. Raises UserError if it is a damaged one."""
-    import pyarrow as pa
     from pyarrow import parquet
 
-    try:
+    with _as_parquet(label):
         with open(path, "rb") as file:
             if file.read(4) != b"PAR1":
                 return None
         return parquet.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
 
 
 def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -272,18 +275,13 @@ def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[
     """
     import pyarrow as pa
 
-    file = parquet_file(path, label)
-    if file is None:
-        raise UserError(f"{label}: cannot be read as a Parquet table (it does not begin as one).")
-    names = file.schema_arrow.names
-    if missing := [name for name in columns if name not in names]:
-        raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(names)}.")
-    try:
+    with _as_parquet(label):
+        if (file := parquet_file(path, label)) is None:
+            raise ValueError("it does not begin as one")
+        _require_columns(columns, file.schema_arrow.names, label)
         for batch in file.iter_batches(columns=list(dict.fromkeys(columns))):
             values = [as_text(batch.column(name), f"{label}, column '{name}'") for name in columns]
             yield pa.RecordBatch.from_arrays(values, list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
 
 
 def as_text(values: pa.Array, where: str) -> pa.Array:

@@ -39,37 +39,24 @@ _WAYS = (f"Accepted: a file with ':token_seq' columns beside the interactions, o
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What hears of long or odd work on a stream.
+    """What hears of long or odd work on a stream."""
 
-    Attributes:
-        warn: called with a line of text.
-        counting: a context for work on so many things (what it is, how many), which yields what is told of those done.
-    """
-
-    warn: Callable[[str], None] = lambda text: None
+    warn: Callable[[str], None] = lambda text: None  # called with a line of text
+    # A context for work on so many things (what it is, how many), which yields what is told of those done.
     counting: Callable[[str, int], ContextManager[Callable[[int], None]]] = (
         lambda label, total: contextlib.nullcontext(lambda count: None))
 
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """How the items of a run's domains become vectors.
+    """How the items of a run's domains become vectors."""
 
-    Attributes:
-        encoder: ``tfidf``, ``given:FOLDER``, the name of a packaged language model or the folder of another.
-        layers: how many; 0: as many as there are, but 3 of a language model.
-        dim: length of the vectors of ``tfidf``.
-        fingerprint: of all that decides the features beside the interactions and settings.
-        model: the language model, if it is one.
-        columns: of a stream of users, name and kind of the columns that features are made of.
-    """
-
-    encoder: str
-    layers: int
-    dim: int
-    fingerprint: str
+    encoder: str  # ``tfidf``, ``given:FOLDER``, the name of a packaged language model or the folder of another
+    layers: int  # how many; 0: as many as there are, but 3 of a language model
+    dim: int  # length of the vectors of ``tfidf``
+    fingerprint: str  # of all that decides the features beside the interactions and settings
     model: LanguageModel | None = None
-    columns: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, str], ...] = ()  # of a stream of users, name and kind of those features are made of
 
 
 def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:

@@ -28,21 +28,14 @@ _LONGEST = 512  # tokens of a text; BERT's
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A model in a folder.
+    """A model in a folder."""
 
-    Attributes:
-        name: how messages call it.
-        layers, dim: how many it has, and the length of a vector.
-        pooling: ``cls`` or ``mean``: the vector of a text is that of its first token, or the mean of all.
-        digest: of the files that decide its vectors.
-    """
-
-    name: str
+    name: str  # how messages call it
     folder: Path
     layers: int
-    dim: int
-    pooling: str
-    digest: str
+    dim: int  # length of a vector
+    pooling: str  # ``cls`` or ``mean``: the vector of a text is that of its first token, or the mean of all
+    digest: str  # of the files that decide its vectors
 
 
 def packaged(name: str, pooling: str = "own") -> LanguageModel:

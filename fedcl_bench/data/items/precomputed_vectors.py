@@ -15,6 +15,7 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from ...core.errors import UserError
+from ...core.files import read_required
 from ...core.text import quoted
 from ..files.archives import arrays_of, one_array
 from .item_texts import read_texts
@@ -59,7 +60,8 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
         UserError: for a file that does not hold finite vectors of one length and an id for each, or none of the items.
     """
     if path.suffix == ".npy":
-        ids, vectors = np.array(list(read_texts(described[0], column))), one_array(_bytes(path), str(path), _CURE)
+        ids = np.array(list(read_texts(described[0], column)))
+        vectors = one_array(read_required(path, _CURE), str(path), _CURE)
     else:
         ids, vectors = (_npz if path.suffix == ".npz" else _parquet)(path)
     if wrong := _wrong(ids, vectors):
@@ -97,7 +99,7 @@ def _wrong(ids: np.ndarray, vectors: np.ndarray) -> str:
 
 
 def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    arrays = arrays_of(_bytes(path), str(path), _CURE)
+    arrays = arrays_of(read_required(path, _CURE), str(path), _CURE)
     if "vectors" not in arrays and set(_QUANTISED) <= set(arrays):
         vectors = _decoded(path, *(arrays[name] for name in _QUANTISED))
     else:
@@ -124,13 +126,6 @@ def _parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return _member(path, columns, "item_id"), np.stack(_member(path, columns, "vector").tolist())
     except ValueError:
         raise UserError(f"{path}: column 'vector' does not hold lists of equally many numbers.\n{_CURE}") from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 def _member(path: Path, parts: Mapping[str, np.ndarray], name: str) -> np.ndarray:

@@ -46,32 +46,20 @@ _ROW = np.dtype([("user", np.int64), ("item", np.int64), ("second", np.int64)])
 
 @dataclass(frozen=True)
 class SyntheticLog:
-    """What is to be made; see the module's description.
-
-    Attributes:
-        users, items: how many there are at most; an item that nobody takes is in no row.
-        per_user: interactions per user, the mean of what the log-normal distribution gives.
-        blocks, base_share: when popularity and tastes move; as the stream's settings of these names.
-        exponent: of Zipf's law.
-        activity: standard deviation of the logarithm of a user's interactions; 0: all users have equally many.
-        taste: how much vectors decide; 0: nothing but popularity does.
-        drift: in [0, 1]; 0: nothing moves, 1: all is new in every block.
-        counts: fewest and most interactions of a user, all numbers alike; empty: they are log-normal.
-        repeats: a user may have an item several times.
-    """
+    """What is to be made; see the module's description."""
 
     users: int
-    items: int
-    per_user: float = 50.0
-    blocks: int = StreamSettings.blocks
+    items: int  # at most; an item that nobody takes is in no row
+    per_user: float = 50.0  # interactions per user, the mean of what the log-normal distribution gives
+    blocks: int = StreamSettings.blocks  # when popularity and tastes move; as the stream's settings of these names
     base_share: float = StreamSettings.base_share
-    exponent: float = 1.0
-    activity: float = 1.0
-    taste: float = 3.0
-    drift: float = 0.3
+    exponent: float = 1.0  # of Zipf's law
+    activity: float = 1.0  # standard deviation of the logarithm of a user's interactions; 0: all have equally many
+    taste: float = 3.0  # how much vectors decide; 0: nothing but popularity does
+    drift: float = 0.3  # in [0, 1]; 0: nothing moves, 1: all is new in every block
     seed: int = 0
-    counts: tuple[int, ...] = ()
-    repeats: bool = False
+    counts: tuple[int, ...] = ()  # fewest and most interactions of a user, all numbers alike; empty: log-normal
+    repeats: bool = False  # a user may have an item several times
 
     def check(self) -> None:
         """Raise UserError for numbers that no stream can have, naming the option of `data synth`."""
@@ -95,17 +83,11 @@ class SyntheticLog:
 
 @dataclass(frozen=True)
 class SyntheticItems:
-    """What all users choose from.
+    """What all users choose from."""
 
-    Attributes:
-        cumulative: probability of a rank up to each, float64, shape (items,).
-        ranked: the item of each rank in each block, int64, shape (blocks, items).
-        properties: float32, shape (items, FACTORS).
-    """
-
-    cumulative: torch.Tensor
-    ranked: torch.Tensor
-    properties: torch.Tensor
+    cumulative: torch.Tensor  # probability of a rank up to each, float64, shape (items,)
+    ranked: torch.Tensor  # the item of each rank in each block, int64, shape (blocks, items)
+    properties: torch.Tensor  # float32, shape (items, FACTORS)
 
 
 @dataclass(frozen=True)
