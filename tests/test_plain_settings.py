@@ -4,7 +4,7 @@ starts."""
 import pytest
 
 import fedcl_bench as fb
-from fedcl_bench.data.plain_yaml import parsed
+from fedcl_bench.data.source import parsed
 from fedcl_bench.data.files.recbole_files import read_table
 from fedcl_bench.data.source import load_config, read_yaml
 from fedcl_bench.core.errors import RunFailed, UserError

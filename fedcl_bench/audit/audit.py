@@ -7,9 +7,7 @@ it, so an audit that was stopped goes on with the next level.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -25,6 +23,7 @@ from ..rng import DrawKey
 from ..federation.loop import run
 from ..core.errors import Corrupt
 from ..core.files import read_bytes, write_atomically
+from ..core.text import hash_of
 from ..plugin.state import Snapshot
 from ..runs.config import RunConfig
 from ..records.frames import digest, parsed
@@ -57,24 +56,19 @@ class Level:
     @property
     def file(self) -> str:
         """Where its numbers are kept, below the audit's folder."""
-        identity = json.dumps([_VERSION, self.config.hash, self.block, self.rounds, self.clients])
-        return f"{LEVELS}/{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.parquet"
+        identity = [_VERSION, self.config.hash, self.block, self.rounds, self.clients]
+        return f"{LEVELS}/{hash_of(identity, 12)}.parquet"
 
 
 def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda: None,
              stop: Callable[[], bool] = lambda: False) -> pd.DataFrame:
-    """Run a level and attack its clients' uploads.
-
-    Args:
-        on_round: called after every round.
-        stop: asked after every round.
+    """Run a level and attack its clients' uploads; ``on_round`` is called and ``stop`` asked after every round.
 
     Returns:
         One row per client and attacked round: ``round`` and what ``attack`` returns.
 
     Raises:
-        Stopped: when asked to.
-        RunFailed: when the run diverges.
+        Stopped: when asked to. RunFailed: when the run diverges.
     """
     federation, frames = level.config.federation(stream), []
     chosen = {number: _chosen(level, stream, number - 1).cpu() for number in level.rounds}

@@ -29,10 +29,6 @@ def interval(value: Mapping[str, float] | None) -> str:
     return "–" if value is None else f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
-def _epsilon(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
-
-
 def table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: means over clients with 95 % intervals."""
     clipped = audit["settings"].get("upload_clip", 0.0) > 0.0
@@ -44,7 +40,7 @@ def table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 if row["round"] == number and (number > 1 or not prefix):
                     rows.append([str(number), f"{row['noise']:g}", uploads,
                                  *(interval(row[prefix + name]) for name in OF_UPLOAD),
-                                 *[_epsilon(row[epsilon])] * clipped])
+                                 *["none" if row[epsilon] is None else f"{row[epsilon]:.4g}"] * clipped])
     return heads, rows
 
 

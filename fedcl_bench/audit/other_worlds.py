@@ -74,11 +74,8 @@ def _later_blocks(stream: Stream, random: torch.Generator) -> Altered:
 
 
 def _since(stream: Stream, since: Tensor, random: torch.Generator, longest: bool) -> Altered:
-    """From some step on users have as many items as others of them, less a third, and other ones.
-
-    Args:
-        longest: those with the longest lists have fewer, too.
-    """
+    """From some step on users have as many items as others of them, less a third, and other ones; with ``longest``
+    those with the longest lists have fewer, too."""
     def change(step: Step) -> Step:
         altered = since[:step.n_users] <= step.index
         users, order = altered.nonzero().flatten(), torch.arange(step.n_users)

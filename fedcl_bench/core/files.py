@@ -34,11 +34,7 @@ def shipped(name: str) -> Path:
 
 
 def read_bytes(path: Path, cure: str) -> bytes:
-    """A file's content.
-
-    Raises:
-        Corrupt: if it is no file or cannot be read. FileNotFoundError: if nothing is there.
-    """
+    """A file's content; raises Corrupt if it is no file or cannot be read, FileNotFoundError if nothing is there."""
     with reading(path, cure) as file:
         return file.read()
 
@@ -162,11 +158,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
     """An empty folder next to ``path`` in which to make what takes its place; it is gone at the end. Those that killed
-    processes left for the same path go first.
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    processes left for the same path go first. Raises OSError if it cannot be made."""
     for left in _left_behind(path.parent, f".{glob.escape(path.name)}.*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = tempfile.mkdtemp(dir=path.parent, prefix=_prefix(path), suffix=_PART)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import re
 import typing
 from fnmatch import fnmatchcase
@@ -25,6 +26,8 @@ LARGEST_SEED = (1 << 63) - 1
 MOST_SEEDS = 10_000  # of one command
 _WHOLE, _EXPONENT = "(?:0|[1-9][0-9]{0,39})", "(?:[eE][-+]?[0-9]{1,4})"
 _NUMBER = re.compile(rf"[-+]?(?:({_WHOLE})|(?:{_WHOLE}\.[0-9]*|\.[0-9]+){_EXPONENT}?|{_WHOLE}{_EXPONENT})")
+_BOUNDS = {"above": ("above", operator.gt), "low": ("at least", operator.ge), "high": ("at most", operator.le),
+           "below": ("below", operator.lt)}
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -92,11 +95,8 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
             tuple: ("a list of names, as a,b" if str in typing.get_args(kind) else "a list of whole numbers, as 10,20")
             + (", or none" if field.default == () else "")}[typing.get_origin(kind) or kind]
-    bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
-              f"at least {meta['low']}" if meta["low"] is not None else "",
-              f"at most {meta['high']}" if meta["high"] is not None else "",
-              f"below {meta['below']}" if meta["below"] is not None else ""]
-    return " ".join([name, " and ".join(filter(None, bounds))]).strip()
+    bounds = [f"{words} {meta[bound]}" for bound, (words, _) in _BOUNDS.items() if meta[bound] is not None]
+    return f"{name} {' and '.join(bounds)}".strip()
 
 
 def _convert(value: Any, kind: type) -> Any:
@@ -140,11 +140,7 @@ def _declared(cls: type) -> dict[str, tuple[dataclasses.Field, Any]]:
 
 
 def checked(cls: type, name: str, value: Any, origin: str) -> Any:
-    """One setting's value, converted to its type and checked against its range.
-
-    Raises:
-        UserError: with the setting, what was found, what is accepted and where it came from.
-    """
+    """One setting's value, converted to its type and checked against its range; raises UserError."""
     field, kind = _declared(cls)[name]
     meta, more = field.metadata, ""
     try:
@@ -156,11 +152,8 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
             if isinstance(number, int) and abs(number) > (meta["high"] or LARGEST):
                 more = f", at most {meta['high'] or LARGEST}"
                 raise ValueError
-            if (meta["low"] is not None and number < meta["low"]) \
-                    or (meta["high"] is not None and number > meta["high"]) \
-                    or (meta["above"] is not None and number <= meta["above"]) \
-                    or (meta["below"] is not None and number >= meta["below"]) \
-                    or (meta["choices"] and number not in meta["choices"]):
+            if any(meta[bound] is not None and not within(number, meta[bound]) for bound, (_, within) in _BOUNDS.items()
+                   ) or meta["choices"] and number not in meta["choices"]:
                 raise ValueError
         if not numbers and field.default != ():
             raise ValueError
@@ -171,15 +164,12 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
 
 
 def assemble(classes: Iterable[type], layers: Iterable[tuple[str, Mapping[str, Any]]], used_by: str) -> list[Any]:
-    """Fill settings dataclasses from layered flat mappings; later layers win.
+    """An instance of each settings dataclass of one run from layered flat mappings; later layers win.
 
     Args:
-        classes: the dataclasses of one run; no two may declare the same name.
+        classes: no two may declare the same name.
         layers: pairs of (where the values come from, mapping of setting name to value).
         used_by: the combination in words, for the error on an unknown name.
-
-    Returns:
-        One instance per class, in order.
 
     Raises:
         UserError: for an unknown name or a value outside its range.
@@ -232,11 +222,8 @@ def unknown_setting(kind: str, wrong: str, known: Iterable[str]) -> UserError:
 
 
 def split_methods(text: str) -> tuple[str, ...]:
-    """``"ft,f3crec:without=arm,eps=.01"`` as methods: a setting belongs to the method before it.
-
-    Raises:
-        UserError: for an empty name.
-    """
+    """``"ft,f3crec:without=arm,eps=.01"`` as methods: a setting belongs to the method before it. Raises UserError for
+    an empty name."""
     methods: list[str] = []
     for part in map(str.strip, text.split(",")):
         # A number continues a list, as in ft:topk=5,20.
@@ -266,11 +253,8 @@ def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:
 
 def flat(instances: Iterable[Any]) -> dict[str, Any]:
     """All settings of a run as one JSON-ready mapping."""
-    result = {}
-    for instance in instances:
-        for name, value in dataclasses.asdict(instance).items():
-            result[name] = list(value) if isinstance(value, tuple) else value
-    return result
+    return {name: list(value) if isinstance(value, tuple) else value
+            for instance in instances for name, value in dataclasses.asdict(instance).items()}
 
 
 AT_DEFAULT = "at its default"

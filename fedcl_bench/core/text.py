@@ -6,9 +6,12 @@ it. HTML has ``html.escape``.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import reprlib
 from pathlib import Path
+from typing import Any
 
 from .errors import UserError
 
@@ -45,6 +48,11 @@ def safe_name(name: str, where: str) -> str:
     if not is_safe(name, LONGEST):
         raise UserError(f"{where}: found the name {quoted(name)}, accepted: at most {LONGEST} {ACCEPTED}.")
     return name
+
+
+def hash_of(content: Any, size: int = 16) -> str:
+    """Of anything that is JSON, in hexadecimal, by so many bytes."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=size).hexdigest()
 
 
 def refuse_link(path: Path) -> None:

@@ -202,10 +202,7 @@ class _Of(NamedTuple):
 
 
 def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, k: int) -> dict[str, Any]:
-    """Means and groups for a record, from a run's tests and its analysis.
-
-    Args:
-        k: length of the lists.
+    """Means and groups for a record, from a run's tests and its analysis; lists have the length ``k``.
 
     Returns:
         ``{"lists": {"coverage@K": [per block], ...}, "groups": {group: {"users": [per block], metric: [per block]}}}``;

@@ -135,13 +135,8 @@ class RankingTask:
 
 
 def rank_all(backbone: Backbone, method: Method | None, model: Snapshot, task: RankingTask) -> UserScores:
-    """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
-    first.
-
-    Args:
-        method: may rescore.
-        model: the tables to score with; candidates are all rows of its public tables.
-    """
+    """Rank every item known to the model for each user with items to find; the method may rescore. Of equal scores, the
+    smaller item id comes first."""
     target, candidates, catalogue = task.target, task.candidates, task.catalogue
     topk, n_items = sorted(set(task.topk)), model.n_items
     users = (target.lengths > 0).nonzero().flatten()

@@ -118,12 +118,8 @@ class SessionTask:
 
 def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask,
                   protection: Protection = OPEN) -> SessionRanking:
-    """Rank the item to find of every user of the task.
-
-    Args:
-        model: the tables to score with.
-        protection: its noise is on what clients send for their own evaluation.
-    """
+    """Rank the item to find of every user of the task; the noise of ``protection`` is on what clients send for their
+    own evaluation."""
     topk, candidates, users = sorted(set(task.topk)), task.candidates, task.users
     sequential = isinstance(backbone, SequentialBackbone)
 

@@ -25,7 +25,7 @@ from ..plugin.local_settings import LocalSettings, OwnSamples
 from ..toolbox.text_fusion import AddedSemanticSettings
 from ..core.settings import setting
 from . import client_facts, domain_facts, models
-from .calls import HISTORY, Caller, Elements, training_fields
+from .calls import HISTORY, Caller, Elements
 from .client_facts import Facts
 from .domain_facts import READS_TEXT
 from .models import PREFIX, Refused
@@ -46,14 +46,8 @@ class RecBoleSettings(BackboneSettings):
     model: str = setting("", "hyper-parameters of the model by RecBole's names, as {dropout_prob: 0.0}")
 
     def hyper_parameters(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """RecBole's names and values that differ from RecBole's file.
-
-        Args:
-            known: the model's own; None: those of RecBole's file.
-
-        Raises:
-            UserError: for a bad ``model``.
-        """
+        """RecBole's names and values that differ from those that are ``known``, by default those of RecBole's file;
+        raises UserError for a bad ``model``."""
         known = models.defaults(self.NAME) if known is None else known
         sized = dict.fromkeys(filter(models.is_size, known), self.dim) if self.dim else {}
         return {**sized, **models.parse_model(self.NAME, self.model, known)}
@@ -179,13 +173,9 @@ class RecBoleBackbone(Backbone):
         return OwnSamples(of, per_batch, self._design.elements.loss)
 
     def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
-        facts, tables = self.facts, {**clients, **rows}
-        fields = training_fields(facts.samples, facts.reversed, batch.positives, batch.negatives, batch.chosen,
-                                 self.settings.max_length, next(iter(rows.values())).dtype)
-        per_positive = batch.negatives.shape[1] // batch.positives.shape[1]
-        history = batch.positives + 1 if facts.history else None
-        return self._caller.loss(tables, history, fields, batch.draw.clients("recbole", batch.users), batch.done,
-                                 next(iter(rows.values())).shape[1], per_positive)
+        row = next(iter(rows.values()))
+        return self._caller.loss({**clients, **rows}, batch.positives, batch.negatives, batch.chosen,
+                                 batch.draw.clients("recbole", batch.users), batch.done, row.shape[1], row.dtype)
 
     def score(self, clients, rows):
         tables = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}

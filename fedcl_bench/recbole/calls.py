@@ -161,25 +161,25 @@ class Caller:
         return torch.stack([call(*({name: values[c] for name, values in part.items()} for part in apart))
                             for c in range(clients)])
 
-    def loss(self, tables: Tables, history: Tensor | None, fields: dict[str, Tensor], keys: Tensor, done: int,
-             n_items: int, negatives: int) -> Tensor:
-        """The model's ``calculate_loss`` for C clients: shape (C,).
+    def loss(self, tables: Tables, positives: Tensor, negatives: Tensor, chosen: Tensor, keys: Tensor, done: int,
+             n_items: int, dtype: torch.dtype) -> Tensor:
+        """The model's ``calculate_loss`` of one local batch for C clients: shape (C,).
 
         Args:
             tables: the clients' parameters, each (C, ...).
-            history: RecBole's ids of the clients' own items, (C, H), 0 for none; or None.
-            fields: of the batch, each (C, b, ...).
+            positives, negatives, chosen: as for ``training_fields``.
             keys: of the clients' random numbers, (C,).
             done: local batches that the clients have done in the block.
         """
-        host = self.host(n_items, negatives, keys.device)
+        facts, host = self.facts, self.host(n_items, negatives.shape[1] // positives.shape[1], keys.device)
+        fields = training_fields(facts.samples, facts.reversed, positives, negatives, chosen, self.width, dtype)
 
         def client_loss(tables: Tables, fields: Tables, of_client: Tables) -> Tensor:
             loss, _ = self.call(host, "calculate_loss", tables, of_client.get(HISTORY), fields, of_client["key"], done)
             return (sum(loss) if isinstance(loss, tuple) else loss).sum()
 
-        of_client = {"key": keys} if history is None else {"key": keys, HISTORY: history}
-        return self._over_clients(client_loss, self.facts.loss_alone, len(keys), tables, fields, of_client)
+        of_client = {"key": keys, HISTORY: positives + 1} if facts.history else {"key": keys}
+        return self._over_clients(client_loss, facts.loss_alone, len(keys), tables, fields, of_client)
 
     def scores(self, tables: Tables, history: Tensor | None, n_items: int) -> Tensor:
         """Logits of all items for C clients, without dropout: shape (C, items).
@@ -289,11 +289,7 @@ class TrialClients:
 
     def loss(self, caller: Caller, tables: Tables, chosen: Tensor) -> Tensor:
         """Every client's loss of the samples ``chosen``, (clients, samples)."""
-        facts = caller.facts
-        fields = training_fields(facts.samples, facts.reversed, self.positives, self.negatives, chosen, self.width,
-                                 torch.float64)
-        history = self.positives + 1 if facts.history else None
-        return caller.loss(tables, history, fields, self.keys, 0, self.items, self.PER_POSITIVE)
+        return caller.loss(tables, self.positives, self.negatives, chosen, self.keys, 0, self.items, torch.float64)
 
     def scores(self, caller: Caller) -> Tensor:
         """Every client's scores of all items; histories of sequences are padded, as they are in runs."""
@@ -316,11 +312,8 @@ class Elements:
     @staticmethod
     def measure(build: Callable[..., nn.Module], parameters: Sequence[Parameter], facts: Facts,
                 width: int) -> "Elements":
-        """Count them in calls of one client at a time, with few items and with twice as many.
-
-        Raises:
-            Refused: if a call fails, as with hyper-parameters that do not fit together.
-        """
+        """Count them in calls of one client at a time, with few items and with twice as many; raises Refused if a call
+        fails, as with hyper-parameters that do not fit together."""
         counts: list[int] = []
 
         class Counting(Caller):

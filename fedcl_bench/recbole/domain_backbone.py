@@ -105,7 +105,9 @@ class RecBoleDomainBackbone(ModuleBackbone):
         if models.defaults(self.settings.NAME).get("transform") and data.n_items <= self.settings.max_length:
             _require_unseen(data)
         if getattr(self.settings, "item_text", "vectors") == "noise":
-            data = replace(data, features=_noise(data.features))
+            # As UniSRec's released baselines read: numbers with the law of all their initial weights, N(0, .02^2).
+            numbers = torch.randn(data.features.shape, generator=torch.Generator().manual_seed(0))
+            data = replace(data, features=(0.02 * numbers).to(data.features))
         module = module_of(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
         return SemanticRecommender(module, data.features, self.settings) if self._has_semantics else module
 
@@ -113,12 +115,6 @@ class RecBoleDomainBackbone(ModuleBackbone):
         if self.settings.NAME != "S3Rec":
             return super().stages()
         return Stage(PRETRAIN, rounds=self.settings.pretrain_rounds), Stage("finetune", new_optimiser=True)
-
-
-def _noise(features: torch.Tensor) -> torch.Tensor:
-    """What UniSRec's released baselines read: numbers with the law of all their initial weights, N(0, .02^2)."""
-    numbers = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
-    return (0.02 * numbers).to(features)
 
 
 def _require_unseen(data: DomainData) -> None:

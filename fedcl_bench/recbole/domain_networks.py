@@ -82,7 +82,9 @@ class RecBoleModule(DomainModule):
 
     def _set_stage(self) -> None:
         """Let S3Rec's loss be that of the stage."""
-        of_finetuning = {"CE": nn.CrossEntropyLoss, "BPR": _bpr_loss}[self.model.loss_type]
+        from recbole.model.loss import BPRLoss
+
+        of_finetuning = {"CE": nn.CrossEntropyLoss, "BPR": BPRLoss}[self.model.loss_type]
         pretrains = self.stage == PRETRAIN
         self.model.train_stage = PRETRAIN if pretrains else "finetune"
         self.model.loss_fct = nn.BCEWithLogitsLoss(reduction="none") if pretrains else of_finetuning()
@@ -180,12 +182,6 @@ def _in_double() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _bpr_loss() -> nn.Module:
-    from recbole.model.loss import BPRLoss
-
-    return BPRLoss()
 
 
 def module_of(name: str, values: Mapping[str, Any], width: int, data: DomainData, design: Design) -> RecBoleModule:

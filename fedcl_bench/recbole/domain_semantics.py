@@ -40,10 +40,7 @@ class SemanticRecommender(SemanticModule):
     """
 
     def __init__(self, recommender: RecBoleModule, features: Tensor, settings: AddedSemanticSettings):
-        """
-        Args:
-            features: encodings of the items' texts, (items, layers, d_W).
-        """
+        """With encodings of the items' texts, (items, layers, d_W)."""
         super().__init__()
         model, table = recommender.model, recommender.model.item_embedding
         sizes = replace(settings, dim=table.embedding_dim)

@@ -14,7 +14,7 @@ import re
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -90,11 +90,11 @@ def names() -> dict[str, str]:
     return {name: "sequential" if name in domain_facts.TABLE else "general" for name in client_facts.TABLE}
 
 
-def find(name: str) -> str:
+def find(name: str, kind: str = "RecBole model", among: Iterable[str] = tuple(client_facts.TABLE)) -> str:
     """RecBole's spelling of a model's name; capital letters do not matter. Raises UserError for an unknown one."""
-    known = {each.lower(): each for each in client_facts.TABLE}
+    known = {each.lower(): each for each in among}
     if name.lower() not in known:
-        raise unknown("RecBole model", name, client_facts.TABLE)
+        raise unknown(kind, name, among)
     return known[name.lower()]
 
 
@@ -127,14 +127,8 @@ def is_size(hyper_parameter: str) -> bool:
 
 
 def parse_model(name: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting ``model``: a YAML mapping of a model's own hyper-parameters.
-
-    Args:
-        known: which these are.
-
-    Raises:
-        UserError: if it is no mapping, or names one that is not known.
-    """
+    """The setting ``model``: a YAML mapping of a model's own hyper-parameters; raises UserError if it is none, or names
+    one that is not ``known``."""
     try:
         values = yaml.safe_load(text) if text else {}
     except yaml.YAMLError:
@@ -203,11 +197,8 @@ def build(name: str, values: Mapping[str, Any], length: int, n_users: int, n_ite
 
 
 def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
-    """An object of a RecBole model's class; the same for the same arguments.
-
-    Raises:
-        Refused: if it cannot be built with these hyper-parameters.
-    """
+    """An object of a RecBole model's class, the same for the same arguments; raises Refused if it cannot be built with
+    these hyper-parameters."""
     with quiet_generators(seed):
         try:
             return cls(config, dataset)

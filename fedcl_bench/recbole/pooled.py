@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import rng
-from ..core.errors import UserError, unknown
+from ..core.errors import UserError
 from ..core.settings import setting
 from ..data.stream import Ragged, TrainingStep
 from ..plugin.method import Method, NoSettings
@@ -153,11 +153,8 @@ class _Pooled:
         self.batches = _recbole().TrainDataLoader(self.config, self.data, sampler, shuffle=True)
 
     def epoch(self, state: Tables, seed: int) -> float:
-        """Train for an epoch of RecBole's trainer; returns the mean loss of batches.
-
-        Args:
-            state: what ``state`` returned after the epoch before; empty before the first.
-        """
+        """Train for an epoch of RecBole's trainer, from what ``state`` returned after the epoch before, which is empty
+        before the first; returns the mean loss of batches."""
         self.model.load_state_dict({key: state.get(f"model.{key}", value) for key, value in self.start.items()})
         trainer = _recbole().Trainer.__new__(_recbole().Trainer)  # its __init__ makes folders
         vars(trainer).update(config=self.config, model=self.model, logger=logging.getLogger(), learner="adam",
@@ -272,14 +269,6 @@ KINDS: Mapping[str, tuple[type[RecBoleMethod], type, str]] = {
     "BPR": (RecBoleTrained, BPRSettings, "Rendle et al., UAI 2009"),
     "LightGCN": (RecBoleTrained, LightGCNSettings, "He et al., SIGIR 2020"),
     "SASRec": (RecBoleTrained, RecBoleSASRecSettings, "Kang and McAuley, ICDM 2018")}
-
-
-def find(name: str) -> str:
-    """RecBole's spelling of one of the models; capital letters do not matter. Raises UserError for another one."""
-    known = {each.lower(): each for each in KINDS}
-    if name.lower() not in known:
-        raise unknown("RecBole model (as a method)", name, KINDS)
-    return known[name.lower()]
 
 
 @functools.cache

@@ -67,12 +67,7 @@ class SameTarget:
 
 
 def hand_over(model: nn.Module, histories: Tensor, lengths: Tensor) -> None:
-    """Let RecBole's FEARec find these as the other samples, one after the other.
-
-    Args:
-        histories: RecBole's ids, (B, L).
-        lengths: (B,).
-    """
+    """Let RecBole's FEARec find these histories, of RecBole's ids (B, L), as the other samples, one after the other."""
     numbers = itertools.count()
 
     class InTurn:

@@ -354,7 +354,8 @@ def spelled(name: str, kind: str = "backbone") -> str:
         return name
     from ..recbole import models, pooled
 
-    return RECBOLE + (models if kind == "backbone" else pooled).find(name[len(RECBOLE):])
+    of_methods = ("RecBole model (as a method)", pooled.KINDS) if kind == "method" else ()
+    return RECBOLE + models.find(name[len(RECBOLE):], *of_methods)
 
 
 def _import_file(path: Path, content: bytes) -> ModuleType:

@@ -97,10 +97,7 @@ def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) 
     """Unpack the members whose file name (without folders) is ``wanted`` straight into ``folder``.
 
     A member's own path is never followed, so none can be written elsewhere. Of several members of one name, the one
-    nearest to the top of the archive counts.
-
-    Args:
-        label: what messages call the file.
+    nearest to the top of the archive counts. Messages call the file ``label``.
 
     Raises:
         UserError: if the file is not a zip or is damaged (zip members carry checksums of their own), or if there is

@@ -102,12 +102,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
 def _compare_checksums(published: PublishedDataset, files: list[RawFile], archive: tuple[Path, str] | None,
                        any_checksum: bool) -> tuple[list[str], list[str], bool]:
     """What was checked, what to warn of, and whether a file has another checksum than the publisher's and is taken all
-    the same; raises UserError for one that is not to be taken.
-
-    Args:
-        archive: path and label of the zip that the files are from, if they are from one.
-        any_checksum: warn instead.
-    """
+    the same; raises UserError for one that is not to be taken, unless with ``any_checksum``. ``archive``: path and
+    label of the zip that the files are from."""
     checks: list[str] = []
     warnings: list[str] = []
     is_sample = False

@@ -98,15 +98,8 @@ def tables_of(path: Path, label: str, keys: Sequence[str], columns: Sequence[str
 
 
 def pickled_rows(path: Path, label: str, split: str) -> Iterator[pd.DataFrame]:
-    """Rows (session, item, position in the file, split) of a pickled file.
-
-    Args:
-        label: what messages call the file.
-        split: ``train``: a list of sessions. ``test``: a pair of lists, of sequences and of the items after them.
-
-    Raises:
-        UserError: if the file holds anything but that.
-    """
+    """Rows (session, item, position in the file, split) of a pickled file: a list of sessions for ``train``, a pair of
+    lists, of sequences and of the items after them, for ``test``. Raises UserError if it holds anything but that."""
     import pandas as pd
 
     expected = ("a pickled list of sessions, each a list of item ids" if split == TRAIN else
@@ -126,11 +119,8 @@ def pickled_rows(path: Path, label: str, split: str) -> Iterator[pd.DataFrame]:
 
 
 def table_rows(path: Path, label: str, split: str) -> Iterator[pd.DataFrame]:
-    """The same rows of a Parquet table with the columns ``session`` and ``item_id``, in the sessions' order.
-
-    Raises:
-        UserError: if the file is no such table.
-    """
+    """The same rows of a Parquet table with the columns ``session`` and ``item_id``, in the sessions' order; raises
+    UserError if it is none."""
     frame = read_parquet(path, label, ("session", "item_id"))
     if not frame["session"].is_monotonic_increasing:
         raise UserError(f"{label}: column 'session' does not ascend; expected the clicks of each session together.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, unknown
 from ...core.files import replacing, sweep
+from ...core.text import hash_of
 from ..source import DatasetSource
 from ..stream import Stream, fingerprint
 
@@ -60,11 +60,7 @@ class FeatureSource:
 
 
 def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
-    """Find what makes the features of a dataset's domains, and hash it.
-
-    Args:
-        encoder, layers, dim: as ``FeatureSource`` has them.
-        pooling: of a language model, as in ``language_models.located``.
+    """Find what makes the features of a dataset's domains, and hash it; ``pooling`` as in ``language_models.located``.
 
     Raises:
         UserError: for an unknown encoder or one that is not installed, layers that it has not, and a domain without a
@@ -104,11 +100,8 @@ def _model(encoder: str, pooling: str) -> LanguageModel | None:
 
 
 def _files(encoder: str, part: DatasetSource) -> list[Path]:
-    """What a domain's features are made of: the file of its vectors, which may need that of its items, or the latter.
-
-    Raises:
-        UserError: if one is missing.
-    """
+    """What a domain's features are made of: the file of its vectors, which may need that of its items, or the latter;
+    raises UserError if one is missing."""
     from . import item_texts, precomputed_vectors
 
     described = item_texts.item_file(part.path)
@@ -202,14 +195,27 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
 
 def cached_vectors(features: FeatureSource, part: DatasetSource, content: Any, make: Callable[[], np.ndarray],
                    hearing: Callbacks) -> Tensor:
-    """Vectors from the file beside a dataset's, which is made if it is not there.
-
-    Args:
-        content: what, besides the encoder, decides them.
-    """
+    """Vectors from the file beside a dataset's, which is made if it is not there, or not whole; besides the encoder
+    ``content`` decides them."""
     dim = features.dim if features.encoder == TFIDF else 0
     key = hash_of([_FORMAT, _kind(features.encoder, features.model), features.layers, dim, content])
-    return _read_or_make(part.path.with_name(f"{part.path.stem}.features-{key[:12]}.npy"), key, make, hearing.warn)
+    path = part.path.with_name(f"{part.path.stem}.features-{key[:12]}.npy")
+    if (kept := _open(path, key)) is not None:
+        return kept
+    if os.path.lexists(path):
+        hearing.warn(f"{path}: its content is not what was written under this name; it is made anew.")
+    vectors = make()
+    try:
+        sweep(path.parent)
+        with replacing(path) as file:
+            np.lib.format.write_array(file, vectors, allow_pickle=False)
+            file.flush()
+            file.write(_checksum(np.memmap(file, np.uint8, "r"), key))
+        kept = _open(path, key)
+    except (OSError, UserError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition("\n")[0].rstrip(".")
+        hearing.warn(f"{path}: cannot be kept ({reason}), so every run makes these vectors anew.")
+    return torch.from_numpy(np.ascontiguousarray(vectors)) if kept is None else kept
 
 
 def precomputed(features: FeatureSource, part: DatasetSource, items: Sequence[str]) -> np.ndarray:
@@ -235,26 +241,6 @@ def encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: C
         return language_models.encode(features.model, texts, layers, done)
 
 
-def _read_or_make(path: Path, key: str, make: Callable[[], np.ndarray], warn: Callable[[str], None]) -> Tensor:
-    """What a file of features holds; the file is made if it is not there, or not whole."""
-    if (kept := _open(path, key)) is not None:
-        return kept
-    if os.path.lexists(path):
-        warn(f"{path}: its content is not what was written under this name; it is made anew.")
-    vectors = make()
-    try:
-        sweep(path.parent)
-        with replacing(path) as file:
-            np.lib.format.write_array(file, vectors, allow_pickle=False)
-            file.flush()
-            file.write(_checksum(np.memmap(file, np.uint8, "r"), key))
-        kept = _open(path, key)
-    except (OSError, UserError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition("\n")[0].rstrip(".")
-        warn(f"{path}: cannot be kept ({reason}), so every run makes these vectors anew.")
-    return torch.from_numpy(np.ascontiguousarray(vectors)) if kept is None else kept
-
-
 def _open(path: Path, key: str) -> Tensor | None:
     """The mapped array of a file, all of which is read once; None if it is not what was written for ``key``."""
     if not path.is_file():  # a pipe would be waited for
@@ -271,8 +257,3 @@ def _open(path: Path, key: str) -> Tensor | None:
 def _checksum(content: np.ndarray, key: str) -> bytes:
     """Of a file's content and what it stands for."""
     return hashlib.blake2b(content, key=key.encode(), digest_size=_DIGEST).digest()
-
-
-def hash_of(content: Any) -> str:
-    """Of anything that is JSON."""
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()

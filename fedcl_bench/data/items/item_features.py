@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError, unknown
-from ...core.text import quoted
+from ...core.text import hash_of, quoted
 from . import features as of_texts, tfidf
 from .features import GIVEN, TFIDF, Callbacks, FeatureSource
 from .item_texts import columns_of, item_file, joined, read_fields
@@ -45,7 +45,7 @@ def locate_item_features(source: DatasetSource, settings: ItemFeatureSettings) -
     made = FeatureSource("", 0, 0, "")
     if any(kind == "text" for _, kind in columns):
         made = of_texts.locate_features(source, s.encoder, s.text_layers, s.text_dim, s.text_pooling)
-    digest = of_texts.hash_of([made.fingerprint, columns, fingerprint(path)])
+    digest = hash_of([made.fingerprint, columns, fingerprint(path)])
     return replace(made, fingerprint=digest, columns=tuple(columns))
 
 

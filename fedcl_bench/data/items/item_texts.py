@@ -26,14 +26,8 @@ def item_file(inter: Path) -> Path:
 
 
 def read_texts(path: Path, item_column: str) -> dict[str, str]:
-    """Item, by the publisher's id, to its text, in the order of a ``.item`` file; empty if there is no file.
-
-    Args:
-        item_column: name of the column of ids.
-
-    Raises:
-        UserError: for a file that is no such table, or describes an item twice.
-    """
+    """Item, by the publisher's id, to its text, in the order of a ``.item`` file; empty if there is no file. Raises
+    UserError for one that is no such table, or describes an item twice."""
     if not path.is_file():
         return {}
     words = [name for name, kind in columns_of(path, item_column).items() if kind == _WORDS]
@@ -76,11 +70,8 @@ def _header(path: Path) -> list[str]:
 
 
 def item_table(described: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[bytes, int]:
-    """A ``.item`` file, quoted as RecBole's reader expects it, and the number of items in it.
-
-    Args:
-        described: names of the columns of texts. rows: an item and its texts each.
-    """
+    """A ``.item`` file, quoted as RecBole's reader expects it, and the number of items in it, from rows of an item and
+    its texts in the columns ``described``."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
     writer.writerow(("item_id:token", *(f"{name}:{_WORDS}" for name in described)))

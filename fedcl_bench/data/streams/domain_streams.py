@@ -33,9 +33,6 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
     Rows of equal time stand as ``tie_order`` says. A user with fewer than 3 interactions, or with
     one in the block, trains alone. Every item of a domain can be found, also one that nobody trains on.
 
-    Args:
-        parts: name and rows of each dataset.
-
     Raises:
         UserError: if a pilot leaves nothing of a domain, or nobody of one can be tested or trained on.
     """
@@ -117,11 +114,7 @@ def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions) -> Session
 def statistics(stream: Stream) -> dict[str, list[float]]:
     """Per domain, step by step: users, items, interactions and their mean per user (FFMSR, Table 2), training samples,
     and users who are validated and tested."""
-    counts: dict[str, list[float]] = {name: [] for name in ("users", "items", "interactions", "average_length",
-                                                            "samples", "valid", "test")}
-    for step in stream.units():
-        values = (step.n_users, step.n_items, step.interactions, round(step.interactions / step.n_users, 2),
-                  len(step.samples().end), len(step.valid.values), len(step.test.values))
-        for name, value in zip(counts, values):
-            counts[name].append(value)
-    return counts
+    rows = [(step.n_users, step.n_items, step.interactions, round(step.interactions / step.n_users, 2),
+             len(step.samples().end), len(step.valid.values), len(step.test.values)) for step in stream.units()]
+    names = ("users", "items", "interactions", "average_length", "samples", "valid", "test")
+    return {name: list(values) for name, values in zip(names, zip(*rows))}

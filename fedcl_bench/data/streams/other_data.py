@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..files.recbole_files import SPLITS
 from ..stream import DomainPart, Ragged, Sessions, Step, Stream
 
-SPLITS = ("train", "valid", "test")
 _SEED = 7
 
 

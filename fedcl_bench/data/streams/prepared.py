@@ -11,19 +11,19 @@ since compiled code looks its ids up.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy as np
 import torch
 
 from ...core.errors import UserError
 from ...core.files import folder_beside, free_bytes
+from ...core.text import hash_of
 from ...core.version import NUMBERS
 from ..files.recbole_files import SPLITS
 from ..settings import CENTRAL_ONLY, DOMAINS_ONLY, StreamSettings
@@ -49,8 +49,7 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
     if domains or settings.topology == "federated":  # likewise
         left_out += ("topology", *CENTRAL_ONLY)
     values = {name: value for name, value in values.items() if name not in left_out}
-    text = json.dumps([NUMBERS, source.fingerprint, columns, values], sort_keys=True)
-    name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    name = hash_of([NUMBERS, source.fingerprint, columns, values], 6)
     return source.path.parent / f"{source.name if source.parts else source.path.stem}.stream-{name}"
 
 
@@ -80,7 +79,7 @@ def save(stream: Stream, folder: Path) -> int:
             for name, values in _arrays(stream):
                 np.save(whole / f"{name}.npy", values)
                 about["digests"][name] = fingerprint(whole / f"{name}.npy")
-            (whole / _ABOUT).write_text(json.dumps(about | {"digest": _digest_of(about)}))
+            (whole / _ABOUT).write_text(json.dumps(about | {"digest": hash_of(about)}))
             size = sum(path.stat().st_size for path in whole.iterdir())
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(whole, folder)
@@ -121,7 +120,7 @@ def load(folder: Path) -> Stream:
     name = _ABOUT
     try:
         about = json.loads(_regular(folder / _ABOUT).read_text())
-        if about.pop("digest") != _digest_of(about):
+        if about.pop("digest") != hash_of(about):
             raise ValueError("its content is not what was written, or is of a former version")
         arrays = {}
         for part, digest in about["digests"].items():
@@ -153,7 +152,3 @@ def _regular(path: Path) -> Path:
     if not path.is_file():
         raise ValueError("is missing, or no file")
     return path
-
-
-def _digest_of(about: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -42,9 +42,6 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     validate where the data names no others; their items are known, and all their prefixes are to be continued. Items
     and test sessions do not depend on the share of the sessions that train: items of others alone are the last ones.
 
-    Args:
-        name: what messages call the data.
-
     Raises:
         UserError: if sessions are cut and times are not in seconds, sessions of one user overlap, a session has several
             splits, a user has several sessions to validate or test on or has them before others it trains on, or no

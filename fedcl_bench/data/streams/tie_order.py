@@ -29,18 +29,8 @@ _DIGEST_BYTES = 16
 
 
 def time_order(times: np.ndarray, tie_order: str) -> np.ndarray:
-    """The order that sorts rows by time.
-
-    Args:
-        times: finite, (rows,), in the order of the file.
-        tie_order: that of the setting.
-
-    Returns:
-        int64, (rows,): rows of the file in the order of their times.
-
-    Raises:
-        UserError: if a shipped order is asked for that is of other rows.
-    """
+    """The order that sorts rows by their times, finite and in the order of the file: int64, (rows,). Raises UserError
+    if a shipped order is asked for that is of other rows."""
     if tie_order == "random":
         keys = rng.sort_keys(rng.row_keys(rng.key(0, "ties"), torch.arange(len(times))))
         return np.lexsort((keys.numpy(), times))
