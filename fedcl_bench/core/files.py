@@ -130,10 +130,8 @@ def closed_to_others() -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error.
-
-    Raises:
-        UserError: if there is no space left for it. OSError: for whatever else is in its way, as a folder or a device.
+    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error;
+    raises UserError if there is no space left for it, OSError for whatever else is in its way, as a folder or a device.
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))

@@ -100,11 +100,8 @@ def dataset_name(dataset: str) -> str:
     """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file; of several
     their names, joined.
 
-    Folders of records and files of settings are called by it.
-
-    Raises:
-        UserError: if the path leads to no atomic file, its name is not safe, or one of several is there twice.
-    """
+    Folders of records and files of settings are called by it. Raises UserError if the path leads to no atomic file, its
+    name is not safe, or one of several is there twice."""
     names = [safe_name(_atomic_file(part).stem, f"dataset {part}") if is_path(part) else safe_name(part, "dataset")
              for part in parts_of(dataset)]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -239,11 +236,8 @@ def write_config(inter: Path, content: Mapping[str, Any]) -> Path:
 def load_config(name: str) -> DatasetConfig:
     """The config of a dataset, given by its name or as a path, or RecBole's usual field names if it has none.
 
-    That of several has their columns; their other settings are for runs of them alone.
-
-    Raises:
-        UserError: for an unknown field, a value of another type, or one column for several fields.
-    """
+    That of several has their columns; their other settings are for runs of them alone. Raises UserError for an unknown
+    field, a value of another type, or one column for several fields."""
     path, parts = config_file(name), parts_of(name)
     if len(parts) > 1:
         return JoinedConfig(title=f"{len(parts)} domains", settings={"stream": "domains"},
@@ -358,12 +352,8 @@ class DatasetSource:
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
-    """Find the file of a dataset (or of its fixed split), given by its name or as a path, and hash it.
-
-    Raises:
-        UserError: if it cannot be found or read, its name is not safe, or several domains and the stream do not go
-            together.
-    """
+    """Find the file of a dataset (or of its fixed split), given by its name or as a path, and hash it; raises UserError
+    if it cannot be found or read, its name is not safe, or several domains and the stream do not go together."""
     config = load_config(name)
     if isinstance(config, JoinedConfig):
         return _locate_parts(name, config, data_dir, settings)

@@ -506,12 +506,9 @@ def build_static(data: Interactions, settings: StreamSettings, name: str) -> Str
 def read_split_file(path: Path) -> Stream:
     """A stream from a file with the columns block, user, item, split (train|valid|test), in any row order.
 
-    Users and items are numbered by the block they first appear in; within a block by their number if all ids are
-    whole numbers, else by first appearance in the file.
-
-    Raises:
-        UserError: for a bad file, a block that is not 0, 1, 2, ... or an unknown split.
-    """
+    Users and items are numbered by the block they first appear in; within a block by their number if all ids are whole
+    numbers, else by first appearance in the file. Raises UserError for a bad file, a block that is not 0, 1, 2, ... or
+    an unknown split."""
     import pandas as pd
 
     table = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})

@@ -92,10 +92,7 @@ def _advice(name: str) -> str:
 class RecBoleBackbone(Backbone):
     """Base class of the backbones made by ``plugin``. Scores are what the model's ``full_sort_predict``, or ``predict``
     on all items, returns; a last sigmoid is taken back, and a softmax becomes its logarithm, so that they are logits.
-
-    Raises:
-        UserError: for a model that cannot be a federated backbone, saying why, and for bad settings.
-    """
+    Raises UserError for a model that cannot be a federated backbone, saying why, and for bad settings."""
 
     numbers = 1
     whole_tables = True

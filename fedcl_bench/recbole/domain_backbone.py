@@ -71,11 +71,8 @@ def _try(module: DomainModule, width: int) -> None:
 
 
 class RecBoleDomainBackbone(ModuleBackbone):
-    """Base class of what stands for RecBole's models in streams of domains.
-
-    Raises:
-        UserError: for a model that cannot be trained there, saying why, and for bad settings.
-    """
+    """Base class of what stands for RecBole's models in streams of domains; raises UserError for a model that cannot be
+    trained there, saying why, and for bad settings."""
 
     numbers = 1
     of_stages = ("pretrain_rounds",)

@@ -97,12 +97,8 @@ def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) 
     """Unpack the members whose file name (without folders) is ``wanted`` straight into ``folder``.
 
     A member's own path is never followed, so none can be written elsewhere. Of several members of one name, the one
-    nearest to the top of the archive counts. Messages call the file ``label``.
-
-    Raises:
-        UserError: if the file is not a zip or is damaged (zip members carry checksums of their own), or if there is
-            no room for what is in it.
-    """
+    nearest to the top of the archive counts. Messages call the file ``label``. Raises UserError if the file is not a
+    zip or is damaged (zip members carry checksums of their own), or if there is no room for what is in it."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {}

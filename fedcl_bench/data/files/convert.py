@@ -198,11 +198,8 @@ def _file_of(table: RawTable, folders: list[Path], where: str) -> Path | None:
 
 
 def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:
-    """The columns of a raw file as text, some rows at a time, each field checked against its kind and as it is written.
-
-    Raises:
-        UserError: naming the file, line and field, what was found and what is expected.
-    """
+    """The columns of a raw file as text, some rows at a time, each field checked against its kind and as it is written;
+    raises UserError naming the file, line and field, what was found and what is expected."""
     import pyarrow as pa
     from pyarrow import compute as pc
 

@@ -64,12 +64,8 @@ def _plain_pickles(refused: list[str]) -> Iterator[None]:
 
 def tables_of(path: Path, label: str, keys: Sequence[str], columns: Sequence[str], key_column: str
               ) -> Iterator[pd.DataFrame]:
-    """Tables of a file one after the other, each row with its table's key in ``key_column``.
-
-    Raises:
-        UserError: without PyTables, or if the file is none of pandas', lacks a table or column, or holds pickled
-            objects.
-    """
+    """Tables of a file one after the other, each row with its table's key in ``key_column``; raises UserError without
+    PyTables, or if the file is none of pandas', lacks a table or column, or holds pickled objects."""
     import pandas as pd
 
     for key in keys:

@@ -142,11 +142,8 @@ def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pd.DataFra
     """One domain of a table whose sequences are split into train, valid and test: user, item and the item's place in
     the user's history.
 
-    A sequence of a later split may repeat those before it. Of what repeats, the first row counts.
-
-    Raises:
-        UserError: if the file is no such table, or has nothing of the domain.
-    """
+    A sequence of a later split may repeat those before it. Of what repeats, the first row counts. Raises UserError if
+    the file is no such table, or has nothing of the domain."""
     import pandas as pd
 
     frame = read_parquet(path, label, ("domain", "split", "user_id", "item_id"))

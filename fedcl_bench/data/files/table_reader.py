@@ -83,11 +83,8 @@ def _guess(head: bytes) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The bytes of a file, decompressed by its suffix: .gz, .bz2, .zst, .lz4, .xz, or .zip with one file in it.
-
-    Raises:
-        OSError, pa.ArrowInvalid: if it cannot be read, or what is compressed is damaged.
-    """
+    """The bytes of a file, decompressed by its suffix: .gz, .bz2, .zst, .lz4, .xz, or .zip with one file in it; raises
+    OSError or pa.ArrowInvalid if it cannot be read, or what is compressed is damaged."""
     import pyarrow as pa
 
     try:
@@ -268,11 +265,8 @@ def parquet_file(path: Path, label: str) -> pq.ParquetFile | None:
 
 
 def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of a Parquet table as text, some rows at a time.
-
-    Raises:
-        UserError: if the file, which messages call ``label``, is none, or lacks a column.
-    """
+    """Columns of a Parquet table as text, some rows at a time; raises UserError if the file, which messages call
+    ``label``, is none, or lacks a column."""
     import pyarrow as pa
 
     with _as_parquet(label):

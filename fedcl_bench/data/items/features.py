@@ -60,12 +60,9 @@ class FeatureSource:
 
 
 def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
-    """Find what makes the features of a dataset's domains, and hash it; ``pooling`` as in ``language_models.located``.
-
-    Raises:
-        UserError: for an unknown encoder or one that is not installed, layers that it has not, and a domain without a
-            file of texts or vectors.
-    """
+    """Find what makes the features of a dataset's domains, and hash it; ``pooling`` as in ``language_models.located``;
+    raises UserError for an unknown encoder or one that is not installed, layers that it has not, and a domain without a
+    file of texts or vectors."""
     model = _model(encoder, pooling)
     most = model.layers if model else 1 if encoder == TFIDF else None
     if most is not None and layers > most:
@@ -117,11 +114,8 @@ def load_features(features: FeatureSource, source: DatasetSource, stream: Stream
     """Of each domain the vectors of its items, in the stream's order: float32 of shape (items, layers, d).
 
     They are mapped from a file beside the domain's, which is made if it is not there. Where it cannot be written, they
-    are in memory alone.
-
-    Raises:
-        UserError: for wrong files, a domain none of whose items has a text, and vectors of different shapes.
-    """
+    are in memory alone. Raises UserError for wrong files, a domain none of whose items has a text, and vectors of
+    different shapes."""
     made = tuple(_of_domain(features, part, items, hearing) for part, items in zip(source.parts, _items(stream)))
     for part, vectors in zip(source.parts, made):
         if vectors.shape[1:] != made[0].shape[1:]:

@@ -28,12 +28,8 @@ KINDS = {"token_seq": "text", "token": "labels", "float": "numbers", "float_seq"
 
 
 def locate_item_features(source: DatasetSource, settings: ItemFeatureSettings) -> FeatureSource:
-    """Find what makes the features of a dataset's items, and hash it.
-
-    Raises:
-        UserError: without a ``.item`` file or vectors, for an unknown column, kind or encoder, or one that is not
-            installed.
-    """
+    """Find what makes the features of a dataset's items, and hash it; raises UserError without a ``.item`` file or
+    vectors, for an unknown column, kind or encoder, or one that is not installed."""
     s, path = settings, item_file(source.path)
     if s.encoder.startswith(GIVEN):
         return of_texts.locate_features(source, s.encoder, s.text_layers, 0)
@@ -66,11 +62,8 @@ def _chosen(source: DatasetSource, names: Sequence[str]) -> list[tuple[str, str]
 
 def load_item_features(features: FeatureSource, source: DatasetSource, stream: Stream,
                        hearing: Callbacks = Callbacks()) -> Tensor:
-    """The vectors of all items in the stream's order, float32 of shape (items, d); of an item without any, zeros.
-
-    Raises:
-        UserError: for wrong files, and if no item of the first block has features.
-    """
+    """The vectors of all items in the stream's order, float32 of shape (items, d); of an item without any, zeros;
+    raises UserError for wrong files, and if no item of the first block has features."""
     items, first = stream.item_tokens.astype(str).tolist(), stream.steps[0].n_items
     if features.encoder.startswith(GIVEN):
         return torch.from_numpy(of_texts.precomputed(features, source, items).reshape(len(items), -1))

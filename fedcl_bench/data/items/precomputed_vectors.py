@@ -27,11 +27,8 @@ _QUANTISED = ("codes", "centroids", "coarse", "rotation")
 
 
 def files_of(folder: Path, domain: str, described: Path) -> list[Path]:
-    """The file of a domain's vectors, and its ``.item`` file where that says which row is of which item.
-
-    Raises:
-        UserError: if there is none, or several.
-    """
+    """The file of a domain's vectors, and its ``.item`` file where that says which row is of which item; raises
+    UserError if there is none, or several."""
     if not folder.is_dir():
         raise UserError(f"encoder given:{folder}: is no folder; accepted: a folder with a file of vectors for each "
                         f"domain, as {domain}.npz.")

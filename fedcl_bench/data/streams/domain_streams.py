@@ -30,12 +30,9 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
     """A step per block of time. The users and items of a domain are numbered after those of the ones before, in the
     order of ``parts``, by first appearance in the file.
 
-    Rows of equal time stand as ``tie_order`` says. A user with fewer than 3 interactions, or with
-    one in the block, trains alone. Every item of a domain can be found, also one that nobody trains on.
-
-    Raises:
-        UserError: if a pilot leaves nothing of a domain, or nobody of one can be tested or trained on.
-    """
+    Rows of equal time stand as ``tie_order`` says. A user with fewer than 3 interactions, or with one in the block,
+    trains alone. Every item of a domain can be found, also one that nobody trains on. Raises UserError if a pilot
+    leaves nothing of a domain, or nobody of one can be tested or trained on."""
     if settings.pilot_users:
         parts = [(name, _pilot(name, data, settings)) for name, data in parts]
     domains: list[DomainPart] = []

@@ -31,11 +31,8 @@ def persons_file(inter: bytes, persons: str) -> bytes:
 
 
 def read_persons(inter: Path) -> dict[str, str]:
-    """User to person, as the file beside an ``.inter`` file says; empty if there is none.
-
-    Raises:
-        UserError: for a file that is no such table, or a user or person that is there twice.
-    """
+    """User to person, as the file beside an ``.inter`` file says; empty if there is none; raises UserError for a file
+    that is no such table, or a user or person that is there twice."""
     path = persons_beside(inter)
     if not path.exists():
         return {}
@@ -52,11 +49,8 @@ def read_persons(inter: Path) -> dict[str, str]:
 
 def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str], np.ndarray]:
     """For each two domains of a stream, the numbers of those users of the one who are also users of the other: int64
-    (shared, 2), in the order of the first domain's users. Domains of which nothing is known share nobody.
-
-    Raises:
-        UserError: as ``read_persons``.
-    """
+    (shared, 2), in the order of the first domain's users. Domains of which nothing is known share nobody. Raises
+    UserError as ``read_persons``."""
     numbers: dict[str, dict[str, int]] = {}
     for part, domain in zip(source.parts, stream.domains):
         persons = read_persons(part.path)
@@ -68,11 +62,8 @@ def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str],
 
 
 def known_users(source: DatasetSource, stream: Stream) -> dict[tuple[int, int], Tensor]:
-    """``shared_users`` as ``Stream.known`` has them.
-
-    Raises:
-        UserError: as ``read_persons``, or if no user of any two domains is known to be the same.
-    """
+    """``shared_users`` as ``Stream.known`` has them; raises UserError as ``read_persons``, or if no user of any two
+    domains is known to be the same."""
     shared = shared_users(source, stream)
     if not any(map(len, shared.values())):
         names = " and ".join(domain.name for domain in stream.domains)

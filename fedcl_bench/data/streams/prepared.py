@@ -60,11 +60,8 @@ def _columns(config: DatasetConfig) -> dict[str, Any]:
 
 
 def save(stream: Stream, folder: Path) -> int:
-    """Write a stream; the folder is there whole or not at all. Returns its bytes.
-
-    Raises:
-        UserError: if it cannot be written.
-    """
+    """Write a stream; the folder is there whole or not at all. Returns its bytes. Raises UserError if it cannot be
+    written."""
     _require_room(stream, folder)
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
@@ -112,11 +109,8 @@ def _arrays(stream: Stream) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def load(folder: Path) -> Stream:
-    """A stream that was saved, mapped from its files, all of which are read once and compared with their digests.
-
-    Raises:
-        UserError: if a file is missing or changed.
-    """
+    """A stream that was saved, mapped from its files, all of which are read once and compared with their digests;
+    raises UserError if a file is missing or changed."""
     name = _ABOUT
     try:
         about = json.loads(_regular(folder / _ABOUT).read_text())

@@ -41,12 +41,9 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     With ``topology=central`` all sessions are one client's, whoever trains, and the most recent training sessions
     validate where the data names no others; their items are known, and all their prefixes are to be continued. Items
     and test sessions do not depend on the share of the sessions that train: items of others alone are the last ones.
-
-    Raises:
-        UserError: if sessions are cut and times are not in seconds, sessions of one user overlap, a session has several
-            splits, a user has several sessions to validate or test on or has them before others it trains on, or no
-            session to train, validate or test on is left.
-    """
+    Raises UserError if sessions are cut and times are not in seconds, sessions of one user overlap, a session has
+    several splits, a user has several sessions to validate or test on or has them before others it trains on, or no
+    session to train, validate or test on is left."""
     log, central, unfiltered = _cut(data, settings, name), settings.topology == "central", {}
     if settings.session_split == "column":
         _check_splits(log, data, name)
