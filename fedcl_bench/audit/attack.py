@@ -38,15 +38,8 @@ _NUMBERS_AT_ONCE = 1 << 21  # of changes: bounds the memory of noise on rows tha
 
 
 def auc(scores: np.ndarray, positive: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Of each row, the share of (positive, other) pairs of which the positive has the higher score; equal ones count
-    half.
-
-    Args:
-        scores: (C, items); positive: bool, the same shape; among: bool, the items that count.
-
-    Returns:
-        (C,); nan where a row has no such pair.
-    """
+    """Of each row of scores (C, items), the share of (positive, other) pairs of which the positive has the higher
+    score, (C,); equal ones count half. Only the items ``among`` them count; nan where a row has no such pair."""
     positive = positive & among
     ranks = rankdata(np.where(among, scores, -np.inf), axis=1)
     here, out = positive.sum(1), (~among).sum(1)
@@ -69,17 +62,10 @@ def precision(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def along_direction(changes: Tensor) -> Tensor:
-    """Changes along the direction in which they vary most, with positives high.
+    """Changes, float64 (C, items, d), along the direction in which they vary most, with positives high: (C, items).
 
     The negatives' end has the larger part of a vote, in which an item has the weight of its change, but at most the
-    mean weight: neither many rows that hardly changed nor a few that changed much decide it.
-
-    Args:
-        changes: float64, (C, items, d).
-
-    Returns:
-        (C, items).
-    """
+    mean weight: neither many rows that hardly changed nor a few that changed much decide it."""
     direction = torch.linalg.eigh(changes.transpose(1, 2) @ changes).eigenvectors[:, :, -1:]
     along = (changes @ direction).squeeze(2)
     most = along.abs().mean(1, keepdim=True)
@@ -135,14 +121,11 @@ class Uploads:
     own_start: bool = False  # the clients began with parameters of their own; then they upload these, not changes
 
     def item_changes(self) -> Iterator[tuple[Trained, Tables]]:
-        """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
+        """By how much each client's upload differs from what the server sent, noise included: some of the clients at a
+        time, and of those every public item table, (c, items, ...).
 
         Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
-        values) of the noise in the run, which draws that on the mean of all uploads.
-
-        Yields:
-            Some of the clients, and of those every public item table, (c, items, ...).
-        """
+        values) of the noise in the run, which draws that on the mean of all uploads."""
         key, model = self.key, self.model
         numbers = sum(table.numel() for table in model.public.values())
         size = max(1, _NUMBERS_AT_ONCE // numbers)
@@ -171,14 +154,10 @@ class Uploads:
 
 @torch.no_grad()
 def attack(uploads: Uploads, sums: Sums, add_only: bool = False) -> dict[str, np.ndarray]:
-    """Attack the uploads of a chunk's clients.
+    """Attack the uploads of a chunk's clients, after adding them to the ``sums`` of these clients' earlier ones;
+    ``add_only`` does nothing else.
 
-    Args:
-        sums: of these clients' earlier uploads, to which these are added.
-        add_only: do nothing else.
-
-    Returns:
-        ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
+    Returns ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
     """
     n_items = uploads.model.n_items
     results: dict[str, list[np.ndarray]] = {}

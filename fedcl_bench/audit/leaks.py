@@ -167,15 +167,9 @@ class Unit:
 
 def audit(dataset: str, changes: Mapping[str, Any], data_dir: Path | None = None,
           released: Sequence[str] = ()) -> Audit:
-    """All channels of a dataset's stream under changed settings.
-
-    Args:
-        released: channels that are open in another program than this one.
-
-    Raises:
-        UserError: for wrong settings and files; where one client holds all sessions, histories are masked or the
-            metric is an error of ratings.
-    """
+    """All channels of a dataset's stream under changed settings; ``released`` ones are open in another program than
+    this one. Raises UserError for wrong settings and files; where one client holds all sessions, histories are masked
+    or the metric is an error of ratings."""
     name, overrides = spelled(dataset, data_dir), [("--set", changes)]
     settings = of_stream, _, _, evaluation = assemble(CORE_SETTINGS, layers(name, overrides), "leaks")
     refuse_inactive(settings, overrides)

@@ -149,10 +149,7 @@ class _Recorded(_Clients):
 
 
 class _RecordedDevice(_Recorded):
-    """Clients of one user each; ``group`` are those that the server hears of.
-
-    Attributes:
-        here: ids of those who take part.
+    """Clients of one user each; ``group`` are those that the server hears of, ``here`` the ids of those who take part.
     """
 
     here = _NOBODY

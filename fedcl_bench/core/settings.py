@@ -261,16 +261,11 @@ AT_DEFAULT = "at its default"
 
 
 def inactive(instances: Iterable[Any]) -> dict[str, str]:
-    """Settings that the values of others leave without effect, by name with the reason, as ``with optimiser=sgd``.
+    """Settings that the values of others leave without effect, by name with the reason, as ``with optimiser=sgd``. In
+    the conditions of others an inactive setting counts with its default.
 
-    In the conditions of others an inactive setting counts with its default.
-
-    Args:
-        instances: of all settings classes that conditions name.
-
-    Raises:
-        PluginError: for a condition on a setting that none of the classes has.
-    """
+    ``instances`` are of all settings classes that conditions name; raises PluginError for a condition on another
+    setting."""
     declared = {field.name: (field, getattr(instance, field.name), type(instance).__qualname__)
                 for instance in instances for field in dataclasses.fields(instance)}
     reasons: dict[str, str] = {}

@@ -26,16 +26,9 @@ from .stream import Stream, build_blocks, build_static, read_split_file, rows_of
 
 def load_stream(source: DatasetSource, settings: StreamSettings, features: FeatureSource | None = None,
                 hearing: Callbacks = Callbacks()) -> Stream:
-    """The dataset's stream: mapped if it was prepared (see ``prepared``), else built.
-
-    Args:
-        features: what the features of its items are made of, if they are asked for.
-        hearing: what hears of their making.
-
-    Raises:
-        UserError: for bad files, settings that leave an empty block, items without features, and users of whom nobody
-            is known.
-    """
+    """The dataset's stream, mapped if it was prepared (see ``prepared``), else built, with what ``features`` are asked
+    for; ``hearing`` hears of their making. Raises UserError for bad files, settings that leave an empty block, items
+    without features, and users of whom nobody is known."""
     kept = prepared.folder_of(source, settings)
     stream = prepared.load(kept) if kept.is_dir() and not source.rating else build_stream(source, settings)
     if settings.known_users and source.parts:

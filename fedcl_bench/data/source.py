@@ -135,14 +135,10 @@ def _atomic_file(dataset: str) -> Path:
 
 def spelled(dataset: str, data_dir: Path | None = None) -> str:
     """A dataset as the rest of the suite takes it: an absolute path, or a name in its spelling, whatever its case.
+    Raises UserError as ``dataset_name``.
 
-    Args:
-        data_dir: where a dataset is given by its name. Where the data there has another YAML file than the name
-            alone, the result is a path, so that this file is read.
-
-    Raises:
-        UserError: as ``dataset_name``.
-    """
+    Where the data in ``data_dir`` has another YAML file than the name alone, the result is a path, so that this file is
+    read."""
     name, parts = dataset_name(dataset), parts_of(dataset)
     if len(parts) > 1:
         return JOIN.join(spelled(part, data_dir) for part in parts)
@@ -290,14 +286,8 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
 
 
 def find_file(name: str, data_dir: Path | None) -> Path:
-    """The dataset's ``.inter`` file: in ``data_dir`` (if not given, ``./data``), else the copy that RecBole bundles.
-
-    Args:
-        name: a name, or a path to the file itself or to the folder that holds it.
-
-    Raises:
-        UserError: naming the nearest known dataset, or the files looked for.
-    """
+    """The ``.inter`` file of a dataset, given by its name or as a path: in ``data_dir`` (if not given, ``./data``),
+    else the copy that RecBole bundles. Raises UserError naming the nearest known dataset, or the files looked for."""
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if path := file_there(name, data_dir):

@@ -200,14 +200,9 @@ def _to_rank(backbone: Backbone, method: Method | None, model: Snapshot, task: R
 
 def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, users: Tensor,
                   before: Ragged | None = None) -> Tensor:
-    """What users' items are ranked by before any is masked: logits, or what the method makes of them, (n, items).
-
-    Args:
-        before: in a stream of sessions, as for ``Method.rescore_session``.
-
-    Raises:
-        RunFailed: if a score is not finite. PluginError: if the method returns anything else than scores.
-    """
+    """What users' items are ranked by before any is masked: logits, or what the method makes of them, (n, items);
+    ``before`` as for ``Method.rescore_session``. Raises RunFailed if a score is not finite, PluginError if the method
+    returns anything else than scores."""
     scores = score_users(backbone, model, users)
     checks.require_finite_scores(backbone, "score", scores, users)
     hook, more = "rescore", ()
@@ -229,12 +224,8 @@ def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candid
 
 
 def users_at_once(n_items: int, product: bool) -> int:
-    """Users scored together by one thread.
-
-    Args:
-        product: their scores are one matrix product with a table that all share; then enough users for reading that
-            table to pay, also if it is long.
-    """
+    """Users scored together by one thread. Where their scores are one matrix ``product`` with a table that all share,
+    they are enough for reading that table to pay, also if it is long."""
     fitting = max(1, SIZES.scored // n_items)
     return max(fitting, min(SIZES.product_users, SIZES.product_scores // n_items)) if product else fitting
 

@@ -51,16 +51,10 @@ class SessionRanking:
 
 def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettings, seed: int,
                             round_: int) -> Tensor | None:
-    """The sampled items of every user: uniform with replacement over the items it does not train on.
+    """The sampled items of every user for a purpose (``valid``, ``test`` or ``early``): uniform with replacement over
+    the items it does not train on, int64 of shape (users, sampled_candidates); None if all items are ranked.
 
-    The same in every round and for every method, unless ``candidate_draw=redraw``.
-
-    Args:
-        purpose: ``valid``, ``test`` or ``early``.
-
-    Returns:
-        int64 of shape (users, sampled_candidates); None if all items are ranked.
-    """
+    The same in every round and for every method, unless ``candidate_draw=redraw``."""
     if settings.candidates == "all":
         return None
     drawn = rng.key(seed, f"session candidates of {purpose}", step.index,
@@ -290,11 +284,8 @@ def rank_by_module(backbone: Backbone, module: DomainModule, step: Step, split: 
 @torch.no_grad()
 def scores_after(backbone: Backbone, module: DomainModule, step: Step, split: str, chosen: Tensor
                  ) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
-    """The items to find after some sessions of a domain's split, and scores of all of its items.
-
-    Returns:
-        (items, (n,); which of the sessions, (m,), and their scores, (m, items), a part of them at a time).
-    """
+    """The items to find after some sessions of a domain's split, (n,), and scores of all of its items: which of the
+    sessions, (m,), and theirs, (m, items), a part of them at a time."""
     sessions = step.sessions[split]
     module.eval()
     if isinstance(module, SequentialModule):

@@ -47,14 +47,8 @@ class Host(nn.Module):
 
 
 def padded_sequences(items: Tensor, first: Tensor, length: Tensor, width: int, reversed: bool) -> Tensor:
-    """Parts of lists as RecBole's sequences, padded with 0 at the end (or, reversed, in front).
-
-    Args:
-        items: RecBole's ids, (C, P); first, length: where each part begins and how long it is, (C, n).
-
-    Returns:
-        (C, n, width).
-    """
+    """Parts of lists of RecBole's ids (C, P), each of which begins at ``first`` and is ``length`` long, both (C, n), as
+    RecBole's sequences, padded with 0 at the end (or, reversed, in front): (C, n, width)."""
     position = torch.arange(width, device=items.device)
     if reversed:
         position = position - width + length[:, :, None]
@@ -259,11 +253,7 @@ def _rows(tables: Tables, clients: Tensor) -> Tables:
 
 
 class TrialClients:
-    """Made-up clients of a model: parameters, items and random numbers.
-
-    Args:
-        build, parameters, width: as for ``Caller``.
-        items: how many there are.
+    """Made-up clients of a model with so many items: parameters, items and random numbers. Arguments as for ``Caller``.
     """
 
     CLIENTS, POSITIVES, PER_POSITIVE, ITEMS = 3, 4, 2, 23

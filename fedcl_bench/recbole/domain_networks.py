@@ -57,14 +57,10 @@ class Design:
 
 
 class RecBoleModule(DomainModule):
-    """RecBole's model of a domain.
+    """RecBole's model of a domain, of what ``prepared`` returns.
 
     A parameter with a row per item and special rows is two parameters: ``original0`` has the items' rows, and
-    ``original1`` the special ones, which like all others are of equal shape in all domains.
-
-    Args:
-        model, config, transform: as ``prepared`` makes them.
-    """
+    ``original1`` the special ones, which like all others are of equal shape in all domains."""
 
     def __init__(self, model: nn.Module, config: Config, transform: Callable | None, data: DomainData, design: Design):
         super().__init__()

@@ -33,11 +33,8 @@ class _WithTexts(nn.Module):
 
 
 class SemanticRecommender(SemanticModule):
-    """RecBole's model of a domain, with FFMSR's parts.
-
-    Attributes:
-        recommender: which has a table ``item_embedding`` and encodes a history by ``forward``.
-    """
+    """RecBole's model of a domain, with FFMSR's parts; ``recommender`` has a table ``item_embedding`` and encodes a
+    history by ``forward``."""
 
     def __init__(self, recommender: RecBoleModule, features: Tensor, settings: AddedSemanticSettings):
         """With encodings of the items' texts, (items, layers, d_W)."""

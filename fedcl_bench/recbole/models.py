@@ -162,11 +162,8 @@ def configuration(name: str, values: Mapping[str, Any], length: int, negatives: 
 
 
 class ClientDataset:
-    """What a model sees of its dataset: one user's number of items and own history.
-
-    Args:
-        history: ids, values and lengths; None: users without one.
-    """
+    """What a model sees of its dataset: one user's number of items and own history, which is ids, values and lengths;
+    None: users without one."""
 
     def __init__(self, n_users: int, n_items: int, length: int, history: tuple[Tensor, Tensor, Tensor] | None = None):
         self.user_num, self.item_num = n_users + 1, n_items + 1

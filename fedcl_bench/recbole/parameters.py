@@ -144,12 +144,8 @@ class Starts:
 
     @staticmethod
     def measure(build: Callable[..., nn.Module], parameters: Sequence[Parameter], seed: int) -> "Starts":
-        """Of models of the size ``REFERENCE``: rows have the law that the model with seed 0 shows; dense parameters are
-        those of the model with the run's seed.
-
-        Args:
-            build: the model for a number of users, of items and a seed.
-        """
+        """Of models of the size ``REFERENCE``, which ``build`` makes for a number of users, of items and a seed: rows
+        have the law that the model with seed 0 shows; dense parameters are those of the model with the run's seed."""
         measured = dict(build(*REFERENCE, seed=0).named_parameters())
         of_run = dict(build(*REFERENCE, seed=seed).named_parameters())
         laws, dense = {}, {}

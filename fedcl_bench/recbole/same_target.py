@@ -19,12 +19,8 @@ _AT_ONCE = 1 << 16  # histories that are hashed together
 
 
 class SameTarget:
-    """The samples of a domain by target and history.
-
-    Args:
-        histories: training items of every user from 0, and where each user's begin and end, as in ``DomainData``.
-        width: a history's last items that are read.
-    """
+    """The samples of a domain by target and history, given its ``histories`` as ``DomainData`` has them, of each of
+    which the last ``width`` items are read."""
 
     def __init__(self, histories: tuple[Tensor, Tensor], width: int):
         self.items, bounds = histories
@@ -51,12 +47,8 @@ class SameTarget:
 
     def draw(self, histories: Tensor, targets: Tensor) -> Tensor:
         """An interaction with the same target and another history for each of B samples, (B,); where there is none, one
-        with the same history.
-
-        Args:
-            histories: RecBole's ids, (B, L).
-            targets: numbers of items from 0, (B,), which are among the domain's samples with these histories.
-        """
+        with the same history. The histories are RecBole's ids, (B, L), the targets items from 0 that are among the
+        domain's samples with these."""
         keys = self._keys(histories, targets)
         first, end = torch.searchsorted(self.keys, torch.stack([targets, targets + 1]) << _HASHED)
         same, same_end = torch.searchsorted(self.keys, keys), torch.searchsorted(self.keys, keys, right=True)

@@ -23,16 +23,11 @@ _CHUNK = 1 << 16
 
 
 def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> None:
-    """Copy a file from the network to ``path``, with a progress bar on a terminal.
+    """Copy a file from the network to ``path``, with a progress bar on a terminal; ``timeout`` is in seconds, for a
+    connection and for each piece of the answer.
 
-    Args:
-        otherwise: what to do by hand when it fails; ends the message.
-        timeout: seconds to wait for a connection and for each piece of the answer.
-
-    Raises:
-        UserError: if there is no connection, the server refuses, or the answer breaks off; ``path`` may then be there
-            in part.
-    """
+    Raises UserError if there is no connection, the server refuses, or the answer breaks off (``path`` may then be there
+    in part); ``otherwise`` says what to do by hand then."""
     request = urllib.request.Request(url, headers={"User-Agent": f"fedcl_bench/{__version__}"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer, open(path, "wb") as file:

@@ -107,15 +107,9 @@ def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> Imported:
     """Write ``out/name/name.inter`` from tables, ``name.item`` if there is one of items, and ``name.yaml`` if there is
-    a session column.
-
-    Args:
-        force: replace files of that name.
-
-    Raises:
-        UserError: for a name that is not safe, a missing file or column, one column for several parts, rows that cannot
-            be read, times in several units, or files that exist. Nothing has been written then.
-    """
+    a session column; ``force`` replaces files of that name. Raises UserError for a name that is not safe, a missing
+    file or column, one column for several parts, rows that cannot be read, times in several units, or files that exist.
+    Nothing has been written then."""
     columns, target = tables.columns, out / safe_name(name, "data convert") / f"{name}.inter"
     keeps = condition(columns.keep) if columns.keep else None
     _refuse_same(columns)

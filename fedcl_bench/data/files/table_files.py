@@ -110,15 +110,8 @@ class TableFile:
 
 
 def detect(path: Path, wanted: Mapping[str, str], option: str, encoding: str = "utf-8") -> TableFile:
-    """How a table is written.
-
-    Args:
-        wanted: column to the option that names it.
-        option: the option that names the file.
-
-    Raises:
-        UserError: if it cannot be read, is empty, or lacks one of the columns; names those that it has.
-    """
+    """How the table of an option is written, given column to the option that names it. Raises UserError if it cannot be
+    read, is empty, or lacks one of the columns; names those that it has."""
     if not path.is_file():
         raise UserError(f"{option}: no file {path}.")
     if parquet := parquet_file(path, str(path)):

@@ -49,13 +49,8 @@ def packaged(name: str, pooling: str = "own") -> LanguageModel:
 
 
 def located(name: str, folder: Path, pooling: str = "own") -> LanguageModel:
-    """The model in a folder as Hugging Face's or sentence-transformers' libraries save one.
-
-    Args:
-        pooling: ``cls``, ``mean``, or ``own``: what the model says that it was trained for, else ``cls``.
-
-    Raises:
-        UserError: if it is none.
+    """The model in a folder as Hugging Face's or sentence-transformers' libraries save one; raises UserError if it is
+    none. Its ``pooling`` is ``cls``, ``mean``, or ``own``: what the model says that it was trained for, else ``cls``.
     """
     try:
         pooling = _own_pooling(folder) if pooling == "own" else pooling

@@ -72,11 +72,8 @@ def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interacti
 
 
 def _step(data: Interactions, order: np.ndarray, block: np.ndarray, now: int) -> Step:
-    """The step of a block.
-
-    Args:
-        data: of all domains. order: its rows up to the block, by user and in time order. block: of every row.
-    """
+    """The step of a block, given the rows of all domains, the order by user and time of those up to the block, and the
+    block of every row."""
     user, new = data.user[order], block[order] == now
     count, of_block = (np.bincount(users, minlength=len(data.user_tokens)) for users in (user, user[new]))
     later = count[user] - 1 - places(user)
