@@ -14,12 +14,8 @@ class UserError(Exception):
 
 
 class Corrupt(UserError):
-    """A file of the suite's own that does not hold what it should.
-
-    Attributes:
-        wrong: the file, the field, what was there and what is accepted; without a full stop.
-        cure: what to do about it, a sentence.
-    """
+    """A file of the suite's own that does not hold what it should: ``wrong`` says the file, the field, what was there
+    and what is accepted, without a full stop; ``cure`` what to do about it, a sentence."""
 
     def __init__(self, wrong: str, cure: str):
         super().__init__(f"{wrong}.\n{cure}")
@@ -31,12 +27,8 @@ class Busy(UserError):
 
 
 class Incompatible(UserError):
-    """Plugins that do not go together. Whoever knows all plugins can add which others would do.
-
-    Attributes:
-        kind: of those others, ``method`` or ``backbone``.
-        fits: whether a class of that kind would do.
-    """
+    """Plugins that do not go together. Whoever knows all plugins can add which others of a kind, ``method`` or
+    ``backbone``, would do: those whose class ``fits``."""
 
     def __init__(self, reason: str, kind: str, fits: Callable[[type], bool]):
         super().__init__(reason)

@@ -102,15 +102,14 @@ class _Watched(io.BufferedRandom):
     error: OSError | None = None
 
     def write(self, content: Any) -> int:
-        try:
-            return super().write(content)
-        except OSError as error:
-            self.error = error
-            raise
+        return self._watched(super().write, content)
 
     def flush(self) -> None:
+        self._watched(super().flush)
+
+    def _watched(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            super().flush()
+            return function(*arguments)
         except OSError as error:
             self.error = error
             raise
@@ -189,11 +188,9 @@ def _left_behind(folder: Path, pattern: str) -> Iterator[Path]:
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True
+        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # another user's
 
 
 # Of errors: the disk, the user's share of it, or the size that a file may have (``ulimit -f``) is exhausted.

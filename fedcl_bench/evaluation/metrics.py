@@ -140,7 +140,7 @@ def _mean(values: Tensor, lists: Tensor) -> Tensor:
 OF_EVERY_RUN: tuple[type[Metric], ...] = (NDCG, Recall, Hit, Precision, MRR)
 OF_ITEMS: tuple[type[Metric], ...] = (Novelty, Popularity, Distance)
 SHIPPED = (*OF_EVERY_RUN, *OF_ITEMS)
-RATING_ERRORS = ("mae", "rmse")  # of backbones that predict ratings (see ``rating_errors.py``)
+RATING_ERRORS = ("mae", "rmse")  # of backbones that predict ratings (see ``ranking.py``)
 DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
 
 

@@ -20,8 +20,7 @@ from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import Analysis, analyse_lists, analyse_sessions, catalogue_of, exposure
 from ..evaluation.drift import NEGATIVE, TARGET
 from ..evaluation.metrics import NDCG, RATING_ERRORS, Hit
-from ..evaluation.ranking import RankingTask, UserScores, draw_candidates, had_in, rank_all
-from ..evaluation.rating_errors import rating_errors
+from ..evaluation.ranking import RankingTask, UserScores, draw_candidates, had_in, rank_all, rating_errors
 from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, Metric

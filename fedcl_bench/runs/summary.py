@@ -22,7 +22,7 @@ from ..data.stream import Stream
 from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries
 from ..evaluation.metrics import RATING_ERRORS
-from ..evaluation.rating_errors import pooled
+from ..evaluation.ranking import pooled
 from ..federation.cross_device import most_rounds
 from ..federation.parts import STAGE, Progress
 from ..kernels import ops

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.streams.prepared import folder_of, save
-from fedcl_bench.evaluation.rating_errors import pooled, rating_errors
+from fedcl_bench.evaluation.ranking import pooled, rating_errors
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.training.sampling import Needs, make_chunks

@@ -28,8 +28,7 @@ from fedcl_bench.plugin.silo import DomainData, Histories
 from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_facts import READS_TEXT, DomainFacts
 from fedcl_bench.recbole.domain_models import TextTable, configuration, of_ids
-from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, of_similar_lengths
-from fedcl_bench.recbole.same_target import SameTarget
+from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, SameTarget, of_similar_lengths
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.testing import check_plugin

@@ -49,9 +49,6 @@ class BadRows:
         self.ragged.append(number)
         self.add(said)
 
-    def count_inside(self, lines: int) -> None:
-        self.inside += lines
-
     def row(self, position: int, header: int) -> int:
         """The number from 1 below the header of a row that was read, given its position among these."""
         number = position + 1 + header
@@ -100,7 +97,7 @@ class TableFile:
         bad.ragged = []
         written = [self.columns[name] for name in wanted]
         if self.kind == TEXT:
-            batches = text_batches(self.path, str(self.path), self.layout, written, bad.left_out, bad.count_inside)
+            batches = text_batches(self.path, str(self.path), self.layout, written, bad)
         elif self.kind == JSON:
             batches = _json_batches(self, written, bad)
         else:

@@ -16,7 +16,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyarrow import parquet as pq
+
+    from .table_files import BadRows
 
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
@@ -118,23 +120,15 @@ def line_of(path: Path, row: int, encoding: str = "utf-8") -> int:
         return next(itertools.islice(filled, row - 1, None), row)
 
 
-def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str],
-                 left_out: Callable[[int, Callable[[], str]], None] | None = None,
-                 inside: Callable[[int], None] = lambda lines: None) -> Iterator[pa.RecordBatch]:
-    """Columns of a table of text, compressed or not, as text, some rows at a time.
-
-    Args:
-        label: what messages call the file.
-        left_out: is told of rows of another width, by their numbers and in words, which are left out then.
-        inside: is told at the end how many lines are inside quoted fields, so no rows of their own.
-
-    Raises:
-        UserError: for a row of another width, or text of another encoding; names the line.
-    """
+def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str], bad: BadRows | None = None
+                 ) -> Iterator[pa.RecordBatch]:
+    """Columns of a table of text, compressed or not, as text, some rows at a time; messages call the file ``label``.
+    Raises UserError for a row of another width, unless ``bad`` leaves it out, or text of another encoding; names the
+    line."""
     import pyarrow as pa
     from pyarrow import csv as reader
 
-    wrong, skipped, rows = [], [], int(layout.header)
+    wrong, rows = [], int(layout.header)
 
     def of_another_width(row: Any) -> str:
         found = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)} ({row.text[:60]!r})"
@@ -142,10 +136,9 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         def said() -> str:
             line = line_of(path, row.number, layout.encoding)
             return f"{label}, line {line}: found {found}, expected {layout.expected}."
-        if left_out and not wrong:
+        if bad and not wrong:
             try:
-                left_out(row.number, said)
-                skipped.append(row.number)
+                bad.left_out(row.number, said)
                 return "skip"
             except UserError as error:  # pyarrow would print it
                 wrong.append(str(error))
@@ -159,15 +152,14 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     text = reader.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
                                  strings_can_be_null=False)
     try:
-        with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, \
-                opened(path) as stream:
+        with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, opened(path) as stream:
             source = _Lines(stream) if layout.quoted else _WithoutReturns(stream)
             for batch in reader.open_csv(pa.PythonFile(source, mode="r"), read, parse, text):
                 rows += batch.num_rows
                 yield batch
                 advance(PIECE)
-            if layout.quoted and "\n".encode(layout.encoding) == b"\n":
-                inside(source.count - rows - len(skipped))
+            if bad and layout.quoted and "\n".encode(layout.encoding) == b"\n":
+                bad.inside += source.count - rows - len(bad.ragged)
     except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeDecodeError) as error:
         if "Empty CSV file" in str(error):
             return
