@@ -17,14 +17,8 @@ _IMPORT = "<frozen importlib"
 
 
 class Outside:
-    """Listens while the block runs.
-
-    Args:
-        folders: of the plugins' files; own: where they may write; data: files that they must not read.
-
-    Attributes:
-        seen: what was found, with file and line.
-    """
+    """Listens while the block runs to code in the ``folders`` of plugins, which may write in ``own`` and must not read
+    ``data``. What was found is in ``seen``, with file and line."""
 
     def __init__(self, folders: Collection[Path], own: Path, data: Collection[Path]):
         self._folders, self._own, self._data = {*map(str, folders)}, own.resolve(), {*data}

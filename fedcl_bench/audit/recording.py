@@ -48,10 +48,8 @@ class Listed(Metric):
 class Tape:
     """Events of a run, rounds and ends of blocks, each a file of a folder, by number.
 
-    Args:
-        since: from which step on each user's data are others; domains: of the stream.
-        hears: beginnings of names of what the server hears as in another world; heard: folder of that one's events.
-    """
+    From the step ``since`` on each user's data are others. Of names that begin as those in ``hears`` the server hears
+    what the other world has whose events are in ``heard``."""
 
     def __init__(self, folder: Path, since: Tensor, domains: Sequence[DomainPart], hears: tuple[str, ...],
                  heard: Path):

@@ -211,16 +211,10 @@ def no_space(path: Path | str, error: OSError) -> UserError:
 
 @contextmanager
 def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """A progress bar with the time left on a terminal's standard error, and nothing elsewhere; it vanishes at the end.
+    """A progress bar with the time left on a terminal's standard error, and nothing elsewhere, or if it is to be quiet;
+    it vanishes at the end. Yields a function to call with the number of units done since its last call.
 
-    Args:
-        total: how many units there are, or None if that is not known.
-        unit: ``bytes``, or what is counted.
-        quiet: show nothing.
-
-    Yields:
-        A function to call with the number of units done since its last call.
-    """
+    A ``total`` of None is not known; a unit is ``bytes``, or what is counted."""
     from rich.console import Console
     from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
                                TransferSpeedColumn)

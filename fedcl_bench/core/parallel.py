@@ -28,7 +28,9 @@ _workers = 1
 
 
 def threads_for(numbers: int, cores: int, load: float) -> int:
-    """How many threads a run takes that was not told; no number of its result depends on it.
+    """How many threads a run takes that was not told; no number of its result depends on it. The run computes so many
+    numbers at once (``federation/work.py``) and may use so many cores, for which on average so many processes have run
+    or waited over the last minute.
 
     Small work takes one: its operations are over before others have begun, and beside other processes threads wait for
     each other. On a machine that others use a run takes the cores that are free, at least one.
@@ -36,13 +38,7 @@ def threads_for(numbers: int, cores: int, load: float) -> int:
     Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on FedMF, and
     nothing on a small FFMSR run (640), which beside two busy loops takes three times as long with it
     (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 20 % on an idle machine and takes twice as long on a
-    busy one, so it has one thread.
-
-    Args:
-        numbers: that the run computes at once (``federation/work.py``).
-        cores: that it may use.
-        load: processes that have run or waited to run, on average over the last minute.
-    """
+    busy one, so it has one thread."""
     return 1 if numbers < SIZES.threaded else max(1, cores - round(load))
 
 

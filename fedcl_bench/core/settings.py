@@ -164,16 +164,11 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
 
 
 def assemble(classes: Iterable[type], layers: Iterable[tuple[str, Mapping[str, Any]]], used_by: str) -> list[Any]:
-    """An instance of each settings dataclass of one run from layered flat mappings; later layers win.
+    """An instance of each settings dataclass of one run, no two of which may declare the same name.
 
-    Args:
-        classes: no two may declare the same name.
-        layers: pairs of (where the values come from, mapping of setting name to value).
-        used_by: the combination in words, for the error on an unknown name.
-
-    Raises:
-        UserError: for an unknown name or a value outside its range.
-    """
+    They are filled from layers, pairs of (where the values come from, mapping of setting name to value), of which later
+    ones win. Raises UserError for an unknown name, which says what the settings are ``used_by``, or a value outside its
+    range."""
     classes = list(classes)
     owner: dict[str, type] = {}
     for cls in classes:

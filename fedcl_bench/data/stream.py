@@ -136,16 +136,9 @@ class Sessions:
         return self.of_user[users] + round_ % self.count[users]
 
     def tail(self, sessions: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The last interactions of some sessions, left-padded.
-
-        Args:
-            sessions: numbers of sessions, shape (C,).
-            length: L.
-
-        Returns:
-            (items, times, real), each (C, L); where ``real`` is False the session is shorter, and the item and time
-            are those of its first interaction.
-        """
+        """The last interactions of some sessions, given by their numbers (C,), left-padded to a length L: items, times
+        and real, each (C, L). Where ``real`` is False the session is shorter, and the item and time are those of its
+        first interaction."""
         return self._up_to(self.start[sessions], self.start[sessions + 1], length)
 
     def _up_to(self, first: Tensor, end: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,30 +231,23 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a stream: a block, or all of it.
+    """One step of a stream: a block, or all of it."""
 
-    Attributes:
-        index: t.
-        n_users, n_items: users and items seen in blocks 0..t (accumulated); of domains, all there are.
-        old_users, old_items: the same before block t (0 for t = 0).
-        interactions: rows of the block.
-        train, valid, test: items of each accumulated user in this block. In a stream of sessions: all items of its
-            training sessions; the last item of its validation and of its test session, if it has one.
-        sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
-            in each of the last two, which includes the item to find. With ``topology=central`` the one user there is
-            has all of them. With domains, a user's session for each is all up to that item; after the first block there
-            are also those of ``known``, what each user did in the blocks before.
-    """
-
-    index: int
-    n_users: int
+    index: int  # t
+    n_users: int  # seen in blocks 0..t (accumulated); of domains, all there are
     n_items: int
-    old_users: int
+    old_users: int  # the same before block t (0 for t = 0)
     old_items: int
-    interactions: int
+    interactions: int  # rows of the block
+    # Items of each accumulated user in this block. In a stream of sessions: all items of its training sessions; the
+    # last item of its validation and of its test session, if it has one.
     train: Ragged
     valid: Ragged
     test: Ragged
+    # In a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session in each of
+    # the last two, which includes the item to find. With ``topology=central`` the one user there is has all of them.
+    # With domains, a user's session for each is all up to that item; after the first block there are also those of
+    # ``known``, what each user did in the blocks before.
     sessions: Mapping[str, Sessions] = field(default_factory=dict)
 
     def split(self, name: str) -> Ragged:
@@ -393,15 +379,10 @@ def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
 
 
 def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarray:
-    """Train (0), valid (1) or test (2) of each row of one block, per user 80/10/10.
+    """Train (0), valid (1) or test (2) of each row of one block, which are in time order, per user 80/10/10.
 
-    Of a user's n rows, test takes ceil(n / 10) and valid ceil((n - test) / 9); fewer than 3 rows all train.
-
-    Args:
-        user: user of each row, rows in time order.
-        how: ``chronological`` (test last, valid before it) or ``random``.
-        seed, block: key of the random order.
-    """
+    Of a user's n rows, test takes ceil(n / 10) and valid ceil((n - test) / 9); fewer than 3 rows all train. They are
+    the latest (``chronological``) or ``random``, by a key of seed and block."""
     count = np.bincount(user)
     test = np.where(count < 3, 0, -(-count // 10))
     valid = np.where(count < 3, 0, -(-(count - test) // 9))
@@ -409,12 +390,8 @@ def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarr
 
 
 def _held_out(user: np.ndarray, count: np.ndarray, test: np.ndarray, valid: np.ndarray, key: int | None) -> np.ndarray:
-    """Train (0), valid (1) or test (2) of each row.
-
-    Args:
-        count, test, valid: of each user its rows, and how many of them are for what; the last ones test.
-        key: of a random order of each user's rows; None: they are in their own.
-    """
+    """Train (0), valid (1) or test (2) of each row, given how many rows each user has, and how many of them, the last
+    ones, are for what. Rows of a user are in a random order by ``key``; None: in their own."""
     order, split, later = by_user(user), np.empty(len(user), np.int8), test + valid
     start = np.append(0, np.cumsum(count))  # of each user's rows in the order
     first = np.searchsorted(start[:-1], [part.start for part in pieces(len(user))])

@@ -44,13 +44,8 @@ Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 
 def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add | None = None) -> Catalogue:
-    """What is known of the items after some steps.
-
-    Args:
-        steps: all up to the one just trained.
-        vectors: of the items, by which their distances are measured, (items, ...).
-        add: adds up over clients that are elsewhere.
-    """
+    """What is known of the items after some steps, all up to the one just trained, and their ``vectors`` (items, ...),
+    by which distances are measured; ``add`` adds up over clients that are elsewhere."""
     n_items, users = steps[-1].n_items, torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)
     sums = added({"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
                   "owners": _owners(steps), "users": users}, add)
@@ -168,13 +163,8 @@ def exposure(backbone: Backbone, model: Snapshot, steps: Sequence[Step], targets
     """Exposure of the items that an attack promotes: rows of ``er@K``, the share of them in the list of each user who
     has not had them all (Rong et al., ICDE 2022).
 
-    Lists rank all items that a user has had in no split of any step.
-
-    Args:
-        steps: all up to the one just trained, whose users are ranked for.
-        targets: the promoted items, (T,).
-        sample: whether each user is evaluated, bool; None: all are.
-    """
+    Lists rank all items that a user has had in no split of any step up to the one just trained. ``targets`` are the
+    promoted items, (T,); ``sample`` says whether each user is evaluated, None: all are."""
     step, had = steps[-1], had_in(steps, steps[-1])
     at = torch.full((step.n_items,), -1, device=targets.device)
     at[targets] = torch.arange(len(targets), device=targets.device)

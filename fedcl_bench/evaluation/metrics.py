@@ -203,18 +203,10 @@ def is_share(metric: str) -> bool:
 
 
 def measure(metrics: Iterable[Metric], lists: RankedLists, topk: Sequence[int]) -> dict[str, Tensor]:
-    """Metrics of ranked lists.
+    """Metrics of ranked lists by length, then by metric: ``{"ndcg@20": float64 of shape (n,), ...}``.
 
-    Args:
-        lists: of length max(topk) or longer. Without items, metrics of items are left out.
-        topk: list lengths, ascending.
-
-    Returns:
-        ``{"ndcg@20": float64 of shape (n,), ...}`` by length, then by metric.
-
-    Raises:
-        PluginError: for values that are not (n,) floating and finite numbers.
-    """
+    The lists are as long as the largest of the ascending ``topk``, or longer; without items, metrics of items are left
+    out. Raises PluginError for values that are not (n,) floating and finite numbers."""
     from ..plugin import checks
 
     metrics, result = list(metrics), {}

@@ -40,18 +40,12 @@ class UserScores:
 
 def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: Tensor | None = None
                     ) -> dict[str, Tensor]:
-    """The sampled items of users for validation and for test (protocol of PFedRec, GPFedRec and FedRAP).
+    """The sampled items of users for ``valid`` and ``test`` (protocol of PFedRec, GPFedRec and FedRAP), each int64 of
+    shape (users, sampled_candidates); empty if all items are ranked.
 
     Uniform without replacement over the items that the user has in no split of the step; the same in every round and
     for every method. A user with fewer such items gets all of them, separate lists half of them each; the rest of the
-    row is -1.
-
-    Args:
-        users: ids of those they are drawn for, which changes nobody's; None: all.
-
-    Returns:
-        ``{"valid": ..., "test": ...}``, each int64 of shape (users, sampled_candidates); empty if all items are ranked.
-    """
+    row is -1. They are drawn for some users, which changes nobody's; None: for all."""
     if settings.candidates == "all":
         return {}
     n, several = settings.sampled_candidates, settings.candidate_lists == "separate"
@@ -101,16 +95,11 @@ def had_in(steps: Iterable[Step], last: Step) -> Ragged:
 
 
 def in_sample(seed: int, purpose: str, users: int, about: int, clients: int, device: torch.device) -> Tensor:
-    """Whether each of the users 0, 1, ... is in a sample of a purpose, bool of shape (users,).
+    """Whether each of the users 0, 1, ... is in a sample of a purpose with the expected size ``about``, bool of shape
+    (users,). All are if the run has no more ``clients``, those elsewhere among them.
 
     That is decided by a number of the user's own, drawn from the run's seed, so nobody's place depends on the order of
-    users, on the others, on blocks or on methods: runs that are compared look at the same users.
-
-    Args:
-        users: how many are asked about.
-        about: the expected size of the sample; all users are in it if there are no more.
-        clients: all users of the run, also those elsewhere.
-    """
+    users, on the others, on blocks or on methods: runs that are compared look at the same users."""
     if clients <= about:
         return torch.ones(users, dtype=torch.bool, device=device)
     key = rng.key(seed, purpose)

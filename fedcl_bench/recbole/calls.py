@@ -59,16 +59,11 @@ def padded_sequences(items: Tensor, first: Tensor, length: Tensor, width: int, r
 
 def training_fields(samples: str, reversed: bool, positives: Tensor, negatives: Tensor, chosen: Tensor, width: int,
                     dtype: torch.dtype) -> dict[str, Tensor]:
-    """RecBole's fields of one local batch of C clients.
+    """RecBole's fields of one local batch of C clients: each (C, b, ...), or (C, b k) for groups, in RecBole's order:
+    all positives, once for each of their negatives.
 
-    Args:
-        positives, negatives: item ids, (C, P) and (C, P k), those of the first positive first.
-        chosen: numbers of the samples in the batch, (C, b).
-        width: of sequences.
-
-    Returns:
-        Each (C, b, ...), or (C, b k) for groups, in RecBole's order: all positives, once for each of their negatives.
-    """
+    ``positives`` and ``negatives`` are item ids, (C, P) and (C, P k), those of the first positive first; ``chosen`` the
+    numbers of the samples in the batch, (C, b); ``width`` that of sequences."""
     clients, count = positives.shape
     per_positive = negatives.shape[1] // count
     item, negative = positives + 1, negatives + 1
@@ -93,14 +88,8 @@ def training_fields(samples: str, reversed: bool, positives: Tensor, negatives: 
 
 
 class Caller:
-    """Calls one model for many clients.
-
-    Args:
-        build: ``models.build`` of a model with its hyper-parameters and longest sequence.
-        parameters: its parameters.
-        width: of sequences.
-        score_elements: numbers that scoring makes on the way, a part that is fixed and one per item.
-    """
+    """Calls one model, made by ``models.build``, for many clients. Sequences have the ``width``; ``score_elements`` are
+    the numbers that scoring makes on the way, a part that is fixed and one per item."""
 
     def __init__(self, build: Callable[..., nn.Module], parameters: Sequence[Parameter], facts: Facts,
                  width: int, score_elements: tuple[int, int] = (1, 0)):

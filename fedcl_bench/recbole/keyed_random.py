@@ -33,17 +33,12 @@ class Keyed(TorchFunctionMode):
     - ``torch.sigmoid`` is remembered, so that ``logits`` can take back a last one.
     - ``torch.gru`` is written out in operators that vmap knows.
 
-    Args:
-        key: int64 tensor without dimensions; inside vmap that of each client.
-        dtype: floating-point numbers of the parameters.
-
-    Attributes:
-        elements: numbers that operators made so far.
+    The key is an int64 tensor without dimensions, inside vmap that of each client; parameters have the ``dtype``.
     """
 
     def __init__(self, key: Tensor, dtype: torch.dtype):
         super().__init__()
-        self.key, self.dtype, self.calls, self.elements = key, dtype, 0, 0
+        self.key, self.dtype, self.calls, self.elements = key, dtype, 0, 0  # numbers that operators made so far
         self._before_sigmoid: dict[int, tuple[Tensor, Tensor]] = {}  # by id; the tensor itself keeps the id taken
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

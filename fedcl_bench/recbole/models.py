@@ -181,14 +181,9 @@ class ClientDataset:
 
 def build(name: str, values: Mapping[str, Any], length: int, n_users: int, n_items: int, negatives: int = 1,
           seed: int = 0, device: str = "cpu") -> nn.Module:
-    """RecBole's model for some users and items, the padding id not counted; raises as ``built``.
-
-    Args:
-        values: its hyper-parameters by RecBole's names, over those of its file.
-        length: longest sequence.
-        negatives: per positive.
-        seed: of its own initial values.
-    """
+    """RecBole's model for some users and items, the padding id not counted; raises as ``built``. ``values`` go over the
+    hyper-parameters of its file, ``length`` is that of the longest sequence, ``negatives`` are per positive, and
+    ``seed`` is of its own initial values."""
     return built(model_class(name), configuration(name, values, length, negatives, device),
                  ClientDataset(n_users, n_items, length), seed)
 

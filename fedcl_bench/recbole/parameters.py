@@ -98,15 +98,11 @@ class Parameter:
 
 
 def classify(build: Callable[[int, int], nn.Module], private: Sequence[str]) -> list[Parameter]:
-    """The trained parameters of a model in its own order.
+    """The trained parameters in its own order of a model that ``build`` makes for a number of users and items, the
+    padding id not counted. Those whose names are like the patterns in ``private`` are kept at the client besides those
+    of users.
 
-    Args:
-        build: the model for a number of users and items, the padding id not counted.
-        private: patterns of the names of parameters to keep at the client besides those of users.
-
-    Raises:
-        UserError: for a pattern that no public parameter has, or if no item table is left public.
-    """
+    Raises UserError for a pattern that no public parameter has, or if no item table is left public."""
     items = _SIZES[0][1]
     small, wide, long = (dict(build(*size).named_parameters()) for size in _SIZES)
     result, matched = [], set()

@@ -131,12 +131,8 @@ def _dataset(config: Config, lists: Ragged, n_items: int) -> Any:
 
 
 class _Pooled:
-    """A RecBole model and its data in one step; built under ``quiet_generators``.
-
-    Attributes:
-        lists: of all users' training interactions so far.
-        start: its parameters before training; batches: RecBole's loader, which draws negatives.
-    """
+    """A RecBole model and its data, the lists of all users' training interactions so far; built under
+    ``quiet_generators``. ``start`` are its parameters before training, ``batches`` RecBole's loader."""
 
     def __init__(self, name: str, settings: Any, lists: Ragged, n_items: int, seed: int):
         from scipy.sparse import dok_matrix

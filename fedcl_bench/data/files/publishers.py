@@ -160,24 +160,15 @@ def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pd.DataFra
 
 
 def _domain(time: str, described: Mapping[str, str]) -> Format:
-    """A domain: tables of its interactions in each user's order, and of its items' texts.
-
-    Args:
-        time: the column that orders a user's interactions.
-        described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
-    """
+    """A domain: tables of its interactions, in each user's order by the column ``time``, and of its items' texts, given
+    what its columns are called in the ``.item`` file; none: it has no texts."""
     items = (RawTable("item.parquet", {"item_id": CODE, **dict.fromkeys(described, TEXT)}),) if described else ()
     return Format((RawTable("inter.parquet", {"user_id": CODE, "item_id": CODE, time: WHOLE}),),
                   _fields("user_id", "item_id", time), items, describe=iter, described=tuple(described.values()))
 
 
 def _identified(domain: str, persons: str) -> Format:
-    """A domain in a table of several, which split sequences and share ids of users.
-
-    Args:
-        domain: what the table calls it.
-        persons: names whoever has the ids.
-    """
+    """A domain, by its name in a table of several, which split sequences and share the ids of ``persons``."""
     inter = RawTable("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE},
                   reader=partial(_split_sequences, domain=domain))
     return Format((inter,), _fields("user_id", "item_id", "order"), persons=persons)

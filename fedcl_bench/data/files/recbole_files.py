@@ -101,18 +101,12 @@ def bundled(name: str) -> Path | None:
 
 
 def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, str] | None = None) -> pa.Table:
-    """Read columns of a tab-separated file with a header, plain (``user``) or typed as in RecBole (``user:token``).
+    """Columns of a tab-separated file with a header, plain (``user``) or typed as in RecBole (``user:token``): the
+    required ones and those optional ones that it has, tokens as a dictionary.
 
-    Args:
-        required, optional: column name to kind, ``token`` (a category, of text) or ``float`` (finite numbers).
-
-    Returns:
-        The required columns and those optional ones that the file has, tokens as a dictionary.
-
-    Raises:
-        UserError: for a missing or empty file, a missing column, a row of the wrong width, an empty id, a value that
-            is not a finite number; names the file, line and field.
-    """
+    Both map a column to its kind, ``token`` (a category, of text) or ``float`` (finite numbers). Raises UserError for a
+    missing or empty file, a missing column, a row of the wrong width, an empty id, a value that is not a finite number;
+    names the file, line and field."""
     import pyarrow as pa
 
     header = first_lines(path, str(path), "a header line, then one interaction per line")[0]

@@ -71,18 +71,13 @@ def located(name: str, folder: Path, pooling: str = "own") -> LanguageModel:
 
 
 def encode(model: LanguageModel, texts: Sequence[str], layers: int, done: Callable[[int], None]) -> np.ndarray:
-    """The hidden vectors of texts in the last layers: float32 of shape (texts, layers, dim).
+    """The hidden vectors of texts in the last ``layers``, the model's last one last: float32 of shape (texts, layers,
+    dim).
 
     They are those of each text's first token, [CLS] (FFMSR, Eqs. 1 and 2), or the means over its tokens. Texts are cut
-    after 512 tokens, or what the model can read. Of an empty one the vectors are zeros.
-
-    Args:
-        layers: how many, the model's last one last.
-        done: told the number of texts that are encoded since its last call.
-
-    Raises:
-        UserError: if the files are not those of a model whose first token stands for the text.
-    """
+    after 512 tokens, or what the model can read. Of an empty one the vectors are zeros. ``done`` is told the number of
+    texts encoded since its last call. Raises UserError if the files are not those of a model whose first token stands
+    for the text."""
     import torch
 
     tokenizer, network = _opened(model)

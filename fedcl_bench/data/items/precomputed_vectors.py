@@ -46,16 +46,11 @@ def files_of(folder: Path, domain: str, described: Path) -> list[Path]:
 
 
 def read(path: Path, items: Sequence[str], described: Sequence[Path], column: str) -> np.ndarray:
-    """The vectors of some items, zeros for those that the file has not: float32 of shape (items, layers, d).
+    """The vectors of some items by the publisher's ids, zeros for those that the file has not: float32 of shape (items,
+    layers, d).
 
-    Args:
-        items: the publisher's ids.
-        described: the domain's ``.item`` file, for vectors without ids.
-        column: of ids in that file.
-
-    Raises:
-        UserError: for a file that does not hold finite vectors of one length and an id for each, or none of the items.
-    """
+    Vectors without ids are those of the ``.item`` file ``described`` with ids in ``column``. Raises UserError for a
+    file that does not hold finite vectors of one length and an id for each, or none of the items."""
     if path.suffix == ".npy":
         ids = np.array(list(read_texts(described[0], column)))
         vectors = one_array(read_required(path, _CURE), str(path), _CURE)

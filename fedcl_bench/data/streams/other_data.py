@@ -21,17 +21,11 @@ _SEED = 7
 
 def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, longest: bool = False,
                     domains: Sequence[DomainPart] = ()) -> Step:
-    """A step in which some users' items are others, drawn at random, and fewer, at the same times.
+    """A step in which some users' items are others, drawn at random, and fewer, at the same times; of the same one of
+    the ``domains``. ``users`` is bool of shape (users,); None: all of them.
 
-    Those with the most keep as many, because what is padded is as wide as the longest list, and nobody loses its last
-    one.
-
-    Args:
-        users: bool of shape (users,); None: all of them.
-        splits: which of the user's data to replace.
-        longest: those with the most have fewer, too.
-        domains: of the stream; a user's other items are of the same one.
-    """
+    Those with the most keep as many, unless with ``longest``, because what is padded is as wide as the longest list,
+    and nobody loses its last one."""
     rng = np.random.default_rng(_SEED)
     chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
     if step.sessions:

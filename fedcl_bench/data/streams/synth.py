@@ -237,18 +237,12 @@ def _require_room(log: SyntheticLog, path: Path) -> None:
 
 def write(log: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
           done: Callable[[int], None] = lambda rows: None) -> Written:
-    """Write a log as a RecBole atomic file, rows in order of time, then user.
+    """Write a log as a RecBole atomic file, rows in order of time, then user, whole or not at all. Raises UserError if
+    it cannot be written, or there is not enough room for it.
 
     Memory is bounded by ``rows_at_once``, which changes no byte of the file: rows are kept on disk by parts of the time
-    (24 bytes each, beside the file, until it is whole), and each part is sorted on its own.
-
-    Args:
-        path: the file; written whole or not at all.
-        done: called with numbers of rows: each row counts once when it is made and once when it is written.
-
-    Raises:
-        UserError: if the file cannot be written, or there is not enough room for it.
-    """
+    (24 bytes each, beside the file, until it is whole), and each part is sorted on its own. ``done`` is called with
+    numbers of rows: each row counts once when it is made and once when it is written."""
     log.check()
     _require_room(log, path)
     parts = max(1, math.ceil(log.users * log.per_user / (8 * rows_at_once)))
