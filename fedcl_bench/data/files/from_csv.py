@@ -23,8 +23,8 @@ from ...core.text import safe_name
 from . import times as units
 from ..items.item_texts import item_file, item_table
 from ..source import write_config
-from .table_files import BadRows, TableFile, detect
-from .table_reader import content_of, joined
+from .table_files import TableFile, detect
+from .table_reader import BadRows, content_of, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +112,10 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     Nothing has been written then."""
     columns, target = tables.columns, out / safe_name(name, "data convert") / f"{name}.inter"
     keeps = condition(columns.keep) if columns.keep else None
-    _refuse_same(columns)
+    options: dict[str, str] = {}
+    for part, column in columns.named.items():  # sessions may be the users
+        if part != "session" and (first := options.setdefault(column, part)) != part:
+            raise UserError(f"--{part}: found '{column}', the column of --{first}; accepted: another column.")
     files = [target, *([item_file(target)] if tables.items else []),
              *([target.with_suffix(".yaml")] if columns.session else [])]
     if not force and (exist := [file for file in files if file.exists()]):
@@ -186,14 +189,6 @@ def _describe(tables: Tables, target: Path, writer: _Writer, bad: BadRows) -> li
     again = f"; rows without an id or of an item that stands above, which are left out: {rows - len(texts):,}"
     return [f"{tables.items}: {table.note}; texts of {known:,} of the {items:,} items"
             + again * (rows > len(texts))]
-
-
-def _refuse_same(columns: Columns) -> None:
-    """Raise UserError if two parts have one column, but for sessions, which may be the users."""
-    options: dict[str, str] = {}
-    for part, column in columns.named.items():
-        if part != "session" and (first := options.setdefault(column, part)) != part:
-            raise UserError(f"--{part}: found '{column}', the column of --{first}; accepted: another column.")
 
 
 class _Times:

@@ -1,20 +1,18 @@
-"""A user's own table, whatever it is written as: text, JSON Lines or Parquet, as batches of columns of text.
-
-What it is is detected from its first bytes. Rows that cannot be read are collected in ``BadRows``.
-"""
+"""A user's own table as batches of columns of text: whether it is text, JSON Lines or Parquet is detected from its
+first bytes."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from ...core.errors import UserError
-from .table_reader import (SEPARATORS, TableLayout, fields_of, first_lines, opened, parquet_batches, parquet_file,
-                           reason_of, text_batches)
+from .table_reader import (SEPARATORS, BadRows, TableLayout, fields_of, first_lines, opened, parquet_batches,
+                           parquet_file, reason_of, text_batches)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,52 +20,6 @@ if TYPE_CHECKING:
 TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
 _TYPE = re.compile(":(token|float)(_seq)?$")  # of a column of an atomic file
 _AT_ONCE = 1 << 14  # rows of a batch of JSON Lines
-_SHOWN = 3  # bad rows of a message
-_MOST_BAD = 1000  # before it is clear that the table is another one than was said
-
-
-@dataclass
-class BadRows:
-    """Rows that cannot be read."""
-
-    skip: bool = False  # leave them out, instead of ending the command
-    count: int = 0
-    first: list[str] = field(default_factory=list)  # what is said of the first of them
-    ragged: list[int] = field(default_factory=list)  # numbers from 1, with the header, of those the reader leaves out
-    inside: int = 0  # lines of all files that are inside quoted fields, as those after a quote that is never closed
-
-    def add(self, said: Callable[[], str]) -> None:
-        """Note a row; ``said`` says what is wrong with it. Raises UserError as ``require_none`` if there are many."""
-        self.count += 1
-        if len(self.first) < _SHOWN:
-            self.first.append(said())
-        if self.count >= _MOST_BAD:
-            self.require_none("at least ")
-
-    def left_out(self, number: int, said: Callable[[], str]) -> None:
-        """Note a row of the present file that a reader leaves out."""
-        self.ragged.append(number)
-        self.add(said)
-
-    def row(self, position: int, header: int) -> int:
-        """The number from 1 below the header of a row that was read, given its position among these."""
-        number = position + 1 + header
-        for left_out in self.ragged:  # ascending
-            number += left_out <= number
-        return number - header
-
-    def inside_notes(self) -> Iterator[str]:
-        """A sentence if lines are inside quoted fields."""
-        if self.inside > 0:
-            yield (f"lines inside quoted fields, which are no rows: {self.inside:,}; where no field has several lines, "
-                   f"a quote is not closed")
-
-    def require_none(self, at_least: str = "") -> None:
-        """Raise UserError if there are bad rows and they are not to be left out."""
-        if not self.count or self.skip:
-            return
-        rows = f"{at_least}{self.count:,} rows cannot be read; the first:\n" if self.count > 1 else ""
-        raise UserError(rows + "\n".join(self.first) + "\nLeave such rows out with --skip-bad.")
 
 
 @dataclass(frozen=True)

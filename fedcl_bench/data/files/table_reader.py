@@ -14,9 +14,9 @@ import re
 import zipfile
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet as pq
 
-    from .table_files import BadRows
-
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
 _HEAD = 1 << 16  # bytes that a header and its separator are found in
+_SHOWN = 3  # bad rows of a message
+_MOST_BAD = 1000  # before it is clear that the table is another one than was said
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,50 @@ class TableLayout:
         names = self.columns if len(self.columns) < 8 else (*self.columns[:3], "...", self.columns[-1])
         return (f"{len(self.columns)} fields separated by {SEPARATORS.get(self.separator, repr(self.separator))} "
                 f"({', '.join(names)})")
+
+
+@dataclass
+class BadRows:
+    """Rows that cannot be read."""
+
+    skip: bool = False  # leave them out, instead of ending the command
+    count: int = 0
+    first: list[str] = field(default_factory=list)  # what is said of the first of them
+    ragged: list[int] = field(default_factory=list)  # numbers from 1, with the header, of those the reader leaves out
+    inside: int = 0  # lines of all files that are inside quoted fields, as those after a quote that is never closed
+
+    def add(self, said: Callable[[], str]) -> None:
+        """Note a row; ``said`` says what is wrong with it. Raises UserError as ``require_none`` if there are many."""
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(said())
+        if self.count >= _MOST_BAD:
+            self.require_none("at least ")
+
+    def left_out(self, number: int, said: Callable[[], str]) -> None:
+        """Note a row of the present file that a reader leaves out."""
+        self.ragged.append(number)
+        self.add(said)
+
+    def row(self, position: int, header: int) -> int:
+        """The number from 1 below the header of a row that was read, given its position among these."""
+        number = position + 1 + header
+        for left_out in self.ragged:  # ascending
+            number += left_out <= number
+        return number - header
+
+    def inside_notes(self) -> Iterator[str]:
+        """A sentence if lines are inside quoted fields."""
+        if self.inside > 0:
+            yield (f"lines inside quoted fields, which are no rows: {self.inside:,}; where no field has several lines, "
+                   f"a quote is not closed")
+
+    def require_none(self, at_least: str = "") -> None:
+        """Raise UserError if there are bad rows and they are not to be left out."""
+        if not self.count or self.skip:
+            return
+        rows = f"{at_least}{self.count:,} rows cannot be read; the first:\n" if self.count > 1 else ""
+        raise UserError(rows + "\n".join(self.first) + "\nLeave such rows out with --skip-bad.")
 
 
 def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") -> list[str]:

@@ -12,13 +12,14 @@ _FIRST, _END = 3e8, 4.2e9  # seconds, of the years 1979 and 2103; no number is b
 Counts = dict[str, tuple[int, float]]  # unit to how many times of these years there are in it, and one of them
 
 
-def by_unit(numbers: np.ndarray, counts: Counts) -> None:
-    """Add numbers to the counts."""
+def by_unit(numbers: np.ndarray, counts: Counts) -> Counts:
+    """The counts with those of more numbers."""
     for _, scale, unit in UNITS:
         inside = (numbers >= _FIRST * scale) & (numbers < _END * scale)
         if inside.any():
             count, example = counts.get(unit, (0, numbers[inside.argmax()]))
             counts[unit] = count + int(inside.sum()), example
+    return counts
 
 
 def refuse_several(counts: Counts, where: str) -> None:
@@ -32,9 +33,7 @@ def refuse_several(counts: Counts, where: str) -> None:
 
 def require_seconds(numbers: np.ndarray, where: str) -> None:
     """Raise UserError for times of these years that are in another unit."""
-    counts: Counts = {}
-    by_unit(numbers, counts)
-    for unit, (_, example) in counts.items():
+    for unit, (_, example) in by_unit(numbers, {}).items():
         if unit != "seconds":
             raise UserError(f"{where}: found times in {unit} (as {example:.0f}), accepted: seconds, as sessions are "
                             f"cut at pauses.\n`data convert --table FILE` writes them.")
@@ -50,9 +49,7 @@ def are_days(numbers: np.ndarray) -> bool:
 
 def check(numbers: np.ndarray, where: str) -> None:
     """Raise UserError for times in several units, or days as 20100131, whose differences are no durations."""
-    counts: Counts = {}
-    by_unit(numbers, counts)
-    refuse_several(counts, where)
+    refuse_several(by_unit(numbers, {}), where)
     if are_days(numbers):
         raise UserError(f"{where}: found days, as {numbers[0]:.0f}, in all rows ({len(numbers):,}), accepted: "
                         f"seconds since 1970.\n`data convert --table FILE` writes days as seconds.")

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,11 +22,10 @@ from torch import Tensor
 from ...core.errors import UserError, unknown
 from ...core.files import replacing, sweep
 from ...core.text import hash_of
+from . import language_models, precomputed_vectors, tfidf
+from .item_texts import item_file, read_texts
 from ..source import DatasetSource
 from ..stream import Stream, fingerprint
-
-if TYPE_CHECKING:  # what encodes texts is imported where a run reads them
-    from .language_models import LanguageModel
 
 TFIDF, GIVEN = "tfidf", "given:"
 SIMILAR_DIM = 512  # of vectors by which items with similar texts are found
@@ -55,7 +54,7 @@ class FeatureSource:
     layers: int  # how many; 0: as many as there are, but 3 of a language model
     dim: int  # length of the vectors of ``tfidf``
     fingerprint: str  # of all that decides the features beside the interactions and settings
-    model: LanguageModel | None = None
+    model: language_models.LanguageModel | None = None
     columns: tuple[tuple[str, str], ...] = ()  # of a stream of users, name and kind of those features are made of
 
 
@@ -72,17 +71,15 @@ def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, 
     return FeatureSource(encoder, layers, dim, hash_of([_kind(encoder, model), files]), model)
 
 
-def _kind(encoder: str, model: LanguageModel | None) -> str:
+def _kind(encoder: str, model: language_models.LanguageModel | None) -> str:
     """What stands for an encoder in hashes, wherever its files lie."""
     return f"{model.digest} {model.pooling}" if model else encoder.partition(":")[0]
 
 
-def _model(encoder: str, pooling: str) -> LanguageModel | None:
+def _model(encoder: str, pooling: str) -> language_models.LanguageModel | None:
     """The language model that an encoder is; None for the other kinds."""
     if encoder == TFIDF or encoder.startswith(GIVEN):
         return None
-    from . import language_models
-
     known = (TFIDF, *language_models.PACKAGED)
     if encoder in language_models.PACKAGED:
         return language_models.packaged(encoder, pooling)
@@ -99,9 +96,7 @@ def _model(encoder: str, pooling: str) -> LanguageModel | None:
 def _files(encoder: str, part: DatasetSource) -> list[Path]:
     """What a domain's features are made of: the file of its vectors, which may need that of its items, or the latter;
     raises UserError if one is missing."""
-    from . import item_texts, precomputed_vectors
-
-    described = item_texts.item_file(part.path)
+    described = item_file(part.path)
     if encoder.startswith(GIVEN):
         return precomputed_vectors.files_of(Path(encoder.removeprefix(GIVEN)).expanduser(), part.name, described)
     if not described.is_file():
@@ -138,23 +133,17 @@ def texts_of(source: DatasetSource, stream: Stream) -> Mapping[str, list[str]]:
 
 
 def _texts(part: DatasetSource, items: list[str]) -> list[str]:
-    from .item_texts import item_file, read_texts
-
     known = read_texts(item_file(part.path), part.config.ITEM_ID_FIELD)
     return [known.get(item, "") for item in items]
 
 
 def text_vectors(source: DatasetSource, stream: Stream) -> Tensor:
     """TF-IDF vectors of the texts of a dataset's items, in the stream's order: float32 of shape (items, d)."""
-    from . import tfidf
-
     return torch.from_numpy(tfidf.encode(_texts(source, stream.item_tokens.tolist()), SIMILAR_DIM)[:, 0])
 
 
 def locate_texts(source: DatasetSource) -> str:
     """The hash of the file that describes a dataset's items; raises UserError if there is none."""
-    from .item_texts import item_file
-
     if not (path := item_file(source.path)).is_file():
         raise UserError(f"dataset '{source.name}': its items have no texts, as there is no file {path}.\nAccepted: a "
                         f"file with ':token_seq' columns beside the interactions, or cold_items=popularity or fold_in.")
@@ -214,8 +203,6 @@ def cached_vectors(features: FeatureSource, part: DatasetSource, content: Any, m
 
 def precomputed(features: FeatureSource, part: DatasetSource, items: Sequence[str]) -> np.ndarray:
     """The last layers of given vectors of a dataset's items, (items, layers, d)."""
-    from . import precomputed_vectors
-
     files = _files(features.encoder, part)
     vectors = precomputed_vectors.read(files[0], items, files[1:], part.config.ITEM_ID_FIELD)
     if features.layers > vectors.shape[1]:
@@ -226,8 +213,6 @@ def precomputed(features: FeatureSource, part: DatasetSource, items: Sequence[st
 
 def encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Callbacks) -> np.ndarray:
     """The vectors of texts by an encoder."""
-    from . import language_models, tfidf
-
     if features.model is None:
         return tfidf.encode(texts, features.dim)
     layers = features.layers or min(FFMSR_LAYERS, features.model.layers)
