@@ -279,8 +279,7 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
         if foreign := [part.name for part in condition if part.name not in declared]:
             raise PluginError(f"{declared[of][2]}.{of}: only_if names '{foreign[0]}', expected another setting of the "
                               f"run.")
-        values = [declared[part.name][0].default if reason(part.name) else declared[part.name][1]
-                  for part in condition]
+        values = [declared[part.name][0].default if reason(part.name) else declared[part.name][1] for part in condition]
         if any(part.holds(value) for part, value in zip(condition, values)):
             return ""
         if any(part.name == of for part in condition):

@@ -154,8 +154,7 @@ class Config(dict):
         return self[key]
 
 
-def configuration(name: str, values: Mapping[str, Any], length: int, negatives: int = 1,
-                  device: str = "cpu") -> Config:
+def configuration(name: str, values: Mapping[str, Any], length: int, negatives: int = 1, device: str = "cpu") -> Config:
     """A model's configuration; arguments as for ``build``."""
     return Config({**_FIELDS, **defaults(name), "MAX_ITEM_LIST_LENGTH": length, "device": device,
                    "train_neg_sample_args": {"distribution": "uniform", "sample_num": negatives}, **values})

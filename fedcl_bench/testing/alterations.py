@@ -13,7 +13,7 @@ from typing import Collection
 import torch
 from torch import Tensor
 
-from ..data.streams.other_data import with_other_data, with_steps
+from ..audit.other_worlds import with_other_data, with_steps
 from ..data.stream import Stream
 from ..rng import Tables
 from ..federation.parts import Progress

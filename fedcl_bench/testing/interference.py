@@ -12,7 +12,7 @@ from typing import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 
-from ..data.streams.other_data import with_other_data, with_other_ends, with_steps
+from ..audit.other_worlds import with_other_data, with_other_ends, with_steps
 from ..data.stream import Step, Stream
 from ..experiments.partition import progress_part, stream_part
 from ..rng import DrawKey, Tables, global_client_ids

@@ -17,8 +17,7 @@ from helpers import ITEM, build, federation
 from fedcl_bench import rng
 from fedcl_bench.audit import attack, audit
 from fedcl_bench.audit.attack import METRICS, OF_UPLOAD, Roles, Sums, Uploads, along_direction, auc, precision
-from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
-from fedcl_bench.audit.audit_report import markdown
+from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, markdown, summarise
 from fedcl_bench.cli.main import main
 from fedcl_bench.federation.loop import run
 from fedcl_bench.reports.draw import audit_curves

@@ -173,7 +173,7 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
 
 
 def _write(results: dict[str, Any], out: Path) -> list[Path]:
-    from ...audit import audit_report as report
+    from ...audit import audit as report
     from ...core.files import write_atomically
     from ...reports.draw import audit_curves, save
 
@@ -189,7 +189,7 @@ def _write(results: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _show(results: dict[str, Any]) -> None:
-    from ...audit import audit_report as report
+    from ...audit import audit as report
     from ..show import print_table
 
     print(report.title(results))

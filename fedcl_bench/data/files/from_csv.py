@@ -187,8 +187,7 @@ def _describe(tables: Tables, target: Path, writer: _Writer, bad: BadRows) -> li
     content, _ = item_table(tables.texts, ((item, *described) for item, described in texts.items()))
     write_atomically(item_file(target), content)
     again = f"; rows without an id or of an item that stands above, which are left out: {rows - len(texts):,}"
-    return [f"{tables.items}: {table.note}; texts of {known:,} of the {items:,} items"
-            + again * (rows > len(texts))]
+    return [f"{tables.items}: {table.note}; texts of {known:,} of the {items:,} items" + again * (rows > len(texts))]
 
 
 class _Times:
@@ -354,8 +353,7 @@ class _Writer:
             self.left_out[reason] += int((~kept).sum())
         return rows[kept]
 
-    def _numbers(self, texts: pa.Array, rows: np.ndarray, part: str, table: TableFile
-                 ) -> tuple[np.ndarray, np.ndarray]:
+    def _numbers(self, texts: pa.Array, rows: np.ndarray, part: str, table: TableFile) -> tuple[np.ndarray, np.ndarray]:
         """Those of some rows of a piece whose times, or ratings, can be read, and these, times in seconds."""
         chosen = texts.to_numpy(zero_copy_only=False)[rows]
         if not len(chosen):
