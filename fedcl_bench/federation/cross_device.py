@@ -254,6 +254,8 @@ class CrossDevice:
         if self.federation.server.cold_items == "fold_in":
             fitted = self.cold_items.sent if last and self.cold_items is not None else 0
             arrived = {"bytes_up_new": fitted, "bytes_down_new": new * shared + fitted}
+        if self.method.trains != "clients":
+            return {"bytes_up": 0, "bytes_down": 0, **arrived}
         if shapes := self.sums:
             summed = sum(math.prod(shape) for shape in shapes.values()) * model.item_vectors.element_size()
             down += summed if self.method.overrides("receive") else 0

@@ -205,8 +205,9 @@ def test_bounds_are_said_to_be_bounds(tmp_path, capsys):
     for method, kept in (("alone", ["user_embedding.weight", "item_embedding.weight"]), ("central", [])):
         assert main.main([*("--json" if word == "--quiet" else method if word == "joint" else word for word in words),
                           str(tmp_path)]) == 0
-        assert json.loads(capsys.readouterr().out)["privacy"] == {
-            "uploaded": [], "kept_at_client": kept, "upload_noise": 0.0, "notes": []}
+        result = json.loads(capsys.readouterr().out)
+        assert result["privacy"] == {"uploaded": [], "kept_at_client": kept, "upload_noise": 0.0, "notes": []}
+        assert result["bytes"]["up_per_client_round"] == result["bytes"]["down_per_client_round"] == [0] * 4
 
 
 def test_what_users_had_before_is_not_ranked(started):
