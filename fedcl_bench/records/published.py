@@ -39,6 +39,7 @@ LIMIT = 512 * 1024  # bytes of a file
 # Of the papers with blocks, and of those with one step; all: is full ranking beside sampled items.
 METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10", "all:hit@10", "all:ndcg@10")
 OF_EVERY_RUN = {"ndcg", "recall", "hit", "precision", "mrr"}  # of which only those above are kept
+OF_RATINGS = {"mae", "rmse"}
 OF_DOMAINS = {"recall", "ndcg"}  # of FFMSR's tables
 # Files hold their places in this order.
 KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability", "negative_probability")
@@ -118,12 +119,13 @@ def _row(run: Run, item_analysis: bool) -> _Row:
 
 
 def _extra(settings: Mapping[str, Any], recorded: Iterable[str]) -> list[str]:
-    """The metrics of a run that its user asked for, or that runs of domains are compared by, with all lengths."""
-    names = {*settings.get("extra_metrics", ()), settings["valid_metric"].partition("@")[0]}
-    names -= OF_EVERY_RUN
+    """The metrics of a run that its user asked for, or that runs of domains are compared by, with all lengths; the one
+    that validates; and errors of ratings."""
+    valid = settings["valid_metric"]
+    names = {*settings.get("extra_metrics", ()), valid.partition("@")[0]} - OF_EVERY_RUN | OF_RATINGS
     names |= OF_DOMAINS if settings.get("stream") == "domains" else set()
     return sorted(metric for metric in {*recorded} - {*METRICS}
-                  if metric.partition("@")[0].rpartition(":")[2] in names)
+                  if metric == valid or metric.partition("@")[0].rpartition(":")[2] in names)
 
 
 def _table(rows: list[_Row]) -> pa.Table:

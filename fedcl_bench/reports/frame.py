@@ -235,9 +235,11 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
         if name not in anywhere or not (at and k.isdecimal()):
             raise unknown("metric", metric, known)
         kind = " per user" if per_user else ""
+        cure = "It is a compact record, which has the means of others; full records have them per user." \
+            if metric in run.head["metrics"] else ("Other list lengths come from runs with --set topk=20,50, other "
+                                                   "metrics with --set extra_metrics=NAME.")
         raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "
-                        f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50, other "
-                        f"metrics with --set extra_metrics=NAME.")
+                        f"{', '.join(sorted(known))}. {cure}")
 
 
 def tested_settings(run: Run) -> dict[str, Any]:

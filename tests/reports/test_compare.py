@@ -195,7 +195,7 @@ def test_compact_records_give_the_same(at_records, capsys, tmp_path):
     assert numbers[0]["per_user"]["p"] == pytest.approx(numbers[1]["per_user"]["p"], rel=1e-4)
     assert numbers[0]["per_seed"] == numbers[1]["per_seed"]
     message = refused(capsys, *PAIR, "--records", tmp_path / "packed", "--metric", "hit@20")
-    assert "no hit@20 per user" in message and "It has: ndcg@20, recall@20" in message
+    assert "no hit@20 per user" in message and "It has: ndcg@20, recall@20. It is a compact record" in message
 
 
 def test_reimplementations_are_marked(at_records, capsys, tmp_path):

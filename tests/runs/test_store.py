@@ -104,6 +104,9 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
             ["block", "kind", "id", "value"]] for run in (full, packed)]
         pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-6)
     np.testing.assert_allclose(user_scores(runs, "ndcg@20"), user_scores(small, "ndcg@20"), atol=1e-7)
+    recorded = ("ndcg@5", "ndcg@20", "all:novelty@5", "mrr@5", "mae", "rmse")
+    assert published._extra({"valid_metric": "ndcg@5", "extra_metrics": ["novelty"]}, recorded) == [
+        "all:novelty@5", "mae", "ndcg@5", "rmse"]
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")  # pandas 4 will have no such choice
