@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..kernels.memory import available
+from ..kernels.memory import available, in_gib
 from .streams import domain_streams, prepared, session_streams
 from . import stream as blocks
 from .items.features import FeatureSource, Callbacks, load_features, text_vectors
@@ -92,8 +92,8 @@ def _require_memory(path: Path) -> None:
     lines = first_lines(path, str(path), "a header line, then one interaction per line")[1:-1]  # the last may be cut
     rows = int(size / (sum(len(line.encode()) + 1 for line in lines) / max(len(lines), 1) or size))
     if rows * _PER_ROW > memory.bytes:
-        raise UserError(f"{path}: not enough memory: {memory.bytes / (1 << 30):.2f} GiB are left ({memory.limit}). Its "
-                        f"about {rows:,} interactions take {rows * _PER_ROW / (1 << 30):.2f} GiB and more; about "
+        raise UserError(f"{path}: not enough memory: {in_gib(memory.bytes)} are left ({memory.limit}). Its "
+                        f"about {rows:,} interactions take {in_gib(rows * _PER_ROW)} and more; about "
                         f"{3 * memory.bytes // (4 * _PER_ROW):,} would fit.")
 
 

@@ -116,7 +116,7 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
     if most != resource.RLIM_INFINITY:
         for line in _lines(root / "proc/self/statm"):
             left = max(most - int(line.split()[0]) * resource.getpagesize(), 0)
-            limits.append(Available(left, f"of this process's limit of {most / (1 << 30):.2f} GiB, see ulimit -v"))
+            limits.append(Available(left, f"of this process's limit of {in_gib(most)}, see ulimit -v"))
     return min(limits, key=lambda left: left.bytes, default=None)
 
 
@@ -127,7 +127,12 @@ def _left_in(group: Path, limit: str, used: str, cached: str) -> Available | Non
         return None
     files = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == cached)
     left = max(int(most) - int(now) + files, 0)
-    return Available(left, f"of this process's limit of {int(most) / (1 << 30):.2f} GiB")
+    return Available(left, f"of this process's limit of {in_gib(int(most))}")
+
+
+def in_gib(number: float) -> str:
+    """Bytes for people: in GiB, or in MiB where these would be a hundredth or none."""
+    return f"{number / (1 << 30):.2f} GiB" if number >= 10 << 20 else f"{number / (1 << 20):.2f} MiB"
 
 
 def _lines(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ from ..rng import Tables
 from ..core.errors import OutOfMemory, UserError
 from ..core.files import free_bytes
 from ..federation.parts import Federation
-from ..kernels.memory import available
+from ..kernels.memory import available, in_gib
 
 _SNAPSHOTS = 3  # of a model: before a round, after it, and of the best round
 _LENGTHS = ("dim", "embedding_size", "hidden_size", "max_length")  # what plugins call those of vectors and sequences
@@ -58,8 +58,8 @@ def require_disk(f: Federation, results: Path) -> None:
     needed, without_users = (2 * max(_of_checkpoint(f, step) for step in steps)
                              for steps in (f.stream.steps, list(map(_without_users, f.stream.steps))))
     if needed > (free := free_bytes(results)):
-        raise UserError(f"results folder {results}: not enough room: {_gib(free)} are free, and two checkpoints of the "
-                        f"run take {_gib(needed)} ({_sizes(f)}).\nWhat helps: another disk with --results DIR, "
+        raise UserError(f"results folder {results}: not enough room: {in_gib(free)} are free, and two checkpoints of "
+                        f"the run take {in_gib(needed)} ({_sizes(f)}).\nWhat helps: another disk with --results DIR, "
                         f"smaller tables, fewer users and items.{_that_fit(f, free, needed, without_users)}")
 
 
@@ -73,7 +73,7 @@ def bytes_of_tables(f: Federation) -> int:
 def ended(error: BaseException, f: Federation) -> OutOfMemory:
     """The error to raise when memory ends in a run: what could not be allocated, what its tables take, what helps."""
     said = str(error) if isinstance(error, OutOfMemory) else _in_words(error)
-    return OutOfMemory(f"{said}\nThe run's tables take {_gib(bytes_of_tables(f))} ({_sizes(f)}).\n"
+    return OutOfMemory(f"{said}\nThe run's tables take {in_gib(bytes_of_tables(f))} ({_sizes(f)}).\n"
                        f"{_what_helps(f)}\nThe same command goes on from the run's last checkpoint.")
 
 
@@ -81,7 +81,7 @@ def _in_words(error: BaseException) -> str:
     """What such an error says, without where in PyTorch it was and its advice on the allocator."""
     if not isinstance(error, torch.OutOfMemoryError):
         asked = re.search(r"tried to allocate (\d+) bytes", str(error))
-        return "out of memory: " + (f"Tried to allocate {_gib(int(asked[1]))}." if asked else
+        return "out of memory: " + (f"Tried to allocate {in_gib(int(asked[1]))}." if asked else
                                     f"{str(error) or 'no more is known'}.")
     words = [part for part in str(error).split(". ") if part.startswith(("Tried", "GPU", "CUDA"))]
     return f"out of GPU memory: {'. '.join(words or [str(error) or 'no more is known']).rstrip('.')}."
@@ -91,8 +91,8 @@ def _require(f: Federation, needed: int, what: str, without_users: int | None = 
     memory = available(f.device)
     if memory is not None and needed > memory.bytes:
         fitting = "" if without_users is None else _that_fit(f, memory.bytes, needed, without_users)
-        raise UserError(f"not enough memory: {_gib(memory.bytes)} are left ({memory.limit}). The run's {what} "
-                        f"{_gib(needed)} ({_sizes(f)}).\n{_what_helps(f)}{fitting}")
+        raise UserError(f"not enough memory: {in_gib(memory.bytes)} are left ({memory.limit}). The run's {what} "
+                        f"{in_gib(needed)} ({_sizes(f)}).\n{_what_helps(f)}{fitting}")
 
 
 def _that_fit(f: Federation, room: int, needed: int, without_users: int) -> str:
@@ -198,7 +198,3 @@ def _what_helps(f: Federation) -> str:
     elif torch.get_num_threads() > 1:
         helps.append("--threads 1, which trains fewer clients at a time and changes no number")
     return f"What helps: {', '.join([*helps, 'a larger machine', 'fewer users and items'])}."
-
-
-def _gib(number: float) -> str:
-    return f"{number / (1 << 30):.2f} GiB"

@@ -87,7 +87,7 @@ def test_what_is_available(tmp_path):
                           ("sys/fs/cgroup/jobs/memory.current", str(700 << 10)),
                           ("sys/fs/cgroup/jobs/memory.stat", f"anon 5\ninactive_file {100 << 10}\nslab 3\n")):
         lay(tmp_path, **{name: content})
-    assert available(CPU, tmp_path) == Available(424 << 10, "of this process's limit of 0.00 GiB")
+    assert available(CPU, tmp_path) == Available(424 << 10, "of this process's limit of 1.00 MiB")
     lay(tmp_path, **{"sys/fs/cgroup/jobs/memory.current": str(2 << 20)})
     assert available(CPU, tmp_path).bytes == 0
 
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made_or_written(
         config.check(config.federation(ml100k))
     left(monkeypatch, 1 << 20)
     assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
-    assert "not enough memory: 0.00 GiB are left (available here). The run's tables take" in capsys.readouterr().err
+    assert "not enough memory: 1.00 MiB are left (available here). The run's tables take" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
 
 
@@ -163,7 +163,8 @@ def test_a_disk_without_room_for_checkpoints_is_refused_before_anything_is_writt
     words = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--results", str(tmp_path / "results")]
     monkeypatch.setattr(memory_check, "free_bytes", lambda path: takes - 1)
     assert main(words) == 2
-    assert f"not enough room: 0.00 GiB are free, and two checkpoints of the run take {takes / (1 << 30):.2f} GiB" \
+    assert f"not enough room: {(takes - 1) / 2 ** 20:.2f} MiB are free, and two checkpoints of the run take " \
+           f"{takes / 2 ** 20:.2f} MiB" \
         in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
     monkeypatch.setattr(memory_check, "free_bytes", lambda path: takes)
@@ -209,9 +210,10 @@ def test_what_is_said_when_memory_ends(registry, ml100k, kind, words):
     """What could not be allocated, what the tables take, what helps, and that nothing is lost."""
     with pytest.raises((RuntimeError, MemoryError)) as error:
         too_large(kind)
-    said = str(ended(error.value, federation(registry, ml100k, "fedmf"))).splitlines()
+    f = federation(registry, ml100k, "fedmf")
+    said = str(ended(error.value, f)).splitlines()
     assert ran_out(error.value) and len(said) == 4 and said[0].startswith(words)
-    assert said[1] == "The run's tables take 0.00 GiB (943 users, 1,152 items, float32)."
+    assert said[1] == f"The run's tables take {bytes_of_tables(f) / 2 ** 20:.2f} MiB (943 users, 1,152 items, float32)."
     assert said[2].startswith("What helps: a smaller --set dim=N (now 32), ")
 
 
