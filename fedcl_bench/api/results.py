@@ -6,12 +6,13 @@ import io
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from ..core.errors import UserError, unknown
+from ..core.text import quoted
 from ..data.datasets import load_stream
 from ..reports import draw, frame
 from ..records.run import Run
@@ -147,7 +148,10 @@ class Results:
             UserError: for an unknown method, metric or block, if there is no such record (with the call that makes it),
                 or if the two cannot be compared.
         """
-        several = [others] if isinstance(others, (str, Results)) else list(others)
+        several = [others] if isinstance(others, (str, Results)) or not isinstance(others, Iterable) else [*others]
+        for other in several:
+            if not isinstance(other, (str, Results)):
+                raise UserError(f"compare: found {quoted(other)}, accepted: methods, as 'ft', and other results.")
         named: dict[str, Sequence[Run]] = {}
         for other in several:
             name = other if isinstance(other, str) else other._name_beside(named)

@@ -239,7 +239,8 @@ def test_compare_is_the_commands(results, folder, capsys):
 def test_compare_says_how_to_make_what_is_missing(results, folder):
     call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=80, rounds=1\)"
     for others, words in (("KD", f"(?s)no record.*{call}"), ("ftt", "unknown method 'ftt'"), ("f3crec", "same runs"),
-                          ([], "no other method")):
+                          ([], "no other method"), (3, "compare: found 3, accepted: methods, as 'ft'"),
+                          (["ft", 3], "compare: found 3")):
         with pytest.raises(fb.UserError, match=words):
             results.compare(others)
 
