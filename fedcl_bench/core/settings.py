@@ -50,6 +50,9 @@ def setting(default, help: str, *, low=None, high=None, above=None, below=None, 
     conditions = (only_if,) if isinstance(only_if, str) else only_if
     for text in conditions:
         _condition(text)
+    if isinstance(default, (list, dict, set)):
+        raise PluginError(f"setting: found the default {quoted(default)}, accepted: a number, true or false, a text, "
+                          f"or a tuple of numbers or texts, as (10, 20).")
     return dataclasses.field(default=default, metadata=dict(
         help=help, low=low, high=high, above=above, below=below, choices=choices, search=search,
         only_if=conditions))

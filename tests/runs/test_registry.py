@@ -309,7 +309,10 @@ BROKEN = {
                   "backbone, trained, draw"),
     "settings": (GOOD + "    from dataclasses import make_dataclass\n"
                         "    Settings = make_dataclass('S', [('a', int, 3)])\n",
-                 "its Settings cannot be read (PluginError: 'a' is not declared with setting(default, help))")}
+                 "its Settings cannot be read (PluginError: 'a' is not declared with setting(default, help))"),
+    "list": ("from dataclasses import dataclass\nfrom fedcl_bench import setting\n\n\n@dataclass(frozen=True)\n"
+             "class Settings:\n    sizes: tuple[int, ...] = setting([8], 'of layers')\n",
+             "line 7: setting: found the default [8], accepted: a number, true or false, a text, or a tuple")}
 
 
 def write(folder, name, content):
