@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from fabricate import fabricate, level
 from helpers import output_of, refused
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
@@ -393,6 +394,13 @@ def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monk
     assert not artists(drawn[0], "ours:reg") and len(artists(drawn[0], "missing:reg")) == 1
     printed, = artists(drawn[0], "paper:reg")
     assert printed.get_xdata()[0] == 11.49  # Table 2, ML-100K, FedMF, Reg, N@20, Improv.
+
+
+def test_records_without_the_paper_s_metric_are_drawn_by_their_own(registry, tmp_path, capsys):
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.1))  # without FCUCR's hit@10
+    command = ("figures", "--paper", "fcucr", "--figure", "curves", "--records", tmp_path, "--out", tmp_path / "new")
+    assert "curves-ml-100k-fedmf" in output_of(capsys, *command, "--methods", "ft", "--format", "svg")
+    assert "has no hit@10" in refused(capsys, *command, "--methods", "ft", "--metric", "hit@10")
 
 
 @pytest.mark.parametrize("arguments,parts", [

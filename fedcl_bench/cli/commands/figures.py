@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -52,8 +53,9 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="whose figures, labels and printed numbers: f3crec (default), fcucr or ffmsr")
     parser.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                         help="which, as 3,cd; repeatable (default: all)")
-    add_options(parser, *CELLS, metric="default: ndcg@20; of fcucr, hit@10; of ffmsr, recall@10",
-                set="take the runs with this setting; repeatable")
+    add_options(parser, *CELLS, set="take the runs with this setting; repeatable",
+                metric="default: ndcg@20; of fcucr, hit@10; of ffmsr, recall@10; where no record has it, that of their "
+                       "validation")
     add_options(parser, "records", tuned=OF_RECORDS)
     add_options(parser, *DRAWN, "plugins")
 
@@ -66,6 +68,16 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
         if name not in {*known, *there}:
             raise unknown(kind, name, {*known, *there})
     return list(dict.fromkeys(asked)) if asked else [name for name in known if name in there] or sorted(there)
+
+
+def _metric(job: FigureJob, runs: list[Run]) -> str:
+    """The paper's, or where no record to draw has it the one that chose their best rounds, if that is one."""
+    heads = [run.head for run in runs if run.head["method"] in job.methods and run.head["dataset"] in job.datasets
+             and run.head["backbone"] in job.backbones]
+    chose = {head["settings"]["valid_metric"] for head in heads}
+    if len(chose) != 1 or any(job.paper.METRIC in head["metrics"] for head in heads):
+        return job.paper.METRIC
+    return chose.pop()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
     source = Source(runs, registry, tuned, tuple(settings_of(args).items()), where=where_of(args), failed=failed)
     job = FigureJob(paper, args.paper, source, args.records, methods,
                     _present("backbone", args.backbones, paper, runs),
-                    _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC)
+                    _present("dataset", args.datasets, paper, runs), args.metric or "")
+    if not args.metric:
+        job = replace(job, metric=_metric(job, runs))
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:
