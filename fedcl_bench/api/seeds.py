@@ -70,7 +70,9 @@ class Execution:
                 torch.set_num_threads(threads_for(numbers_at_once(federation), most, load()))
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
-                         *cold_start.notes(federation), *notes_of(self.stream), thin_note(self.stream, config.stream),
+                         *cold_start.notes(federation)):
+                display.warn(text)
+            for text in (*notes_of(self.stream), thin_note(self.stream, config.stream),
                          events_note(config.source, config.stream), masked_note(self.stream),
                          repeated_note(self.stream.steps[0], config.evaluation),
                          few_candidates_note(self.stream.steps[0], config.evaluation)):
@@ -92,7 +94,7 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execut
     def run(config: RunConfig) -> dict[str, Any]:
         with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
             for text in setting_notes(config, overrides) if config is configs[0] else ():
-                display.note(text)
+                display.warn(text)
 
             def update(loaded: Stream, progress: Progress) -> None:
                 display.update(loaded, progress)

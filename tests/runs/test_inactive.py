@@ -134,7 +134,7 @@ def test_hashes(registry):
 def test_both_betas_are_one_run(registry, tmp_path, capsys, monkeypatch):
     """The second is not run; the record and the user are told what has no effect."""
     monkeypatch.chdir(tmp_path)
-    command = ["--method", "f3crec", "--backbone", "fedmf", *SMALL[:-1], "--set", "without=sc", "--json"]
+    command = ["--method", "f3crec", "--backbone", "fedmf", *SMALL, "--set", "without=sc", "--json"]
     assert main([*command, "--set", "beta=0.9"]) == 0
     first = capsys.readouterr()
     result = json.loads(first.out)
