@@ -806,6 +806,13 @@ class RemembersCommon(_Named, FedMF):
         return {"common": common[:3].expand(step.n_users, 3).clone()}
 
 
+class DrawsRows(_Cheater):
+    """Rows of new items are drawn from the global generator."""
+
+    def new_item_rows(self, items, public):
+        return {name: torch.rand(len(items), *table.shape[1:], dtype=table.dtype) for name, table in public.items()}
+
+
 class RanksOtherwise(_Named, FedMF):
     """All items are ranked by other scores than those that are trained."""
 

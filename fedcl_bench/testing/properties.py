@@ -447,6 +447,18 @@ def resumes(pair: Pair) -> str:
     return f"{max(how)} from each of {count} checkpoints"
 
 
+def arriving_items(pair: Pair) -> str:
+    """It runs with new items that arrive after a block's training, with the rows that the method makes of them if it
+    does, and draws no random numbers for them."""
+    rows = "popularity" if pair.method_cls.new_item_rows is Method.new_item_rows else "method"
+    later = replace(pair, settings={**pair.settings, "cold_items": rows})
+    try:
+        later.federation()
+    except UserError as reason:
+        raise Inapplicable(str(reason)) from None
+    return f"cold_items={rows}: {runs(later)}, {random_numbers(later)}"
+
+
 def _kept(point: Progress) -> Tables:
     """All tables of a state, those of the best round's among them."""
     best = replace(point, model=point.best.model, client_state=point.best.client_state,
@@ -577,6 +589,7 @@ OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("threads", threads),
     ("random numbers", random_numbers),
     ("resumes", resumes),
+    ("items that arrive later", arriving_items),
     ("neutral server", neutral_server),
     ("fast forms", fast_forms),
 ]

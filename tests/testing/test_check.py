@@ -64,6 +64,7 @@ CHEATERS = [
     (cheaters.KeepsOneNumber, "runs", "client_state['step'] is a torch.int64 tensor of shape (),\nexpected a tensor of "
      "shape (users, ...)"),
     (cheaters.PenalisesNumbers, "runs", "row_penalty returned a torch.float64 tensor of shape", "a penalty per row"),
+    (cheaters.DrawsRows, "items that arrive later", "two states of the global generators"),
     (cheaters.RanksOtherwise, "fast forms", "without score_all, by score alone, valid in round 1"),
     (cheaters.OneNumberARow, "declares its parameters", "expected a floating tensor of shape (7, d, ...)"),
     (cheaters.OneNumber, "declares its parameters", "expected a floating tensor of shape (d, ...), as (1,) of one"),
@@ -277,7 +278,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 22
+    assert found["passed"] and len(found["outcomes"]) == 23
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == [
         "padding does not matter", "no later position is seen", "fast forms"]  # no sequences, no score of its own
 
