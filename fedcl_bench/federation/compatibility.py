@@ -192,6 +192,14 @@ def _check_known_users(backbone: Backbone) -> None:
                            f"nothing of who the users are.", "backbone", uses)
 
 
+def goes_with(stream: Stream, cls: type) -> bool:
+    """Whether a plugin, a backbone or a method, is for a stream of this kind."""
+    if stream.domains:
+        return cls.for_domains or not issubclass(cls, Backbone) or _is_sequential(cls)
+    sequential = _is_sequential(cls) or issubclass(cls, Method) and cls.needs_sequential
+    return not cls.for_domains and (bool(stream.steps[0].sessions) or not sequential)
+
+
 def _is_sequential(cls: type) -> bool:
     return issubclass(cls, SequentialBackbone)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple
@@ -196,7 +196,9 @@ class RunConfig:
         try:
             federation.check()
         except Incompatible as error:
-            raise self.registry.naming(error) from None
+            from ..federation.compatibility import goes_with
+
+            raise self.registry.naming(error, partial(goes_with, federation.stream)) from None
 
 
 def _hash(identity: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 from ..plugin.attack import Attack
 from ..plugin.backbone import Backbone
@@ -213,9 +213,11 @@ class Registry:
         """What a method's run is on, in its spelling, if this backbone was asked for: ``none`` if it needs none."""
         return self.spelled("backbone", backbone) if self.get("method", method).cls.needs_backbone else NO_BACKBONE
 
-    def naming(self, error: Incompatible) -> UserError:
-        """The error with the names of the plugins that would do instead."""
-        names = [name for name in self.names(error.kind) if error.fits(self.get(error.kind, name).cls)]
+    def naming(self, error: Incompatible, goes: Callable[[type], bool] = lambda cls: True) -> UserError:
+        """The error with the names of the plugins that would do instead; ``goes``: with the run's stream."""
+        fitting = {name: cls for name in self.names(error.kind)
+                   if name != NO_BACKBONE and error.fits(cls := self.get(error.kind, name).cls)}
+        names = [name for name, cls in fitting.items() if goes(cls)] or fitting  # of those that need another stream
         return UserError(f"{error}\n{error.kind.capitalize()}s that fit: {', '.join(names) or 'none is installed'}.")
 
     def metadata(self, path: Path | None = None) -> list[Metadata]:
