@@ -210,8 +210,17 @@ class Registry:
         return self.spelled("method", method), self.backbone_for(method, backbone)
 
     def backbone_for(self, method: str, backbone: str) -> str:
-        """What a method's run is on, in its spelling, if this backbone was asked for: ``none`` if it needs none."""
-        return self.spelled("backbone", backbone) if self.get("method", method).cls.needs_backbone else NO_BACKBONE
+        """What a method's run is on, in its spelling, if this backbone was asked for: ``none`` if it needs none.
+
+        Raises:
+            UserError: if it needs one and ``none`` was asked for.
+        """
+        if not self.get("method", method).cls.needs_backbone:
+            return NO_BACKBONE
+        if (name := self.spelled("backbone", backbone)) == NO_BACKBONE:
+            known = ", ".join(each for each in self.names("backbone") if each != NO_BACKBONE)
+            raise UserError(f"method '{method}' needs a backbone; found {NO_BACKBONE}, accepted: {known}.")
+        return name
 
     def naming(self, error: Incompatible, goes: Callable[[type], bool] = lambda cls: True) -> UserError:
         """The error with the names of the plugins that would do instead; ``goes``: with the run's stream."""

@@ -149,6 +149,7 @@ def sessions(method, backbone, assignment=""):
     ("--method ft --backbone sasrec", ["backbone 'sasrec' is sequential", "--set stream=sessions", "--dataset xing"]),
     ("--method fcucr --backbone gru4rec --set stream=static", ["backbone 'gru4rec' is sequential",
                                                                "--set stream=sessions"]),
+    ("--method ft --backbone none", ["method 'ft' needs a backbone; found none, accepted: biasmf, "]),
     ("--method ft --backbone gpfedrec --set attack=fedrecattack", [
         "adds up clients' changes", "Backbones that fit: biasmf, feddae, fedmf, fedncf, fedrap, ncf, pfedrec."]),
     (sessions("kd", "sasrec"), ["method 'kd' works on scores of item lists", "'sasrec'",
