@@ -99,6 +99,16 @@ def check_single_updates(backbone: Backbone, what: str, init: str) -> None:
                            f"more.", "backbone", lambda cls: cls.serve is Backbone.serve)
 
 
+def check_ratings(backbone: str, method: type[Method]) -> None:
+    """Raise UserError unless a method goes with a backbone, by its name, that predicts ratings."""
+    def goes(cls: type[Method]) -> bool:
+        return cls.local_loss is Method.local_loss
+
+    if not goes(method):
+        raise Incompatible(f"method '{method.name}' adds a term of logits to the loss, and '{backbone}' predicts "
+                           f"ratings with these settings.", "method", goes)
+
+
 def _check_sums(backbone: Backbone, method: Method, init: str) -> None:
     """Raise UserError unless clients can send something else than their changes of what the server sent."""
     if init == "per_client":

@@ -309,10 +309,8 @@ class Federation:
                             f"loss=squared_error.")
         if self.explicit and any(step.train.ratings is None for step in self.stream.steps):
             raise UserError(f"backbone '{name}' predicts ratings with these settings, and the stream has none.")
-        if self.explicit and self.method.overrides("local_loss"):
-            raise Incompatible(f"method '{self.method.name}' adds a term of logits to the loss, and '{name}' predicts "
-                               f"ratings with these settings.", "method",
-                               lambda cls: cls.local_loss is Method.local_loss)
+        if self.explicit:
+            compatibility.check_ratings(name, type(self.method))
 
     def _check_cold_items(self) -> None:
         """New items that arrive after a block's training need rows that nobody else changes."""

@@ -485,6 +485,13 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
     there = elsewhere(parts.stream) if elsewhere else locate(dataset, data_dir, parts.stream)
     source = _with_ratings(backbone_plugin.cls, parts, there)
+    if source.rating:
+        from ..federation import compatibility
+
+        try:
+            compatibility.check_ratings(backbone_plugin.name, method_plugin.cls)
+        except Incompatible as error:
+            raise registry.naming(error, lambda cls: not (cls.for_domains or cls.needs_sequential)) from None
     if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
         from ..data.items.features import locate_texts
 

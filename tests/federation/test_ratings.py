@@ -154,6 +154,8 @@ def test_ratings_are_read_where_they_are_predicted(registry):
     for loss, column in (("bpr", ""), ("squared_error", "rating")):
         config = make_config(registry, "ft", "biasmf", "ml-100k", overrides=[("test", {"loss": loss})])
         assert config.source.rating == column
+    with pytest.raises(UserError, match="(?s)method 'kd' adds a term of logits.*Methods that fit: alone, "):
+        make_config(registry, "kd", "biasmf", "ml-100k", overrides=[("test", {"loss": "squared_error"})])  # unread
 
 
 @pytest.mark.parametrize("settings, message", [
