@@ -597,7 +597,7 @@ class OnTheSphere(Round):
 
     def batch_loss(self, model, some, user, added_loss, passes):
         p = model.user_embedding.weight[0] if self.backbone == "fedmf" else model.score.weight[0]
-        items, s, loss = [item for item, _ in some], self.method, 0.0
+        items, s, loss = [item for item, _ in some], self.method, 0.0 * p.sum()  # without a positive its slope is 0
         p, q = p / p.norm(), torch.stack([row / row.norm() for row in model.item_embedding(torch.tensor(items))])
         positives = [k for k, (_, label) in enumerate(some) if label]
         for k in positives:

@@ -21,6 +21,7 @@ def parts(registry, backbone, local, settings, **server):
 
 @pytest.mark.parametrize("backbone, optimiser, batch, settings", [
     ("fedmf", "adam", 8, {"spread_floor": 0.1, "uniformity_weight": 0.5}),
+    ("fedmf", "adam", 3, {"spread_floor": 1.0}),  # with local batches without a positive
     ("pfedrec", "sgd", 100, {"spread_floor": 1.0, "anchor_share": 0.7, "sphere_step": 1.5}),
     ("fedmf", "sgd", 8, {"client_loss": "backbone"})])
 def test_rounds_equal_the_oracle(registry, backbone, optimiser, batch, settings):
