@@ -336,6 +336,8 @@ def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:
 class FederatesServer(Server):
     """``remote.Server`` of real clients, of whom some come and go."""
 
+    clients_leave = True
+
     nodes: Federates
 
     def admit(self, progress: Progress, stream: Stream, late: bool = False) -> Stream:

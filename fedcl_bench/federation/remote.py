@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, ClassVar, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -249,12 +249,15 @@ class Server(server.Population):
     """All clients of a run, which are elsewhere.
 
     Attributes:
+        clients_leave: whether a round goes on without nodes that have left, as real clients do and shards do not.
         names: ids of each node's users, or the numbers of its domains, ascending.
         group: who takes part in the round. method: what answers queries.
         arrived: the nodes that were collected from last.
         sums: that nodes were answered since the step was opened; late: how many of them a node has had that came
             after it was.
     """
+
+    clients_leave: ClassVar[bool] = False
 
     nodes: Nodes
     names: Sequence[Tensor] | Mapping[int, Tensor]
@@ -424,7 +427,7 @@ class ServerClients(CrossDevice):
     def _count(self, replies: Mapping[int, Tables]) -> None:
         """Participants whose node has not replied are dropped."""
         population: Server = self.federation.population
-        if not isinstance(population.names, Mapping):  # shards, which are all there
+        if not population.clients_leave:
             return
         users, _, dropped = self.group
         there = torch.zeros(len(users), dtype=torch.bool)
