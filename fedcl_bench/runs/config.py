@@ -302,12 +302,17 @@ def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping
 
 def setting_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Sentences on what the reading that the user asked for comes to, on settings that the user gave and that the
-    plugins' other settings leave without effect, and on test items that leak."""
-    overrides = list(overrides)
+    plugins' other settings leave without effect, on those of plugins that are not there, and on test items that leak.
+    """
+    overrides, of_dataset = list(overrides), config.source.config
     reading, _ = requested_reading(overrides)
     return [*([note(reading, config.ambiguities, config.settings)] if reading else []),
             *(f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
               for origin, layer in overrides for name in layer if name in config.inactive),
+            *(f"the config of dataset {config.source.name} has {kind}_settings for an "
+              + str(unknown(kind, name, config.registry.names(kind))).replace("\n", " ")
+              for kind, named in (("backbone", of_dataset.backbone_settings), ("method", of_dataset.method_settings))
+              for name in named if not config.registry.knows(kind, name)),
             *leak_notes([("", config.settings)])]
 
 

@@ -4,7 +4,7 @@ paper and code read differently at once, under what the user sets, named in the 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -166,6 +166,14 @@ def test_algorithm_1_of_fcucr(registry):
     assert (parts.server.init, parts.server.weighting, parts.server.patience) == ("server", "interactions", 5)
     assert (method.transfer, method.prototype, method.revisited) == ("before", "mean", "added")
     assert (method.fusion, method.teacher, method.distillation) == ("mean", "previous", "fixed")
+
+
+def test_settings_of_plugins_that_are_not_there_are_said(registry):
+    usual = config(registry)
+    of_dataset = replace(usual.source.config, backbone_settings={"fedmff": {"lr": 0.1}, "fedncf": {"lr": 0.1}})
+    told, = setting_notes(replace(usual, source=replace(usual.source, config=of_dataset)), [])
+    assert told.startswith("the config of dataset ml-100k has backbone_settings for an unknown backbone 'fedmff'. Did "
+                           "you mean 'fedmf'? Known: ")
 
 
 def test_what_the_user_sets_wins_and_is_said(registry):
