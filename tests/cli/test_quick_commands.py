@@ -36,10 +36,11 @@ def imported(commands, names, **environment):
     return json.loads(done.stdout)
 
 
-def test_nothing_slow_is_imported(registry):
+def test_nothing_slow_is_imported(registry, tmp_path):
     assert registry.plugins  # all are imported, so that the cache holds them
     commands = {"--help": 0, "--version": 0, "list": 0, "list f3crc": 2, "gird": 2, "--method f3cre": 2,
-                "--method ft --backbone fedfm --dataset ml-100k": 2, "--backbone fedmf": 2, "doctor --quick": 0}
+                "--method ft --backbone fedfm --dataset ml-100k": 2, "--backbone fedmf": 2, "doctor --quick": 0,
+                f"new-plugin method of-a-test --plugins {tmp_path / 'new'}": 0}
     found = imported([command.split() for command in commands], SLOW,
                      FEDCL_BENCH_CACHE=os.environ["FEDCL_BENCH_CACHE"])
     assert dict(zip(commands, found, strict=True)) == {command: [status] for command, status in commands.items()}

@@ -44,7 +44,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...data.source import configured
     from ...core.files import shipped
-    from ...runs.registry import discover
 
     if args.kind not in KINDS:
         raise unknown("kind of plugin", args.kind, KINDS)
@@ -57,11 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--plugins: '{folder}' is not a folder.")
     words = _names(args.kind, args.name)
-    registry = discover([folder] if folder.is_dir() else [])
-    for kind in KINDS:
-        if (kind, args.name) in registry.plugins:
-            raise UserError(f"the name '{args.name}' is taken by the {kind} in "
-                            f"{registry.plugins[kind, args.name].path}; choose another.")
+    _refuse_taken(args.name, [folder] if folder.is_dir() else [])
     if args.name in configured():
         raise UserError(f"the name '{args.name}' is taken by a dataset; choose another.")
     files = {folder / f"{words['module']}.py": args.starts_as or {"method": "server"}.get(args.kind, args.kind),
@@ -88,6 +83,20 @@ def run(args: argparse.Namespace) -> int:
           f"  run_bench.py check {args.name}{option}\n"
           f"  run_bench.py {tried[args.kind]}{option}")
     return 0
+
+
+def _refuse_taken(name: str, folders: list[Path]) -> None:
+    """Raise UserError if a plugin has the name; plugins are imported if the cache does not say which there are."""
+    from ...runs.metadata import read_all
+
+    if (known := read_all(folders)) is not None and name not in {plugin.name for plugin in known}:
+        return
+    from ...runs.registry import discover
+
+    plugins = discover(folders).plugins
+    for kind in KINDS:
+        if (kind, name) in plugins:
+            raise UserError(f"the name '{name}' is taken by the {kind} in {plugins[kind, name].path}; choose another.")
 
 
 def _names(kind: str, name: str) -> dict[str, str]:
