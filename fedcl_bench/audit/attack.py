@@ -65,7 +65,8 @@ def along_direction(changes: Tensor) -> Tensor:
     """Changes, float64 (C, items, d), along the direction in which they vary most, with positives high: (C, items).
 
     The negatives' end has the larger part of a vote, in which an item has the weight of its change, but at most the
-    mean weight: neither many rows that hardly changed nor a few that changed much decide it."""
+    mean weight: neither many rows that hardly changed nor a few that changed much decide it.
+    """
     direction = torch.linalg.eigh(changes.transpose(1, 2) @ changes).eigenvectors[:, :, -1:]
     along = (changes @ direction).squeeze(2)
     most = along.abs().mean(1, keepdim=True)
@@ -125,7 +126,8 @@ class Uploads:
         time, and of those every public item table, (c, items, ...).
 
         Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
-        values) of the noise in the run, which draws that on the mean of all uploads."""
+        values) of the noise in the run, which draws that on the mean of all uploads.
+        """
         key, model = self.key, self.model
         numbers = sum(table.numel() for table in model.public.values())
         size = max(1, _NUMBERS_AT_ONCE // numbers)

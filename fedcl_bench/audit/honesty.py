@@ -294,8 +294,7 @@ def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, 
 def examine(config: RunConfig, run: Run, words: tuple[str, ...] = ("run_bench.py",), threads: int | None = None,
             tell: Callable[[str], None] = lambda text: None, stop: Callable[[], bool] = lambda: False
             ) -> Iterator[WorldVerdict]:
-    """The verdicts on a run, which is of the command line ``words``; what its worlds write is gone at the end. PyTorch
-    has so many threads in each process, None: as many as it likes; ``tell`` shows what is being done, ``stop`` says
-    whether to end."""
+    """The verdicts on a run of the command line ``words``; what its worlds write is gone at the end. PyTorch has so
+    many ``threads`` in each process; ``tell`` shows what is being done, ``stop`` says whether to end."""
     with tempfile.TemporaryDirectory(prefix="run-") as folder:
         yield from Honesty(config, WorldRun(run, words, threads, Path(folder)), tell, stop).verdicts()

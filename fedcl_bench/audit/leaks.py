@@ -275,8 +275,7 @@ def _session_times(step: Step) -> Times:
 
 
 def papers(data_dir: Path | None) -> list[dict[str, str]]:
-    """The protocols of papers as rows, with a number for each channel; in parentheses where it is closed, in brackets
-    where that depends."""
+    """The protocols of papers as rows, with a number for each channel: (closed), or [that depends]."""
     rows = []
     for protocol, (dataset, changes, released) in PAPERS.items():
         found = audit(dataset, changes, data_dir, released)

@@ -27,7 +27,8 @@ def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, 
     the ``domains``. ``users`` is bool of shape (users,); None: all of them.
 
     Those with the most keep as many, unless with ``longest``, because what is padded is as wide as the longest list,
-    and nobody loses its last one."""
+    and nobody loses its last one.
+    """
     rng = np.random.default_rng(_SEED)
     chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
     if step.sessions:
@@ -72,8 +73,7 @@ def with_sessions(step: Step, sessions: Mapping[str, Sessions]) -> Step:
 
 
 def with_other_ends(step: Step, splits: tuple[str, ...] = SPLITS[1:], domains: Sequence[DomainPart] = ()) -> Step:
-    """A step of sessions in which the last items of validation and test sessions, which are to be found, are others of
-    the same domain."""
+    """A step of sessions in which the items to find in validation and test are others of the same domain."""
     rng = np.random.default_rng(_SEED)
     sessions = dict(step.sessions)
     for name in splits:

@@ -49,7 +49,8 @@ class Tape:
     """Events of a run, rounds and ends of blocks, each a file of a folder, by number.
 
     From the step ``since`` on each user's data are others. Of names that begin as those in ``hears`` the server hears
-    what the other world has whose events are in ``heard``."""
+    what the other world has whose events are in ``heard``.
+    """
 
     def __init__(self, folder: Path, since: Tensor, domains: Sequence[DomainPart], hears: tuple[str, ...], heard: Path):
         self.folder, self.since, self.domains, self.hears, self.heard = folder, since, domains, hears, heard

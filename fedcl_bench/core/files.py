@@ -1,5 +1,6 @@
 """Files and paths: writing so that a file is never half there, reading those of the suite's own, where shipped ones
-lie, a bar for long reading."""
+lie, a bar for long reading.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +215,8 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
     """A progress bar with the time left on a terminal's standard error, and nothing elsewhere, or if it is to be quiet;
     it vanishes at the end. Yields a function to call with the number of units done since its last call.
 
-    A ``total`` of None is not known; a unit is ``bytes``, or what is counted."""
+    A ``total`` of None is not known; a unit is ``bytes``, or what is counted.
+    """
     from rich.console import Console
     from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
                                TransferSpeedColumn)

@@ -38,7 +38,8 @@ def threads_for(numbers: int, cores: int, load: float) -> int:
     Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on FedMF, and
     nothing on a small FFMSR run (640), which beside two busy loops takes three times as long with it
     (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 20 % on an idle machine and takes twice as long on a
-    busy one, so it has one thread."""
+    busy one, so it has one thread.
+    """
     return 1 if numbers < SIZES.threaded else max(1, cores - round(load))
 
 

@@ -171,7 +171,8 @@ def assemble(classes: Iterable[type], layers: Iterable[tuple[str, Mapping[str, A
 
     They are filled from layers, pairs of (where the values come from, mapping of setting name to value), of which later
     ones win. Raises UserError for an unknown name, which says what the settings are ``used_by``, or a value outside its
-    range."""
+    range.
+    """
     classes = list(classes)
     owner: dict[str, type] = {}
     for cls in classes:
@@ -263,7 +264,8 @@ def inactive(instances: Iterable[Any]) -> dict[str, str]:
     the conditions of others an inactive setting counts with its default.
 
     ``instances`` are of all settings classes that conditions name; raises PluginError for a condition on another
-    setting."""
+    setting.
+    """
     declared = {field.name: (field, getattr(instance, field.name), type(instance).__qualname__)
                 for instance in instances for field in dataclasses.fields(instance)}
     reasons: dict[str, str] = {}

@@ -141,8 +141,7 @@ def masked_note(stream: Stream) -> str:
 
 
 def statistics(stream: Stream) -> dict[str, list[float]]:
-    """A stream's statistics in the layout of its paper's Table 1: one value per block or domain, or one in all of
-    sessions."""
+    """In the layout of a paper's Table 1: one value per block or domain, or one in all of sessions."""
     if stream.domains:
         return domain_streams.statistics(stream)
     return (session_streams if stream.steps[0].sessions else blocks).statistics(stream)

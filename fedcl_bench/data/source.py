@@ -101,7 +101,8 @@ def dataset_name(dataset: str) -> str:
     their names, joined.
 
     Folders of records and files of settings are called by it. Raises UserError if the path leads to no atomic file, its
-    name is not safe, or one of several is there twice."""
+    name is not safe, or one of several is there twice.
+    """
     names = [safe_name(_atomic_file(part).stem, f"dataset {part}") if is_path(part) else safe_name(part, "dataset")
              for part in parts_of(dataset)]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -138,7 +139,8 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     Raises UserError as ``dataset_name``.
 
     Where the data in ``data_dir`` has another YAML file than the name alone, the result is a path, so that this file is
-    read."""
+    read.
+    """
     name, parts = dataset_name(dataset), parts_of(dataset)
     if len(parts) > 1:
         return JOIN.join(spelled(part, data_dir) for part in parts)
@@ -233,7 +235,8 @@ def load_config(name: str) -> DatasetConfig:
     """The config of a dataset, given by its name or as a path, or RecBole's usual field names if it has none.
 
     That of several has their columns; their other settings are for runs of them alone. Raises UserError for an unknown
-    field, a value of another type, or one column for several fields."""
+    field, a value of another type, or one column for several fields.
+    """
     path, parts = config_file(name), parts_of(name)
     if len(parts) > 1:
         return JoinedConfig(title=f"{len(parts)} domains", settings={"stream": "domains"},

@@ -382,7 +382,8 @@ def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarr
     """Train (0), valid (1) or test (2) of each row of one block, which are in time order, per user 80/10/10.
 
     Of a user's n rows, test takes ceil(n / 10) and valid ceil((n - test) / 9); fewer than 3 rows all train. They are
-    the latest (``chronological``) or ``random``, by a key of seed and block."""
+    the latest (``chronological``) or ``random``, by a key of seed and block.
+    """
     count = np.bincount(user)
     test = np.where(count < 3, 0, -(-count // 10))
     valid = np.where(count < 3, 0, -(-(count - test) // 9))
@@ -485,7 +486,8 @@ def read_split_file(path: Path) -> Stream:
 
     Users and items are numbered by the block they first appear in; within a block by their number if all ids are whole
     numbers, else by first appearance in the file. Raises UserError for a bad file, a block that is not 0, 1, 2, ... or
-    an unknown split."""
+    an unknown split.
+    """
     import pandas as pd
 
     table = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})

@@ -164,7 +164,8 @@ def exposure(backbone: Backbone, model: Snapshot, steps: Sequence[Step], targets
     has not had them all (Rong et al., ICDE 2022).
 
     Lists rank all items that a user has had in no split of any step up to the one just trained. ``targets`` are the
-    promoted items, (T,); ``sample`` says whether each user is evaluated, None: all are."""
+    promoted items, (T,); ``sample`` says whether each user is evaluated, None: all are.
+    """
     step, had = steps[-1], had_in(steps, steps[-1])
     at = torch.full((step.n_items,), -1, device=targets.device)
     at[targets] = torch.arange(len(targets), device=targets.device)

@@ -35,8 +35,8 @@ def added(sums: Tables, add: Add | None) -> Tables:
 def preference_shift(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor) -> Tensor:
     """D_u = sum over the previous top-30 list of |rank now - rank then| (F3CRec, Eq. 2), float64 of shape (n,).
 
-    Ranks now are among all items the model knows, 1-based; nothing is masked. ``previous`` made the lists; it knows all
-    of ``users``."""
+    Ranks now are among all items the model knows, 1-based; nothing is masked. ``previous`` knows all ``users``.
+    """
     position = torch.arange(1, SHIFT_TOP_N + 1, device=users.device)[:previous.n_items]
     parts = []
     for piece in in_pieces(users, model.n_items):

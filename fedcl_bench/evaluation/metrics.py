@@ -206,7 +206,8 @@ def measure(metrics: Iterable[Metric], lists: RankedLists, topk: Sequence[int]) 
     """Metrics of ranked lists by length, then by metric: ``{"ndcg@20": float64 of shape (n,), ...}``.
 
     The lists are as long as the largest of the ascending ``topk``, or longer; without items, metrics of items are left
-    out. Raises PluginError for values that are not (n,) floating and finite numbers."""
+    out. Raises PluginError for values that are not (n,) floating and finite numbers.
+    """
     from ..plugin import checks
 
     metrics, result = list(metrics), {}

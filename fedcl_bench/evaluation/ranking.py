@@ -1,5 +1,6 @@
 """Ranking all items for every user, of which ``metrics.py`` has what is said; and how far predicted ratings are from
-those that users gave, which is no metric of lists, and of which less is better."""
+those that users gave, which is no metric of lists, and of which less is better.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
 
     Uniform without replacement over the items that the user has in no split of the step; the same in every round and
     for every method. A user with fewer such items gets all of them, separate lists half of them each; the rest of the
-    row is -1. They are drawn for some users, which changes nobody's; None: for all."""
+    row is -1. They are drawn for some users, which changes nobody's; None: for all.
+    """
     if settings.candidates == "all":
         return {}
     n, several = settings.sampled_candidates, settings.candidate_lists == "separate"
@@ -68,8 +70,7 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
 
 
 def few_candidates_note(step: Step, settings: EvaluationSettings) -> str:
-    """A sentence if users are tested among fewer sampled items than ``sampled_candidates``, as there are no more; else
-    empty."""
+    """A sentence if users are tested among fewer than ``sampled_candidates``, as there are no more; else empty."""
     lists, wanted = 2 if settings.candidate_lists == "separate" else 1, settings.sampled_candidates
     if step.sessions or settings.candidates == "all" or not len(step.test.values):
         return ""
@@ -99,7 +100,8 @@ def in_sample(seed: int, purpose: str, users: int, about: int, clients: int, dev
     (users,). All are if the run has no more ``clients``, those elsewhere among them.
 
     That is decided by a number of the user's own, drawn from the run's seed, so nobody's place depends on the order of
-    users, on the others, on blocks or on methods: runs that are compared look at the same users."""
+    users, on the others, on blocks or on methods: runs that are compared look at the same users.
+    """
     if clients <= about:
         return torch.ones(users, dtype=torch.bool, device=device)
     key = rng.key(seed, purpose)
@@ -227,8 +229,7 @@ def is_product(backbone: Backbone, model: Snapshot) -> bool:
 
 
 def pairs_of(lists: Ragged, users: Tensor, n_items: int) -> Tensor:
-    """The (position in ``users``, item) pairs of some users' lists as numbers position * n_items + item, ascending and
-    each once."""
+    """The pairs of position in ``users`` and item as numbers position * n_items + item, ascending and each once."""
     row, item = lists.select(users)
     return torch.unique(row * n_items + item)
 

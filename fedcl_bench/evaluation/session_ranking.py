@@ -54,7 +54,8 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     """The sampled items of every user for a purpose (``valid``, ``test`` or ``early``): uniform with replacement over
     the items it does not train on, int64 of shape (users, sampled_candidates); None if all items are ranked.
 
-    The same in every round and for every method, unless ``candidate_draw=redraw``."""
+    The same in every round and for every method, unless ``candidate_draw=redraw``.
+    """
     if settings.candidates == "all":
         return None
     drawn = rng.key(seed, f"session candidates of {purpose}", step.index,
@@ -112,8 +113,7 @@ class SessionTask:
 
 def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask,
                   protection: Protection = OPEN) -> SessionRanking:
-    """Rank the item to find of every user of the task; the noise of ``protection`` is on what clients send for their
-    own evaluation."""
+    """Rank the item to find of every user; ``protection`` has noise for what clients send for their own evaluation."""
     topk, candidates, users = sorted(set(task.topk)), task.candidates, task.users
     sequential = isinstance(backbone, SequentialBackbone)
 

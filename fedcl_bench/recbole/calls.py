@@ -63,7 +63,8 @@ def training_fields(samples: str, reversed: bool, positives: Tensor, negatives: 
     all positives, once for each of their negatives.
 
     ``positives`` and ``negatives`` are item ids, (C, P) and (C, P k), those of the first positive first; ``chosen`` the
-    numbers of the samples in the batch, (C, b); ``width`` that of sequences."""
+    numbers of the samples in the batch, (C, b); ``width`` that of sequences.
+    """
     clients, count = positives.shape
     per_positive = negatives.shape[1] // count
     item, negative = positives + 1, negatives + 1

@@ -115,8 +115,7 @@ class RecBoleDomainBackbone(ModuleBackbone):
 
 
 def _require_unseen(data: DomainData) -> None:
-    """RecBole's masking looks for an item that a history has not, without an end where there is none; raises
-    UserError."""
+    """Raise UserError if a user has all items: RecBole's masking would look without an end for another one."""
     values, bounds = data.histories
     users = torch.arange(data.n_users, device=values.device).repeat_interleave(bounds.diff())
     different = torch.unique(users * data.n_items + values) // data.n_items
@@ -127,8 +126,7 @@ def _require_unseen(data: DomainData) -> None:
 
 @functools.cache
 def domain_backbone_class(name: str, cls: type[Backbone]) -> type[RecBoleDomainBackbone]:
-    """What stands for RecBole's model ``name`` in streams of domains, with the settings of ``cls``, which it is in
-    others."""
+    """What stands for a RecBole model in streams of domains, with the settings of ``cls``, which it is in others."""
     return type(name, (RecBoleDomainBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's sequential recommender {name}, of a domain",
         "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": cls.Settings, "ambiguities": cls.ambiguities,

@@ -77,9 +77,8 @@ class SameTarget:
         return (targets << _HASHED) | (hashed & ((1 << _HASHED) - 1))
 
     def draw(self, histories: Tensor, targets: Tensor) -> Tensor:
-        """An interaction with the same target and another history for each of B samples, (B,); where there is none, one
-        with the same history. The histories are RecBole's ids, (B, L), the targets items from 0 that are among the
-        domain's samples with these."""
+        """For each of B samples of RecBole's ids (B, L) and targets (B,), among those of the domain, an interaction
+        with the same target and another history, or with the same history where there is no other: (B,)."""
         keys = self._keys(histories, targets)
         first, end = torch.searchsorted(self.keys, torch.stack([targets, targets + 1]) << _HASHED)
         same, same_end = torch.searchsorted(self.keys, keys), torch.searchsorted(self.keys, keys, right=True)
@@ -119,7 +118,8 @@ class RecBoleModule(DomainModule):
     """RecBole's model of a domain, of what ``prepared`` returns.
 
     A parameter with a row per item and special rows is two parameters: ``original0`` has the items' rows, and
-    ``original1`` the special ones, which like all others are of equal shape in all domains."""
+    ``original1`` the special ones, which like all others are of equal shape in all domains.
+    """
 
     def __init__(self, model: nn.Module, config: Config, transform: Callable | None, data: DomainData, design: Design):
         super().__init__()

@@ -127,8 +127,7 @@ def is_size(hyper_parameter: str) -> bool:
 
 
 def parse_model(name: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting ``model``: a YAML mapping of a model's own hyper-parameters; raises UserError if it is none, or names
-    one that is not ``known``."""
+    """The setting ``model``: a YAML mapping of ``known`` hyper-parameters; raises UserError for anything else."""
     try:
         values = yaml.safe_load(text) if text else {}
     except yaml.YAMLError:
@@ -161,8 +160,7 @@ def configuration(name: str, values: Mapping[str, Any], length: int, negatives: 
 
 
 class ClientDataset:
-    """What a model sees of its dataset: one user's number of items and own history, which is ids, values and lengths;
-    None: users without one."""
+    """What a model sees of its dataset: users, items, and one user's history, which is ids, values and lengths."""
 
     def __init__(self, n_users: int, n_items: int, length: int, history: tuple[Tensor, Tensor, Tensor] | None = None):
         self.user_num, self.item_num = n_users + 1, n_items + 1
@@ -180,16 +178,14 @@ class ClientDataset:
 
 def build(name: str, values: Mapping[str, Any], length: int, n_users: int, n_items: int, negatives: int = 1,
           seed: int = 0, device: str = "cpu") -> nn.Module:
-    """RecBole's model for some users and items, the padding id not counted; raises as ``built``. ``values`` go over the
-    hyper-parameters of its file, ``length`` is that of the longest sequence, ``negatives`` are per positive, and
-    ``seed`` is of its own initial values."""
+    """RecBole's model of some users and items, without the padding id, with ``values`` over the hyper-parameters of its
+    file, a longest sequence and negatives per positive, begun by ``seed``; raises as ``built``."""
     return built(model_class(name), configuration(name, values, length, negatives, device),
                  ClientDataset(n_users, n_items, length), seed)
 
 
 def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
-    """An object of a RecBole model's class, the same for the same arguments; raises Refused if it cannot be built with
-    these hyper-parameters."""
+    """A RecBole model, the same for the same arguments; raises Refused if it cannot be built with these values."""
     with quiet_generators(seed):
         try:
             return cls(config, dataset)

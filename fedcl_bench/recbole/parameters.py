@@ -27,8 +27,7 @@ PADDING = "[padding]"  # ends the name of a table's padding row, which many mode
 
 @dataclass(frozen=True)
 class Law:
-    """The distribution of the numbers of a new row: constant, normal or uniform, with a mean, and the standard
-    deviation or the half width."""
+    """A new row's numbers: constant, normal or uniform, with a mean, and the standard deviation or half width."""
 
     kind: str
     mean: float
@@ -102,7 +101,8 @@ def classify(build: Callable[[int, int], nn.Module], private: Sequence[str]) -> 
     padding id not counted. Those whose names are like the patterns in ``private`` are kept at the client besides those
     of users.
 
-    Raises UserError for a pattern that no public parameter has, or if no item table is left public."""
+    Raises UserError for a pattern that no public parameter has, or if no item table is left public.
+    """
     items = _SIZES[0][1]
     small, wide, long = (dict(build(*size).named_parameters()) for size in _SIZES)
     result, matched = [], set()

@@ -27,7 +27,8 @@ def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> Non
     connection and for each piece of the answer.
 
     Raises UserError if there is no connection, the server refuses, or the answer breaks off (``path`` may then be there
-    in part); ``otherwise`` says what to do by hand then."""
+    in part); ``otherwise`` says what to do by hand then.
+    """
     request = urllib.request.Request(url, headers={"User-Agent": f"fedcl_bench/{__version__}"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer, open(path, "wb") as file:
@@ -79,8 +80,7 @@ def one_array(content: bytes, label: str, cure: str) -> np.ndarray:
 
 
 def _array(content: bytes) -> np.ndarray:
-    """An array from its bytes. As a member of an archive it has been read to its end, so that its checksum was
-    compared."""
+    """An array from its bytes. A member of an archive was read to its end, so that its checksum was compared."""
     file = io.BytesIO(content)
     array = np.load(file, allow_pickle=False)
     if file.read(1):
@@ -93,7 +93,8 @@ def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) 
 
     A member's own path is never followed, so none can be written elsewhere. Of several members of one name, the one
     nearest to the top of the archive counts. Messages call the file ``label``. Raises UserError if the file is not a
-    zip or is damaged (zip members carry checksums of their own), or if there is no room for what is in it."""
+    zip or is damaged (zip members carry checksums of their own), or if there is no room for what is in it.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = {}

@@ -115,8 +115,7 @@ def pickled_rows(path: Path, label: str, split: str) -> Iterator[pd.DataFrame]:
 
 
 def table_rows(path: Path, label: str, split: str) -> Iterator[pd.DataFrame]:
-    """The same rows of a Parquet table with the columns ``session`` and ``item_id``, in the sessions' order; raises
-    UserError if it is none."""
+    """The same rows of a Parquet table of ``session``, in order, and ``item_id``; raises UserError if it is none."""
     frame = read_parquet(path, label, ("session", "item_id"))
     if not frame["session"].is_monotonic_increasing:
         raise UserError(f"{label}: column 'session' does not ascend; expected the clicks of each session together.")

@@ -143,7 +143,8 @@ def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pd.DataFra
     the user's history.
 
     A sequence of a later split may repeat those before it. Of what repeats, the first row counts. Raises UserError if
-    the file is no such table, or has nothing of the domain."""
+    the file is no such table, or has nothing of the domain.
+    """
     import pandas as pd
 
     frame = read_parquet(path, label, ("domain", "split", "user_id", "item_id"))

@@ -106,7 +106,8 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
 
     Both map a column to its kind, ``token`` (a category, of text) or ``float`` (finite numbers). Raises UserError for a
     missing or empty file, a missing column, a row of the wrong width, an empty id, a value that is not a finite number;
-    names the file, line and field."""
+    names the file, line and field.
+    """
     import pyarrow as pa
 
     header = first_lines(path, str(path), "a header line, then one interaction per line")[0]

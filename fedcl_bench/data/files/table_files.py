@@ -1,5 +1,6 @@
 """A user's own table as batches of columns of text: whether it is text, JSON Lines or Parquet is detected from its
-first bytes."""
+first bytes.
+"""
 
 from __future__ import annotations
 

@@ -167,8 +167,7 @@ def line_of(path: Path, row: int, encoding: str = "utf-8") -> int:
 def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[str], bad: BadRows | None = None
                  ) -> Iterator[pa.RecordBatch]:
     """Columns of a table of text, compressed or not, as text, some rows at a time; messages call the file ``label``.
-    Raises UserError for a row of another width, unless ``bad`` leaves it out, or text of another encoding; names the
-    line."""
+    Raises UserError naming the line for text of another encoding, or a row of another width that ``bad`` keeps."""
     import pyarrow as pa
     from pyarrow import csv as reader
 
@@ -301,8 +300,7 @@ def parquet_file(path: Path, label: str) -> pq.ParquetFile | None:
 
 
 def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of a Parquet table as text, some rows at a time; raises UserError if the file, which messages call
-    ``label``, is none, or lacks a column."""
+    """Columns of a Parquet table as text, some rows at a time; raises UserError if it is none, or lacks one."""
     import pyarrow as pa
 
     with _as_parquet(label):

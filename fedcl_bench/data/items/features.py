@@ -94,8 +94,7 @@ def _model(encoder: str, pooling: str) -> language_models.LanguageModel | None:
 
 
 def _files(encoder: str, part: DatasetSource) -> list[Path]:
-    """What a domain's features are made of: the file of its vectors, which may need that of its items, or the latter;
-    raises UserError if one is missing."""
+    """The file that a domain's features are made of, and if need be that of its items; raises UserError without it."""
     described = item_file(part.path)
     if encoder.startswith(GIVEN):
         return precomputed_vectors.files_of(Path(encoder.removeprefix(GIVEN)).expanduser(), part.name, described)
@@ -110,7 +109,8 @@ def load_features(features: FeatureSource, source: DatasetSource, stream: Stream
 
     They are mapped from a file beside the domain's, which is made if it is not there. Where it cannot be written, they
     are in memory alone. Raises UserError for wrong files, a domain none of whose items has a text, and vectors of
-    different shapes."""
+    different shapes.
+    """
     made = tuple(_of_domain(features, part, items, hearing) for part, items in zip(source.parts, _items(stream)))
     for part, vectors in zip(source.parts, made):
         if vectors.shape[1:] != made[0].shape[1:]:

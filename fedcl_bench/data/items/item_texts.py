@@ -70,8 +70,7 @@ def _header(path: Path) -> list[str]:
 
 
 def item_table(described: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[bytes, int]:
-    """A ``.item`` file, quoted as RecBole's reader expects it, and the number of items in it, from rows of an item and
-    its texts in the columns ``described``."""
+    """A ``.item`` file as RecBole's reader expects it, and its number of items, from rows of an item and its texts."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
     writer.writerow(("item_id:token", *(f"{name}:{_WORDS}" for name in described)))

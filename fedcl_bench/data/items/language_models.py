@@ -77,7 +77,8 @@ def encode(model: LanguageModel, texts: Sequence[str], layers: int, done: Callab
     They are those of each text's first token, [CLS] (FFMSR, Eqs. 1 and 2), or the means over its tokens. Texts are cut
     after 512 tokens, or what the model can read. Of an empty one the vectors are zeros. ``done`` is told the number of
     texts encoded since its last call. Raises UserError if the files are not those of a model whose first token stands
-    for the text."""
+    for the text.
+    """
     import torch
 
     tokenizer, network = _opened(model)

@@ -27,8 +27,7 @@ _QUANTISED = ("codes", "centroids", "coarse", "rotation")
 
 
 def files_of(folder: Path, domain: str, described: Path) -> list[Path]:
-    """The file of a domain's vectors, and its ``.item`` file where that says which row is of which item; raises
-    UserError if there is none, or several."""
+    """The one file of a domain's vectors, or UserError; and its ``.item`` file where that says whose each row is."""
     if not folder.is_dir():
         raise UserError(f"encoder given:{folder}: is no folder; accepted: a folder with a file of vectors for each "
                         f"domain, as {domain}.npz.")
@@ -50,7 +49,8 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
     layers, d).
 
     Vectors without ids are those of the ``.item`` file ``described`` with ids in ``column``. Raises UserError for a
-    file that does not hold finite vectors of one length and an id for each, or none of the items."""
+    file that does not hold finite vectors of one length and an id for each, or none of the items.
+    """
     if path.suffix == ".npy":
         ids = np.array(list(read_texts(described[0], column)))
         vectors = one_array(read_required(path, _CURE), str(path), _CURE)

@@ -32,7 +32,8 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
 
     Rows of equal time stand as ``tie_order`` says. A user with fewer than 3 interactions, or with one in the block,
     trains alone. Every item of a domain can be found, also one that nobody trains on. Raises UserError if a pilot
-    leaves nothing of a domain, or nobody of one can be tested or trained on."""
+    leaves nothing of a domain, or nobody of one can be tested or trained on.
+    """
     if settings.pilot_users:
         parts = [(name, _pilot(name, data, settings)) for name, data in parts]
     domains: list[DomainPart] = []
@@ -72,8 +73,7 @@ def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interacti
 
 
 def _step(data: Interactions, order: np.ndarray, block: np.ndarray, now: int) -> Step:
-    """The step of a block, given the rows of all domains, the order by user and time of those up to the block, and the
-    block of every row."""
+    """A block's step, given all domains' rows, the order by user and time up to the block, and each row's block."""
     user, new = data.user[order], block[order] == now
     count, of_block = (np.bincount(users, minlength=len(data.user_tokens)) for users in (user, user[new]))
     later = count[user] - 1 - places(user)
@@ -106,8 +106,7 @@ def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions) -> Session
 
 
 def statistics(stream: Stream) -> dict[str, list[float]]:
-    """Per domain, step by step: users, items, interactions and their mean per user (FFMSR, Table 2), training samples,
-    and users who are validated and tested."""
+    """Per domain, step by step: the columns of FFMSR's Table 2, samples, and users who are validated and tested."""
     rows = [(step.n_users, step.n_items, step.interactions, round(step.interactions / step.n_users, 2),
              len(step.samples().end), len(step.valid.values), len(step.test.values)) for step in stream.units()]
     names = ("users", "items", "interactions", "average_length", "samples", "valid", "test")

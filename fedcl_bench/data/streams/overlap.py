@@ -62,8 +62,7 @@ def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str],
 
 
 def known_users(source: DatasetSource, stream: Stream) -> dict[tuple[int, int], Tensor]:
-    """``shared_users`` as ``Stream.known`` has them; raises UserError as ``read_persons``, or if no user of any two
-    domains is known to be the same."""
+    """``shared_users`` as ``Stream.known`` has them; raises UserError as ``read_persons``, or if there is nobody."""
     shared = shared_users(source, stream)
     if not any(map(len, shared.values())):
         names = " and ".join(domain.name for domain in stream.domains)

@@ -60,8 +60,7 @@ def _columns(config: DatasetConfig) -> dict[str, Any]:
 
 
 def save(stream: Stream, folder: Path) -> int:
-    """Write a stream; the folder is there whole or not at all. Returns its bytes. Raises UserError if it cannot be
-    written."""
+    """Write a stream as a folder, whole or not at all; returns its bytes. Raises UserError if it cannot be written."""
     _require_room(stream, folder)
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}

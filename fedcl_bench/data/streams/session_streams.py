@@ -43,7 +43,8 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     and test sessions do not depend on the share of the sessions that train: items of others alone are the last ones.
     Raises UserError if sessions are cut and times are not in seconds, sessions of one user overlap, a session has
     several splits, a user has several sessions to validate or test on or has them before others it trains on, or no
-    session to train, validate or test on is left."""
+    session to train, validate or test on is left.
+    """
     log, central, unfiltered = _cut(data, settings, name), settings.topology == "central", {}
     if settings.session_split == "column":
         _check_splits(log, data, name)
@@ -151,8 +152,7 @@ def _check_splits(log: pd.DataFrame, data: Interactions, name: str) -> None:
 
 def _number(log: pd.DataFrame, data: Interactions, unfiltered: dict[str, float], known: list[int],
             catalogue: np.ndarray) -> Stream:
-    """The stream of a log; its users and items are numbered by the splits ``known``, then come other ``catalogue``
-    items."""
+    """The stream of a log, numbered by the splits ``known``; other items of the ``catalogue`` come last."""
     import pandas as pd
 
     old = [_first_seen(log, known, column) for column in ("user", "item")]

@@ -127,8 +127,7 @@ def activity(log: SyntheticLog, users: range) -> torch.Tensor:
 
 
 def interactions(log: SyntheticLog, items: SyntheticItems, users: range) -> np.ndarray:
-    """All interactions of some users, by user and within a user by time: ``user``, ``item`` and ``second``, int64. They
-    depend on no other user."""
+    """All of some users, by user and time, whatever other users do: ``user``, ``item`` and ``second``, int64."""
     count = activity(log, users)
     of_row = torch.repeat_interleave(torch.arange(len(users)), count)
     position = torch.arange(len(of_row)) - (count.cumsum(0) - count)[of_row]
@@ -196,8 +195,7 @@ def _choices(log: SyntheticLog, items: SyntheticItems, ids: torch.Tensor, of_row
 
 
 def _untaken(pair: np.ndarray, candidates: np.ndarray, taken: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The candidates, rows, of whose pairs of user and item none is taken and each is there once; and what is taken
-    then, ascending."""
+    """The rows of the candidates whose pair is not taken, each pair once; and what is taken then, ascending."""
     if len(taken):
         nearest = np.minimum(np.searchsorted(taken, pair[candidates]), len(taken) - 1)
         candidates = candidates[taken[nearest] != pair[candidates]]
@@ -242,7 +240,8 @@ def write(log: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
 
     Memory is bounded by ``rows_at_once``, which changes no byte of the file: rows are kept on disk by parts of the time
     (24 bytes each, beside the file, until it is whole), and each part is sorted on its own. ``done`` is called with
-    numbers of rows: each row counts once when it is made and once when it is written."""
+    numbers of rows: each row counts once when it is made and once when it is written.
+    """
     log.check()
     _require_room(log, path)
     parts = max(1, math.ceil(log.users * log.per_user / (8 * rows_at_once)))
