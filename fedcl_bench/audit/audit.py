@@ -1,4 +1,4 @@
-"""The leakage audit: what a server reads off the uploads of a run, per level of noise.
+"""The leakage audit: what a server reads off the uploads of a run, per level of noise, and how that is told.
 
 Every level is a whole run with that noise, as noise changes what clients are sent later; the uploads of some rounds of
 one block are attacked (``attack.py``). A finished level is kept in a file named by a hash of everything that can change

@@ -24,6 +24,8 @@ ACCEPTED_IN_RECORD = (f"at most {LONGEST_IN_RECORD} letters, digits, '.', '-', '
 LONGEST_OF_PLUGIN = 40  # a record's folder is named by two plugins, a dataset, seed and hash, in 255 bytes at most
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 ACCEPTED = "letters, digits, '.', '-' and '_', with a letter or digit first"
+# Control characters of ASCII and Latin-1 but for line ends and tabs, and those that turn the direction of text around.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _JOIN = "\ue000"  # between two hyphens, which LaTeX would make a dash
 _TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≤": r"$\le$", "†": r"$^{\dagger}$",
@@ -73,13 +75,7 @@ def for_terminal(text: str) -> str:
     """Text without control characters but line ends and tabs: none can move the cursor or change what stands there."""
     if text.isprintable():  # as nearly all are
         return text
-    return "".join(c if c in "\n\t" or not _is_control(c) else c.encode("unicode_escape").decode() for c in text)
-
-
-def _is_control(character: str) -> bool:
-    """Control characters of ASCII and Latin-1, and those that turn the direction of text around."""
-    number = ord(character)
-    return number < 32 or 127 <= number < 160 or 0x202A <= number <= 0x202E or 0x2066 <= number <= 0x2069
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def for_markdown(text: str) -> str:

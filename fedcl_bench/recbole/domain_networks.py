@@ -169,16 +169,13 @@ class RecBoleModule(DomainModule):
                 interaction = self.transform(self.stub, interaction)
                 if not (interaction[MASKED] > 0).any():  # RecBole counts no first position, and divides by 0
                     return 0.0 * sum(value.sum() for value in self.parameters())
-            if hasattr(self.model, "same_item_index"):
-                self._hand_over(fields[SEQUENCE], batch.lengths, targets)
+            if hasattr(self.model, "same_item_index"):  # FEARec's, which without a contrast reads none
+                others = fields[SEQUENCE], batch.lengths
+                if self.same_target is not None:
+                    others = self.same_target.histories(self.same_target.draw(fields[SEQUENCE], targets))
+                hand_over(self.model, *others)
             loss = self.model.calculate_loss(interaction)
         return (sum(loss) if isinstance(loss, tuple) else loss).reshape(())
-
-    def _hand_over(self, sequences: Tensor, lengths: Tensor, targets: Tensor) -> None:
-        """Let FEARec find other samples with the same targets; without a contrast it reads none."""
-        if self.same_target is not None:
-            sequences, lengths = self.same_target.histories(self.same_target.draw(sequences, targets))
-        hand_over(self.model, sequences, lengths)
 
     def scores(self, batch):
         """What RecBole's ``full_sort_predict`` returns of the domain's items, (B, items)."""

@@ -99,7 +99,8 @@ def find(name: str, kind: str = "RecBole model", among: Iterable[str] = tuple(cl
 
 
 @functools.cache
-def _shipped(name: str) -> Mapping[str, Any]:
+def defaults(name: str) -> Mapping[str, Any]:
+    """A model's own hyper-parameters and their values in RecBole's file ``properties/model/NAME.yaml``."""
     import recbole
 
     file = Path(recbole.__file__).parent / "properties" / "model" / f"{name}.yaml"
@@ -114,11 +115,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, str) and _FLOAT.fullmatch(value):
         return float(value)
     return value
-
-
-def defaults(name: str) -> dict[str, Any]:
-    """A model's own hyper-parameters and their values in RecBole's file ``properties/model/NAME.yaml``."""
-    return dict(_shipped(name))
 
 
 def is_size(hyper_parameter: str) -> bool:

@@ -145,8 +145,7 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     if bad.count:
         writer.left_out["that cannot be read"] = bad.count
     notes = (detected[next(iter(detected))].note, writer.times.note, writer.times.days, *bad.inside_notes(),
-             *writer.control_notes(),
-             *writer.repeated_notes(), *described, *(f"left out: {said}" for said in bad.first))
+             *writer.notes(), *described, *(f"left out: {said}" for said in bad.first))
     notes += tuple(f"{file}: was there before, and is read with these interactions" for file in
                    (item_file(target), target.with_suffix(".yaml")) if file not in files and file.exists())
     different = (ids.count() for ids in writer.different.values())
@@ -324,8 +323,11 @@ class _Writer:
             self.of_lines += len(lines)
         file.write(content_of(lines))
 
-    def repeated_notes(self) -> Iterator[str]:
-        """A sentence if rows repeat others."""
+    def notes(self) -> Iterator[str]:
+        """A sentence on each of users and items whose ids had control characters, and if rows repeat others."""
+        for part, ids in self.uncleaned.items():
+            yield (f"control characters became spaces in the {part} ids of {self.control[part]:,} rows, which made "
+                   f"{self.different[part].count():,} different ids of {ids.count():,}")
         if repeated := self.of_lines - self.lines.count():
             among = f" of the first {self.of_lines:,}" * (self.of_lines < self.written)
             yield (f"{repeated:,} row{'s repeat' if repeated > 1 else ' repeats'} another{among} in all columns "
@@ -340,12 +342,6 @@ class _Writer:
         self.control[part] += found
         if found or part in self.uncleaned:
             self.uncleaned.setdefault(part, copy.deepcopy(self.different[part])).add(ids)
-
-    def control_notes(self) -> Iterator[str]:
-        """A sentence on each of users and items whose ids had control characters."""
-        for part, ids in self.uncleaned.items():
-            yield (f"control characters became spaces in the {part} ids of {self.control[part]:,} rows, which made "
-                   f"{self.different[part].count():,} different ids of {ids.count():,}")
 
     def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:
         """The rows that are kept; the others are counted under the reason."""
