@@ -275,7 +275,7 @@ def _session_times(step: Step) -> Times:
 
 
 def papers(data_dir: Path | None) -> list[dict[str, str]]:
-    """The protocols of papers as rows, with a number for each channel: (closed), or [that depends]."""
+    """The protocols of papers as rows of a number per channel, in parentheses if closed, in brackets if it depends."""
     rows = []
     for protocol, (dataset, changes, released) in PAPERS.items():
         found = audit(dataset, changes, data_dir, released)
