@@ -155,8 +155,9 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
             if isinstance(number, int) and abs(number) > (meta["high"] or LARGEST):
                 more = f", at most {meta['high'] or LARGEST}"
                 raise ValueError
-            if any(meta[bound] is not None and not within(number, meta[bound]) for bound, (_, within) in _BOUNDS.items()
-                   ) or meta["choices"] and number not in meta["choices"]:
+            outside = any(meta[bound] is not None and not within(number, meta[bound])
+                          for bound, (_, within) in _BOUNDS.items())
+            if outside or meta["choices"] and number not in meta["choices"]:
                 raise ValueError
         if not numbers and field.default != ():
             raise ValueError
