@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from ..data.source import DatasetSource
     from ..data.settings import StreamSettings
+    from ..records.run import Run
+    from ..reports.selection import Source
+    from ..runs.registry import Registry
     from ..runs.specs import RunSpec, Tuned, Where
 
 _SHOWN = 3  # records that are left out and named
@@ -165,6 +168,38 @@ def tuned_of(args: argparse.Namespace) -> Tuned | None:
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
     return parse_assignments(args.assignments, "--set")
+
+
+def source_of(args: argparse.Namespace, registry: Registry, needs_runs: bool = True, **more: Any) -> Source:
+    """The records that the options name; ``more``: other fields of ``Source``."""
+    from ..records.store import load_all
+    from ..reports.selection import Source
+
+    runs, failed = load_all(args.records, left_out()) if needs_runs else ([], [])
+    return Source(runs, registry, tuned_of(args), where=where_of(args), failed=failed, **more)
+
+
+def backbones_of(args: argparse.Namespace, registry: Registry) -> tuple[str, ...]:
+    """Those of a command that needs one; UserError if there are none."""
+    if args.backbones is None:
+        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
+    return args.backbones
+
+
+def found_by_cell(args: argparse.Namespace, registry: Registry, methods: Iterable[str]
+                  ) -> tuple[dict[str, RunSpec], dict[tuple[str, str], dict[str, list[Run]]]]:
+    """What each method stands for in the first cell; and by backbone and dataset, the runs of each method."""
+    from ..reports.selection import checked_spec, find_all
+    from ..runs.specs import RunSpec
+
+    changes, source = settings_of(args), source_of(args, registry)
+    cells = {cell: {text: checked_spec(registry, RunSpec.of(text, *cell), changes, source.tuned) for text in methods}
+             for cell in itertools.product(backbones_of(args, registry), args.datasets or ("ml-100k",))}
+    specs = [spec for row in cells.values() for spec in row.values()]
+    runs_of = find_all(source, specs, args.records)
+    say_tuned(source.tuned, specs)
+    return (next(iter(cells.values())),
+            {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()})
 
 
 def located(name: str, data_dir: Path | None, changes: Mapping[str, Any]) -> tuple[DatasetSource, StreamSettings]:

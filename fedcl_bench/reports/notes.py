@@ -15,7 +15,7 @@ from ..stats.significance import ALIKE, FEW_USERS, interval_of_mean
 from .cells import Cell, Filling
 from .comparison import ONE_SEED
 from .frame import split_group
-from .selection import DAGGER, Source
+from .selection import DAGGER, Source, grid_command
 
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
 
@@ -150,11 +150,10 @@ def tested(filling: Filling) -> Iterator[str]:
 def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets: Iterable[str] = (),
             backbones: Iterable[str] = (), methods: Iterable[str] = ()) -> str:
     """The command that makes the missing records of some cells: those of the paper, or those of added methods."""
-    methods = list(dict.fromkeys(methods))
-    names = [f"--{kind} {','.join(dict.fromkeys(chosen))}"
-             for kind, chosen in (("datasets", datasets), ("backbones", backbones), ("methods", methods)) if chosen]
-    runs = [] if set(methods) & set(table.added) else [f"--paper {paper} --table {table.number}"]
-    return " ".join(["run_bench.py grid", *runs, *names, f"--seeds {seeds}", *filter(None, [source.options()])])
+    names = [word for kind, chosen in (("datasets", datasets), ("backbones", backbones), ("methods", methods))
+             if chosen for word in (f"--{kind}", ",".join(dict.fromkeys(chosen)))]
+    runs = () if {*methods} & {*table.added} else ("--paper", paper, "--table", str(table.number))
+    return grid_command((*runs, *names), source.assignments, source.tuned, source.where, seeds)
 
 
 def missing(filling: Filling, paper: str, remake: Callable[[Sequence[RunSpec]], str] | None) -> Iterator[str]:

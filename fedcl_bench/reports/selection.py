@@ -49,11 +49,6 @@ class Source:
         """How many users of each domain the runs have that are asked for; 0 if they have all."""
         return int(dict(self.assignments).get("pilot_users", 0))
 
-    def options(self) -> str:
-        """The options that name these settings and folders on a command line."""
-        sets = [word for name, value in self.assignments for word in ("--set", f"{name}={value}")]
-        return shlex.join([*(self.tuned.words if self.tuned else ()), *sets, *self.where.words()])
-
 
 def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing.

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from ...core.errors import UserError, unknown
-from .. import (OF_RECORDS, add_methods, add_options, left_out, methods_of, print_json, say_tuned, settings_of,
-                tuned_of, where_of)
+from .. import OF_RECORDS, add_methods, add_options, backbones_of, found_by_cell, methods_of, print_json, tuned_of
 
 if TYPE_CHECKING:
     from ...records.run import Run
-    from ...reports.comparison import Comparison, GridRow
+    from ...reports.comparison import Comparison
     from ...runs.registry import Registry
-    from ...runs.specs import RunSpec
-    from ...stats.significance import FriedmanComparison, PairedComparison
+    from ...stats.significance import PairedComparison
 
 EXAMPLES = """\
 examples:
@@ -47,36 +45,48 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...records.store import incremental, leak_notes
-    from ...reports.selection import DAGGER
+    from ...records.store import leak_notes
+    from ...reports.frame import parse_blocks
+    from ...reports.selection import DAGGER, FOOTNOTE
     from ...runs.registry import discover
+    from ..show import print_table
 
     registry = discover(args.plugins)
-    methods, proposed = _compared(args, registry)
-    blocks = _asked_blocks(args)
-    specs, runs = _gathered(args, registry, methods)
-    first = next(iter(runs.values()))[proposed][0]
-    # The rows of a grid may have different numbers of blocks.
-    about = {"metric": args.metric or first.head["settings"]["valid_metric"],
-             "blocks": blocks if blocks or args.friedman else incremental(first)}
+    methods, args.proposed = _compared(args, registry)
+    args.blocks = args.blocks if args.blocks is None else parse_blocks(args.blocks)
+    specs, runs = found_by_cell(args, registry, methods)
+    args.metric = args.metric or next(iter(runs.values()))[args.proposed][0].head["settings"]["valid_metric"]
     labels = {text: text + DAGGER * registry.reimplemented(spec.method) for text, spec in specs.items()}
-    notes = leak_notes((labels[text], run.head["settings"]) for of_cell in runs.values()
+    leaks = leak_notes((labels[text], run.head["settings"]) for of_cell in runs.values()
                        for text, several in of_cell.items() for run in several)
-    if args.friedman:
-        _over_grid(args, runs, about, labels, notes)
-    else:
-        about |= {"proposed": proposed, **dict(zip(("backbone", "dataset"), next(iter(runs))))}
-        _against_each(args, registry, next(iter(runs.values())), about, labels, notes)
+    shown = _over_grid(args, runs, labels) if args.friedman else _against_each(args, registry, runs, labels)
+    if args.json:
+        print_json({"metric": args.metric, **shown.content, "notes": [*leaks, *shown.notes]})
+        return 0
+    print(shown.title)
+    print_table(shown.heads, shown.rows)
+    print(*shown.below, *leaks, *shown.notes, sep="\n")
+    if any(DAGGER in label for label in labels.values()):
+        print(FOOTNOTE)
     return 0
+
+
+class _Shown(NamedTuple):
+    """What came of a comparison: for ``--json``, as a table, and sentences that are only below the table, or in both."""
+
+    content: dict[str, Any]
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    below: Sequence[str]
+    notes: Sequence[str] = ()
 
 
 def _compared(args: argparse.Namespace, registry: Registry) -> tuple[list[str], str]:
     """The methods, and the one that is tested against the others. Raises UserError unless this command can do so."""
-    if args.backbones is None:
-        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
-    if not args.friedman and len(args.backbones) * len(args.datasets or ["ml-100k"]) > 1:
+    backbones, methods = backbones_of(args, registry), methods_of(args)
+    if not args.friedman and len(backbones) * len(args.datasets or ["ml-100k"]) > 1:
         raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
-    methods = methods_of(args)
     if repeated := [method for method in methods if methods.count(method) > 1]:
         raise UserError(f"compare: found '{repeated[0]}' {len(repeated)} times, accepted: different methods.")
     if len(methods) < 2:
@@ -87,59 +97,59 @@ def _compared(args: argparse.Namespace, registry: Registry) -> tuple[list[str], 
     return methods, proposed
 
 
-def _asked_blocks(args: argparse.Namespace) -> tuple[int, ...] | None:
-    from ...reports.frame import parse_blocks
-
-    return None if args.blocks is None else parse_blocks(args.blocks)
-
-
-def _gathered(args: argparse.Namespace, registry: Registry, methods: list[str]
-              ) -> tuple[dict[str, RunSpec], dict[tuple[str, str], dict[str, list[Run]]]]:
-    """What each method stands for in the first cell; and by backbone and dataset, the runs of each method."""
-    from ...records.store import load_all
-    from ...reports.selection import Source, checked_spec, find_all
-    from ...runs.specs import RunSpec
-
-    changes, tuned = settings_of(args), tuned_of(args)
-    cells = {(backbone, dataset): {
-        text: checked_spec(registry, RunSpec.of(text, backbone, dataset), changes, tuned) for text in methods}
-        for backbone in args.backbones for dataset in args.datasets or ("ml-100k",)}
-    specs = [spec for row in cells.values() for spec in row.values()]
-    recorded, failed = load_all(args.records, left_out())
-    runs_of = find_all(Source(recorded, registry, tuned, where=where_of(args), failed=failed), specs, args.records)
-    say_tuned(tuned, specs)
-    return (next(iter(cells.values())),
-            {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()})
-
-
-def _over_grid(args: argparse.Namespace, runs: Mapping[tuple[str, str], dict[str, list[Run]]], about: dict[str, Any],
-               labels: dict[str, str], notes: list[str]) -> None:
-    """Friedman's test over all cells."""
+def _over_grid(args: argparse.Namespace, runs: Mapping[tuple[str, str], dict[str, list[Run]]],
+               labels: dict[str, str]) -> _Shown:
+    """Friedman's test over all cells, which may have different numbers of blocks."""
     from ...reports.comparison import over_grid
+    from ...runs.specs import seed_text
+    from ...stats.significance import LEVEL
 
-    rows, test = over_grid(runs, about["metric"], about["blocks"])
-    if args.json:
-        print_json({**about, "methods": list(labels), "rows": [asdict(row) for row in rows], **asdict(test),
-                    "notes": notes})
+    grid, test = over_grid(runs, args.metric, args.blocks)
+    methods, order = list(labels.values()), sorted(range(len(labels)), key=lambda i: test.ranks[i])
+    rows = [(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order), seed_text(row.seeds))
+            for row in grid]
+    rows.append(("average rank", *(f"{test.ranks[i]:.2f}" for i in order), ""))
+    below = [f"Friedman: chi2({len(methods) - 1}) = {test.chi2:.2f}, p = {_p(test.p)}, {test.n} rows. "
+             f"Critical difference of average ranks (Nemenyi, {100 * LEVEL:.0f} %): {test.critical_difference:.2f}."]
+    if test.p > LEVEL:
+        below.append("No difference between the methods is significant at 5 %; the critical difference is not to be "
+                     "read.")
+    elif not test.groups:
+        below.append("All methods differ from each other.")
     else:
-        _show_friedman(about, list(labels.values()), rows, test, notes)
+        groups = (", ".join(methods[i] for i in group) for group in test.groups)
+        below.append(f"Not significantly different from each other: {'; '.join(groups)}.")
+    content = {"blocks": args.blocks, "methods": list(labels), "rows": [asdict(row) for row in grid], **asdict(test)}
+    title = (f"{args.metric} on the block just trained, {_blocks(args.blocks)}, mean over the seeds that all methods "
+             f"have")
+    return _Shown(content, title, ("backbone, dataset", *(methods[i] for i in order), "common seeds"), rows, below)
 
 
-def _against_each(args: argparse.Namespace, registry: Registry, of_cell: dict[str, list[Run]], about: dict[str, Any],
-                  labels: dict[str, str], notes: list[str]) -> None:
-    """The proposed method of one cell against each other one."""
+def _against_each(args: argparse.Namespace, registry: Registry,
+                  runs: Mapping[tuple[str, str], dict[str, list[Run]]], labels: dict[str, str]) -> _Shown:
+    """The proposed method of the only cell against each other one."""
+    from ...records.store import incremental
     from ...reports.comparison import against_each, unequal
+    from ...runs.specs import seed_text
 
-    proposed, metric = about["proposed"], about["metric"]
-    comparisons = against_each(of_cell, proposed, metric, _asked_blocks(args))
-    notes = [*notes, *(f"{labels[text]}: other settings than {labels[proposed]}: {names}."
-                       for text, several in of_cell.items()
-                       if (names := unequal(several[0], of_cell[proposed][0], registry, tuned_of(args)))),
-             *_few_users(comparisons, proposed, metric)]
-    if args.json:
-        print_json({**about, "comparisons": [_as_json(comparison) for comparison in comparisons], "notes": notes})
-    else:
-        _show(about, labels, comparisons, notes)
+    ((backbone, dataset), of_cell), = runs.items()
+    mine, proposed = of_cell[args.proposed], labels[args.proposed]
+    blocks = args.blocks or incremental(mine[0])
+    comparisons = against_each(of_cell, args.proposed, args.metric, args.blocks)
+    differing = {text: unequal(several[0], mine[0], registry, tuned_of(args)) for text, several in of_cell.items()}
+    notes = [f"{labels[text]}: other settings than {proposed}: {names}." for text, names in differing.items() if names]
+    notes += _few_users(comparisons, args.proposed, args.metric)
+    seeds, count = {seed for c in comparisons for seed in c.common}, len(comparisons)
+    below = [f"Positive: {proposed} is better. Unit: a user, averaged over blocks and the common seeds "
+             f"({seed_text(seeds)}); by seed: a seed's average.",
+             f"p: two-sided paired t-test. p Holm: adjusted for the {count} comparison{'s' * (count > 1)}.",
+             *(note for c in comparisons for note in _left_out(c, labels[c.other]))]
+    content = {"blocks": blocks, "proposed": args.proposed, "backbone": backbone, "dataset": dataset,
+               "comparisons": [_as_json(comparison) for comparison in comparisons]}
+    return _Shown(content, f"{proposed} on {backbone}, {dataset}: {args.metric} on the block just trained, "
+                           f"{_blocks(blocks)}",
+                  ("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
+                   "by seed", "t", "p", "seeds"), [_row(c, labels[c.other]) for c in comparisons], below, notes)
 
 
 def _as_json(c: Comparison) -> dict[str, Any]:
@@ -159,29 +169,10 @@ def _test(test: PairedComparison) -> tuple[str, str, str]:
     return f"{test.difference:+.4f}", f"{test.t:.2f}", _p(test.p)
 
 
-def _blocks(about: dict[str, Any]) -> str:
+def _blocks(blocks: Sequence[int] | None) -> str:
     from ...runs.specs import seed_text
 
-    if about["blocks"] is None:
-        return "all blocks but 0"
-    return f"block{'s' if len(about['blocks']) > 1 else ''} {seed_text(about['blocks'])}"
-
-
-def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison], more: list[str]) -> None:
-    from ...runs.specs import seed_text
-    from ..show import print_table
-
-    notes = [note for c in comparisons for note in _left_out(c, labels[c.other])]
-    seeds = set.union(*(set(comparison.common) for comparison in comparisons))
-    print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
-          f"just trained, {_blocks(about)}")
-    print_table(("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users", "by seed",
-                 "t", "p", "seeds"), [_row(c, labels[c.other]) for c in comparisons])
-    print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
-          f"({seed_text(seeds)}); by seed: a seed's average.")
-    print("p: two-sided paired t-test. p Holm: adjusted for the "
-          f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}.")
-    _print_notes(notes + more, labels)
+    return "all blocks but 0" if blocks is None else f"block{'s' * (len(blocks) > 1)} {seed_text(blocks)}"
 
 
 def _row(c: Comparison, label: str) -> tuple[str, ...]:
@@ -216,36 +207,3 @@ def _few_users(comparisons: list[Comparison], proposed: str, metric: str) -> lis
 
     return [f"{c.other}: {intervals(c.users.n, {proposed: c.means[0], c.other: c.means[1]})}" if is_share(metric) else
             f"{c.other}: only {c.users.n} test users" for c in comparisons if c.users.n < FEW_USERS]
-
-
-def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
-    from ...reports.selection import DAGGER, FOOTNOTE
-
-    if any(DAGGER in label for label in labels.values()):
-        notes = [*notes, FOOTNOTE]
-    for note in notes:
-        print(note)
-
-
-def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison,
-                   notes: list[str]) -> None:
-    from ...runs.specs import seed_text
-    from ...stats.significance import LEVEL
-    from ..show import print_table
-
-    order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
-    lines = [(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order), seed_text(row.seeds))
-             for row in rows]
-    print(f"{about['metric']} on the block just trained, {_blocks(about)}, mean over the seeds that all methods have")
-    print_table(("backbone, dataset", *(methods[i] for i in order), "common seeds"),
-                [*lines, ("average rank", *(f"{test.ranks[i]:.2f}" for i in order))])
-    print(f"Friedman: chi2({len(methods) - 1}) = {test.chi2:.2f}, p = {_p(test.p)}, {test.n} rows. "
-          f"Critical difference of average ranks (Nemenyi, {100 * LEVEL:.0f} %): {test.critical_difference:.2f}.")
-    if test.p > LEVEL:
-        print("No difference between the methods is significant at 5 %; the critical difference is not to be read.")
-    elif not test.groups:
-        print("All methods differ from each other.")
-    else:
-        print("Not significantly different from each other: "
-              + "; ".join(", ".join(methods[i] for i in group) for group in test.groups) + ".")
-    _print_notes(notes, dict(zip(methods, methods)))

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError, unknown
-from .. import (CELLS, DRAWN, OF_RECORDS, Extend, add_options, check_formats, left_out, names, save_figure, say_tuned,
-                settings_of, tuned_of, where_of)
+from .. import (CELLS, DRAWN, OF_RECORDS, Extend, add_options, check_formats, names, save_figure, say_tuned,
+                settings_of, source_of)
 
 if TYPE_CHECKING:
     from ...reports.paper_figures import Drawn, FigureJob
@@ -83,10 +83,9 @@ def _metric(job: FigureJob, runs: list[Run]) -> str:
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
     from ...reports.paper_figures import MAKERS, FigureJob
-    from ...reports.selection import FOOTNOTE, Source
+    from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.specs import RunSpec
-    from ...records.store import load_all
 
     check_formats(args.format)
     paper = papers.get(args.paper)
@@ -96,19 +95,18 @@ def run(args: argparse.Namespace) -> int:
         if name != "all" and name not in makers:
             raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
     wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
-    registry, (runs, failed) = discover(args.plugins), load_all(args.records, left_out())
+    registry = discover(args.plugins)
+    source = source_of(args, registry, assignments=tuple(settings_of(args).items()))
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)
-    tuned = tuned_of(args)
-    source = Source(runs, registry, tuned, tuple(settings_of(args).items()), where=where_of(args), failed=failed)
     job = FigureJob(paper, args.paper, source, args.records, methods,
-                    _present("backbone", args.backbones, paper, runs),
-                    _present("dataset", args.datasets, paper, runs), args.metric or "")
+                    _present("backbone", args.backbones, paper, source.runs),
+                    _present("dataset", args.datasets, paper, source.runs), args.metric or "")
     if not args.metric:
-        job = replace(job, metric=_metric(job, runs))
+        job = replace(job, metric=_metric(job, source.runs))
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
-    say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
+    say_tuned(source.tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:
         print(line)
     if any(registry.reimplemented(method) for method in methods):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from itertools import product
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
-from .. import (DRAWN, OF_RECORDS, add_methods, add_options, check_formats, left_out, methods_of, print_json,
-                save_figure, say_tuned, settings_of, tuned_of, where_of)
+from .. import (DRAWN, OF_RECORDS, add_methods, add_options, backbones_of, check_formats, found_by_cell, methods_of,
+                print_json, save_figure, settings_of)
 
 if TYPE_CHECKING:
     from ...reports.headroom import HeadroomRow
@@ -40,34 +39,23 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...records.store import load_all
     from ...reports.headroom import headroom_rows
-    from ...reports.selection import Source, checked_spec, find_all
+    from ...reports.selection import checked_spec
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, expected_settings
 
-    registry, datasets = discover(args.plugins), args.datasets or ("ml-100k",)
-    if args.backbones is None:
-        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
+    registry = discover(args.plugins)
     check_formats(args.format)
-    changes, tuned = settings_of(args), tuned_of(args)
     if args.bound is None:
-        first = checked_spec(registry, RunSpec.of(args.reference, args.backbones[0], datasets[0]), changes, tuned)
+        first = RunSpec.of(args.reference, backbones_of(args, registry)[0], (args.datasets or ("ml-100k",))[0])
+        first = checked_spec(registry, first, settings_of(args))
         args.bound = "central" if expected_settings(registry, first)["stream"] == "sessions" else "joint"
     if args.reference == args.bound:
         raise UserError(f"--bound: found {args.bound}, which is the reference too; accepted: another method.")
     names = list(dict.fromkeys([args.reference, args.bound, *methods_of(args)]))
-    cells = {cell: {name: checked_spec(registry, RunSpec.of(name, *cell), changes, tuned) for name in names}
-             for cell in product(args.backbones, datasets)}
-    recorded, failed = load_all(args.records, left_out())
-    source, tables = Source(recorded, registry, tuned, where=where_of(args), failed=failed), {}
-    metric = args.metric
-    say_tuned(tuned, [spec for specs in cells.values() for spec in specs.values()])
-    for cell, specs in cells.items():
-        found = find_all(source, specs.values(), args.records)
-        runs = {name: found[spec] for name, spec in specs.items()}
-        metric = metric or runs[args.reference][0].head["settings"]["valid_metric"]
-        tables[cell] = headroom_rows(runs, args.reference, args.bound, metric)
+    specs, runs = found_by_cell(args, registry, names)
+    metric = args.metric or next(iter(runs.values()))[args.reference][0].head["settings"]["valid_metric"]
+    tables = {cell: headroom_rows(of_cell, args.reference, args.bound, metric) for cell, of_cell in runs.items()}
     if args.figure:
         _draw(args, tables, names, metric)
     if args.json:
@@ -79,8 +67,7 @@ def run(args: argparse.Namespace) -> int:
         _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
     print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
           f"seeds. LA: learning, mean of R[t, t].")
-    given_up = {name: registry.gives_up(spec.method, dict(spec.settings))
-                for name, spec in next(iter(cells.values())).items()}
+    given_up = {name: registry.gives_up(spec.method, dict(spec.settings)) for name, spec in specs.items()}
     if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
         print(f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
     return 0

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from ...core.errors import UserError, unknown
-from .. import OF_RECORDS, Extend, add_options, left_out, names, say_tuned, settings_of, tuned_of, where_of, writing
+from .. import OF_RECORDS, Extend, add_options, names, say_tuned, settings_of, source_of, writing
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
-    from ...reports.tables import Source, Table
+    from ...reports.selection import Source
+    from ...reports.tables import Table
     from ...runs.specs import RunSpec
 
 EXAMPLES = """\
@@ -103,14 +104,11 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
 
 def make_source(args: argparse.Namespace, needs_runs: bool = True) -> Source:
     """Where the tables' numbers come from, as the options say."""
-    from ...records.store import load_all
-    from ...reports.tables import Source
     from ...runs.registry import discover
 
-    assignments, where = settings_of(args), where_of(args)
-    runs, failed = load_all(args.records, left_out()) if needs_runs else ([], [])
-    return Source(runs, discover(args.plugins), tuned_of(args), tuple(assignments.items()),
-                  lambda dataset: statistics_of(dataset, where.data_dir, assignments), where, failed)
+    changes = settings_of(args)
+    return source_of(args, discover(args.plugins), needs_runs, assignments=tuple(changes.items()), statistics=lambda
+                     dataset: statistics_of(dataset, getattr(args, "data_dir", None), changes))
 
 
 def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:
