@@ -14,7 +14,7 @@ from ..records.run import Run
 from ..records.store import comparable, describe, incremental, one_protocol
 from ..runs.config import CORE_SETTINGS, resolve
 from ..runs.registry import Registry
-from ..runs.specs import RunSpec, Tuned, expected_settings
+from ..runs.specs import RunSpec, Tuned
 from ..stats.significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
 from .frame import check_metric, common_seeds, paired_scores, same_tests, seed_averages
 
@@ -25,21 +25,6 @@ NAMES = ("method", "backbone", "dataset")
 def words_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings as ``--set`` takes them, sorted."""
     return {name: as_text(value) for name, value in sorted(comparable(settings).items())}
-
-
-def defaults_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dict[str, str]:
-    """The settings that the plugins and the dataset of a run have by default, or tuned; none if one of them is not
-    here."""
-    try:
-        return words_of(expected_settings(registry, RunSpec(*(run.head[name] for name in NAMES)), tuned))
-    except UserError:
-        return {}
-
-
-def settings_classes(registry: Registry, run: Run) -> list[Any]:
-    """The classes of a run's settings, as far as its plugins are here."""
-    return [*CORE_SETTINGS, *(registry.get(kind, run.head[kind]).cls.Settings for kind in ("backbone", "method")
-                              if registry.knows(kind, run.head[kind]))]
 
 
 def at_default(head: Mapping[str, Any], classes: Iterable[Any]) -> dict[str, Any]:
@@ -84,11 +69,11 @@ def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, 
         found |= first or differs
 
 
-def changes_of(registry: Registry, run: Run) -> dict[str, str]:
-    """The settings of a run that are not today's defaults, as ``--set`` takes them, sorted; all of them, if a plugin is
-    not here."""
+def changes_of(registry: Registry, run: Run, tuned: Tuned | None = None) -> dict[str, str]:
+    """The settings of a run that are not today's defaults, or tuned, as ``--set`` takes them, sorted; all of them, if a
+    plugin is not here or was not tuned."""
     try:
-        changes = changed_settings(registry, run.head, run.head["dataset"])
+        changes = changed_settings(registry, run.head, run.head["dataset"], tuned=tuned)
     except UserError:
         changes = run.head["settings"]
     return {name: as_text(value) for name, value in sorted(changes.items()) if name != "extra_metrics"}
@@ -99,16 +84,14 @@ def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = No
     so that a difference may be theirs, as ``rounds=2 beside 100``; empty for one method, whose variants are named."""
     if mine.head["method"] == theirs.head["method"]:
         return ""
-    classes = settings_classes(registry, mine)
-    silent = [words_of(at_default(run.head, classes)) for run in (mine, theirs)]
-    pair = [{**left_out, **words_of(run.head["settings"])} for left_out, run in zip(silent, (mine, theirs))]
+    classes = [*CORE_SETTINGS, *(registry.get(kind, mine.head[kind]).cls.Settings for kind in ("backbone", "method")
+                                 if registry.knows(kind, mine.head[kind]))]
+    pair = [{**words_of(at_default(run.head, classes)), **words_of(run.head["settings"])} for run in (mine, theirs)]
     differ = [name for name in pair[0] if name in pair[1] and pair[0][name] != pair[1][name]]
-    usual = [[defaults_of(registry, run, base) for run in (mine, theirs)]
-             for base in dict.fromkeys((None, tuned)) if differ]
-    usual = [[{**left_out, **each} for left_out, each in zip(silent, both)] for both in usual]
-    differ = min(([name for name in differ if [each[name] for each in pair] != [each.get(name) for each in both]]
-                  for both in usual), key=len, default=[])
-    return ", ".join(f"{name}={pair[0][name]} beside {pair[1][name]}" for name in differ)
+    changed = [{name for run in (mine, theirs) for name in changes_of(registry, run, base)}
+               for base in dict.fromkeys((None, tuned)) if differ]
+    fewest = min(([name for name in differ if name in names] for names in changed), key=len, default=[])
+    return ", ".join(f"{name}={pair[0][name]} beside {pair[1][name]}" for name in fewest)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
 from .cells import DASH
-from .comparison import (NAMES, Comparison, against_each, at_default, changes_of, defaults_of, settings_classes,
-                         unequal, words_of)
+from .comparison import NAMES, Comparison, against_each, changes_of, unequal, words_of
 from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
 from .notes import p_text
 
@@ -93,8 +92,8 @@ class GridCell:
 def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
     """The variants of every method, those with the fewest settings in their titles first; titles are unique.
 
-    A title leaves out a setting that all variants of the method share, and one at its default. A setting that has
-    neither is in every title, as no value of it is the usual one. A second record of a seed is in a variant of its own.
+    A title leaves out settings that all variants of the method share, those at their default, and what follows from
+    another one. A second record of a seed is in a variant of its own.
     """
     groups: dict[tuple[str, str, int], list[Run]] = {}
     copies: Counter[tuple[str, str, int]] = Counter()
@@ -105,14 +104,10 @@ def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
     titled = []
     for method in sorted({key[0] for key in groups}):
         alike = [group for key, group in groups.items() if key[0] == method]
-        classes = settings_classes(registry, alike[0][0])
-        silent = [words_of(at_default(group[0].head, classes)) for group in alike]
-        frame = pd.DataFrame([{**left_out, **words_of(group[0].meta["settings"])}
-                              for left_out, group in zip(silent, alike)])
-        defaults = {name: value for left_out in silent for name, value in left_out.items()}
-        defaults |= defaults_of(registry, alike[0][0]) if len(alike) > 1 else {}
-        for group, (_, each) in zip(alike, frame.loc[:, frame.nunique() > 1].iterrows()):
-            differs = [f"{name}={value}" for name, value in each.dropna().items() if defaults.get(str(name)) != value]
+        changes = [changes_of(registry, group[0]).items() for group in alike]
+        shared = set.intersection(*map(set, changes))
+        for group, changed in zip(alike, changes):
+            differs = [f"{name}={value}" for name, value in changed if (name, value) not in shared]
             said = ", ".join([*differs, *([LEAKS] if leaks(group[0].meta["settings"]) else [])])
             titled.append((method, len(differs), f"{method} ({said})" if said else method, group))
     repeated = Counter(title for _, _, title, _ in titled)
