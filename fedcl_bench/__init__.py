@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .api.loading import load
     from .api.model import Model
     from .api.results import Results
-    from .api.running import run
+    from .api.running import load, run
     from .core.errors import Incompatible, RunFailed, UserError
     from .core.parallel import in_order
     from .core.settings import inherited, setting
@@ -47,10 +46,9 @@ if _OMP and not re.fullmatch(r"\s*[1-9][0-9]*\s*", _OMP):
     os.environ.setdefault("NUMEXPR_NUM_THREADS", _first[1] if _first else "1")
 
 _BY_MODULE = {
-    "api.loading": ("load",),
     "api.model": ("Model",),
     "api.results": ("Results",),
-    "api.running": ("run",),
+    "api.running": ("load", "run"),
     "core.errors": ("Incompatible", "RunFailed", "UserError"),
     "core.parallel": ("in_order",),
     "core.settings": ("inherited", "setting"),

@@ -42,9 +42,8 @@ from fedcl_bench.reports.selection import DAGGER, Source, find
 from fedcl_bench.reports.comparison import PairedTests
 from fedcl_bench.reports.tables import averaged, build, measure, tests_of
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.records.run import Run
 from fedcl_bench.runs.specs import Tuned, seed_text
-from fedcl_bench.records.store import load_runs
+from fedcl_bench.records.store import Run, load_runs
 from fedcl_bench.stats.significance import LEVEL
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -465,7 +464,7 @@ def _claims(everything: Sequence[Entry]) -> Iterator[str]:
         (SMALLER, "it lies on the printed side of zero and does not reach the printed difference;"),
         (ABSENT, "it holds zero and not the printed difference;"), (OPPOSITE, "it lies on the other side of zero;"),
         (UNCLEAR, "it holds both zero and the printed difference. The minimum detectable difference is what the "
-                  "two-sided paired t-test at .05 finds with probability .8 (`fedcl_bench/stats/power.py`).")))
+                  "two-sided paired t-test at .05 finds with probability .8 (`fedcl_bench/stats/significance.py`).")))
     yield ""
     yield _row(["paper", "table", "claims", *(f"{name}, by {unit}" for unit in ("users", "seeds") for name in CLAIMS)])
     yield "|---|---|" + "--:|" * (1 + 2 * len(CLAIMS))

@@ -22,8 +22,7 @@ from fedcl_bench.reports.cells import SECONDS, Cell
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import blocks_behind
 from fedcl_bench.records.store import user_scores
-from fedcl_bench.stats.power import detectable
-from fedcl_bench.stats.significance import LEVEL, compare_paired
+from fedcl_bench.stats.significance import LEVEL, compare_paired, detectable
 
 PAPERS = {name: papers.get(name) for name in papers.PAPERS}
 
@@ -241,7 +240,7 @@ class Against:
 
     Attributes:
         difference, p, users: ours; the cell's runs less FT's.
-        detectable: the difference that the test would have found with probability .8 (``stats.power``).
+        detectable: the difference that the test would have found with probability .8 (``stats.significance``).
         printed: the paper's difference; in a cell of changes in percent, that change.
     """
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fedcl_bench.records.run import Run
+from fedcl_bench.records.store import Run
 
 SETTINGS = {"blocks": 4, "split_seed": 0, "split_file": "", "eps": 0.006, "beta": 0.9, "lambda_kd": 0.1,
             "valid_metric": "ndcg@20"}

@@ -21,8 +21,7 @@ from ..federation.cross_silo import CrossSilo
 from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.model_file import SavedModel, read_model
-from ..records.run import Run
-from ..records.store import describe
+from ..records.store import Run, describe
 from .origin import Origin
 
 

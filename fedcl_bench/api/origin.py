@@ -12,9 +12,8 @@ from ..core.errors import Corrupt, UserError
 from ..reports.comparison import changed_settings
 from ..runs.config import RunConfig, make_config
 from ..runs.registry import Registry
-from ..records.run import Run
 from ..runs.specs import RunSpec
-from ..records.store import describe
+from ..records.store import Run, describe
 
 
 def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:

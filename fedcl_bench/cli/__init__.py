@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..data.source import DatasetSource
     from ..data.settings import StreamSettings
-    from ..records.run import Run
+    from ..records.store import Run
     from ..reports.selection import Source
     from ..runs.registry import Registry
     from ..runs.specs import RunSpec, Tuned, Where

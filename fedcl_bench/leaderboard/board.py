@@ -17,8 +17,7 @@ from ..reports.notes import p_text
 from ..runs.metadata import RECBOLE
 from ..runs.specs import seed_text
 from ..stats.significance import holm
-from .rows import BOUND, REFERENCE, Row
-from .submission import FILE, PLUGINS, Submission, read
+from .submission import BOUND, FILE, PLUGINS, REFERENCE, Row, Submission, read
 
 PAGE, MARKDOWN = "board.html", "README.md"
 SCRIPT = 'const started = dataTables().then((DataTable) => new DataTable("#board", FILTERED));\ndrawn(started);'

@@ -16,14 +16,13 @@ import numpy as np
 from scipy import special
 
 from ..core.errors import RunFailed
-from ..records.run import Run
-from ..records.store import describe, incremental
+from ..records.store import Run, describe, incremental
 from ..reports.frame import seed_averages
 from ..runs.config import RunConfig
 from ..runs.registry import Registry
 from ..runs.specs import read_tuned, tuned_file
-from .rows import TUNED, Cells, Place, cells_of, rows_of
-from .submission import Submission, configs_of, digest_of_records, digests, read, registry_of
+from .submission import (TUNED, Cells, Place, Submission, cells_of, configs_of, digest_of_records, digests, read,
+                         registry_of, rows_of)
 
 TOLERANCE = 1e-6  # of means on one machine; packed scores are 32-bit numbers
 LEVEL = 0.01  # how often an honest repetition on another machine may be refused

@@ -31,7 +31,7 @@ from .schema import CURE, SCHEMA, parse_meta
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .run import Run
+    from .store import Run
 
 INDEX = "index.json"
 FORMAT = 1

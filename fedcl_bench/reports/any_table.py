@@ -13,8 +13,7 @@ from ..core.errors import UserError, unknown
 from ..core.settings import as_text
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
-from ..records.run import Run
-from ..records.store import block_names, domains_of, incremental, why_no_groups
+from ..records.store import Run, block_names, domains_of, incremental, why_no_groups
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import spelled
 from ..runs.specs import RunSpec, parse_method

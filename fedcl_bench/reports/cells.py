@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Callable, Mapping
 
 from ..experiments.papers import Key, PaperTable, Printed
-from ..records.run import Run
+from ..records.store import Run
 from .selection import DAGGER, Source
 
 SECONDS = "round_seconds"  # the metric of seconds per round

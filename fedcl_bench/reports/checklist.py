@@ -12,8 +12,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..core.settings import as_text
 from ..core.text import for_latex, for_markdown
-from ..records.run import Run
-from ..records.store import LEAKS, leaks
+from ..records.store import LEAKS, Run, leaks
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, read_tuned, seed_text
 from .comparison import NAMES, changes_of, words_of

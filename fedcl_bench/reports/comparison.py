@@ -10,8 +10,7 @@ import pandas as pd
 from ..core.errors import UserError
 from ..core.settings import AT_DEFAULT, as_text, flat, inactive
 from ..evaluation.metrics import sign_of
-from ..records.run import Run
-from ..records.store import comparable, describe, incremental, one_protocol
+from ..records.store import Run, comparable, describe, incremental, one_protocol
 from ..runs.config import CORE_SETTINGS, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned

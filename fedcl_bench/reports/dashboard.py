@@ -18,8 +18,7 @@ import pandas as pd
 from ..core.errors import UserError
 from ..evaluation.metrics import sign_of
 from ..records.frames import still_improving
-from ..records.run import Run
-from ..records.store import incremental, LEAKS, leaks, protocol
+from ..records.store import LEAKS, Run, incremental, leaks, protocol
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm

@@ -20,8 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..core.files import write_atomically
-from ..stats.headroom import Headroom
-from ..stats.significance import LEVEL, FriedmanComparison
+from ..stats.significance import LEVEL, FriedmanComparison, Headroom
 from .frame import Curve, Histogram, OverSeeds
 
 COLUMN, PAGE = 3.3, 7.0  # inches

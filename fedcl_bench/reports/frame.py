@@ -18,8 +18,7 @@ from ..core.errors import UserError, unknown
 from ..core.text import quoted
 from ..data.settings import StreamSettings
 from ..evaluation.metrics import SHIPPED, sign_of
-from ..records.run import Run
-from ..records.store import comparable, describe, incremental, one_data, one_protocol, user_scores
+from ..records.store import Run, comparable, describe, incremental, one_data, one_protocol, user_scores
 from ..runs.specs import RunSpec
 
 # Settings that say which items a user is tested on, and among which others.

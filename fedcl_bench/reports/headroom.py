@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ..evaluation.metrics import sign_of
-from ..records.run import Run
-from ..records.store import user_scores
-from ..stats.headroom import Headroom, headroom
-from ..stats.significance import TooFew
+from ..records.store import Run, user_scores
+from ..stats.significance import Headroom, TooFew, headroom
 from .frame import check_metric, same_tests
 
 

@@ -19,8 +19,7 @@ import pandas as pd
 from ..evaluation.metrics import RATING_ERRORS, sign_of
 from ..runs.registry import Registry
 from ..runs.specs import Tuned
-from ..records.run import Run
-from ..records.store import user_scores
+from ..records.store import Run, user_scores
 from . import dashboard
 from .comparison import Comparison
 from .dashboard import GridCell, Number, TableRow

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from ..core.errors import UserError
 from ..core.text import JOIN
 from ..experiments.papers import Key, figure_specs
-from ..records.run import Run
-from ..records.store import incremental, one_protocol
+from ..records.store import Run, incremental, one_protocol
 from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import TooFew
 from ..toolbox.prototypes import DELTA, gaussian_epsilon

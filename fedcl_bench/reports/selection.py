@@ -10,8 +10,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..core.errors import UserError, unknown
 from ..data.source import DatasetSource, configured, dataset_name, load_config
-from ..records.run import Run
-from ..records.store import comparable, describe, one_data, why_failed
+from ..records.store import Run, comparable, describe, one_data, why_failed
 from ..runs.config import RunConfig, backbone_of, resolve
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Registry

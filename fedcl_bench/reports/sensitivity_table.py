@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ..core.text import for_csv, for_markdown
 from ..data.settings import StreamSettings
 from ..experiments.sensitivity import Case
-from ..records.run import Run
+from ..records.store import Run
 from ..runs.readings import READING
 from ..runs.specs import seed_text
 from .draw import FigurePanel, estimates

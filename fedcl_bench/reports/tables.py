@@ -20,8 +20,7 @@ from ..core.errors import UserError
 from ..core.text import JOIN
 from ..evaluation.metrics import RATING_ERRORS
 from ..experiments.papers import Key, PaperTable, get
-from ..records.run import Run
-from ..records.store import averaged_blocks, incremental, one_data, one_protocol, why_no_groups
+from ..records.store import Run, averaged_blocks, incremental, one_data, one_protocol, why_no_groups
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, LEVEL, TooFew
 from . import notes

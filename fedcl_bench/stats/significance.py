@@ -1,4 +1,4 @@
-"""Tests of differences between methods, on plain arrays.
+"""Tests of differences between methods, their power, and shares of the headroom above a reference, on plain arrays.
 
 Two methods are compared on units that both were measured on: users (scores averaged over blocks and seeds first, so
 that a user counts once and the units are independent), or seeds. Several methods are compared over a grid of datasets
@@ -18,6 +18,8 @@ from ..core.errors import UserError
 _Floats = NDArray[Any]
 DRAWS = 9999  # of the bootstrap and of sign flips
 LEVEL = 0.05  # of Friedman's test and Nemenyi's critical difference
+POWER = 0.8  # how probable it is to be that the smallest effect is found
+_AT_A_TIME = 256  # bootstrap samples of a share of headroom
 
 
 class TooFew(UserError):
@@ -228,3 +230,103 @@ def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
         if len(group) > 1 and not (groups and set(group) <= set(groups[-1])):
             groups.append(group)
     return FriedmanComparison(n, tuple(ranks.tolist()), chi2, float(special.chdtrc(k - 1, chi2)), width, tuple(groups))
+
+
+# What a test could have seen
+
+
+def power_of_paired_t(effect: float, n: int, level: float = LEVEL) -> float:
+    """How probable a two-sided paired t-test over n units is to be significant.
+
+    With differences d_u ~ N(m, s²) and effect = m / s, t = mean(d) sqrt(n) / s follows the noncentral t distribution
+    with n - 1 degrees of freedom and noncentrality effect sqrt(n) (Cohen, Statistical Power Analysis for the Behavioral
+    Sciences, 2nd edition, 1988, section 2.2; Johnson & Welch, Biometrika 31, 1940).
+
+    Raises:
+        TooFew: for fewer than 2 units.
+    """
+    if n < 2:
+        raise TooFew(f"a paired test needs at least 2 units; found {n}.")
+    from scipy import special
+
+    bound, shift = special.stdtrit(n - 1, 1.0 - level / 2.0), effect * n ** 0.5
+    below, not_above = np.nan_to_num(special.nctdtr(n - 1, shift, [-bound, bound]))  # scipy: nan where it is nearly 0
+    return float(below + 1.0 - not_above)
+
+
+def detectable(deviation: float, n: int, level: float = LEVEL, power: float = POWER) -> float:
+    """The minimum detectable effect: the mean difference m, in the units of the scores, that a two-sided paired t-test
+    over n units finds significant with probability ``power``; it solves ``power_of_paired_t(m / deviation, n)`` for m.
+
+    Args:
+        deviation: sample standard deviation of the units' differences. What m follows from is this estimate, so m is
+            one too.
+
+    Raises:
+        TooFew: for fewer than 2 units.
+    """
+    low, high = 0.0, 1.0  # effects; power grows from the level at 0 to 1
+    while power_of_paired_t(high, n, level) < power:
+        low, high = high, 2.0 * high
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if power_of_paired_t(middle, n, level) < power else (low, middle)
+    return high * deviation
+
+
+# How much of what there is to gain a method gains
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Means over units and seeds, with 95 % bootstrap intervals over both (percentiles).
+
+    Attributes:
+        gain: of the method over the reference, and its interval.
+        share: the gain over the bound's own, and its interval; None without headroom, which is where the interval of
+            the bound's gain reaches down to 0.
+    """
+
+    gain: tuple[float, float, float]
+    share: tuple[float, float, float] | None
+
+
+def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = 9999,
+             seed: int = 0) -> list[Headroom]:
+    """(method - reference) / (bound - reference) of each method.
+
+    Every bootstrap sample draws seeds and units with replacement, the same for all, so that the interval of the share
+    has the uncertainty of its denominator too.
+
+    Args:
+        methods, reference, bound: a score per seed and unit, (seeds, units), in the same order.
+
+    Raises:
+        TooFew: for fewer than 2 units.
+    """
+    gains, above = [method - reference for method in methods], bound - reference
+    seeds, units = above.shape
+    if units < 2:
+        raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
+    rng, parts = np.random.default_rng(seed), []
+    for size in (min(_AT_A_TIME, draws - at) for at in range(0, draws, _AT_A_TIME)):
+        of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
+        parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (*gains, above)], 1))
+    samples = np.concatenate(parts)
+    return [_of_samples(gained, above, samples[:, [number, -1]]) for number, gained in enumerate(gains)]
+
+
+def _of_samples(gained: _Floats, above: _Floats, samples: _Floats) -> Headroom:
+    """One method's, from the means of its gain and the bound's in each sample, (draws, 2)."""
+    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
+    gain = float(gained.mean()), float(low[0]), float(high[0])
+    if not low[1] > 0.0:
+        return Headroom(gain, None)
+    of_share = np.percentile(samples[:, 0] / samples[:, 1], [2.5, 97.5])
+    return Headroom(gain, (float(gained.mean() / above.mean()), float(of_share[0]), float(of_share[1])))
+
+
+def _resampled(rng: np.random.Generator, size: int, n: int) -> _Floats:
+    """The weights of n things in ``size`` samples of n with replacement, (size, n)."""
+    drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+    return np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n) / n

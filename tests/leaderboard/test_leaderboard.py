@@ -26,8 +26,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.stats.power import power_of_paired_t
-from fedcl_bench.stats.significance import holm
+from fedcl_bench.stats.significance import holm, power_of_paired_t
 
 
 # Half of what the clients learned: a server that one can tell from FT's.

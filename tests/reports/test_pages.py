@@ -25,8 +25,7 @@ from fedcl_bench.reports.cells import Cell
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.stats.power import power_of_paired_t
-from fedcl_bench.stats.significance import compare_paired
+from fedcl_bench.stats.significance import compare_paired, power_of_paired_t
 
 FOLDER = ROOT / make_pages.FOLDER
 AGAIN = f"run python {make_pages.COMMAND}"

@@ -12,9 +12,8 @@ from scipy import stats
 from statsmodels.stats.power import TTestPower
 
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.stats.headroom import headroom
-from fedcl_bench.stats.power import detectable, power_of_paired_t
-from fedcl_bench.stats.significance import TooFew, compare_paired, critical_difference, friedman, holm, interval_of_mean
+from fedcl_bench.stats.significance import (TooFew, compare_paired, critical_difference, detectable, friedman, headroom,
+                                            holm, interval_of_mean, power_of_paired_t)
 
 score = st.floats(0, 1, allow_subnormal=False)
 

@@ -10,7 +10,7 @@ from ...core.errors import UserError, unknown
 from .. import OF_RECORDS, add_methods, add_options, backbones_of, found_by_cell, methods_of, print_json, tuned_of
 
 if TYPE_CHECKING:
-    from ...records.run import Run
+    from ...records.store import Run
     from ...reports.comparison import Comparison
     from ...runs.registry import Registry
     from ...stats.significance import PairedComparison
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Shown(NamedTuple):
-    """What came of a comparison: for ``--json``, as a table, and sentences that are only below the table, or in both."""
+    """What came of a comparison: for ``--json``, as a table, and sentences below it, ``notes`` in both."""
 
     content: dict[str, Any]
     title: str

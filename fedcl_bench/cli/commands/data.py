@@ -71,21 +71,25 @@ def with_action(arguments: list[str]) -> list[str]:
 
 def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
-    show = actions.add_parser("show",
-                              help="show a dataset's blocks or sessions and compare them with the expected counts",
-                              description="Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions "
-                                          "in that of FCUCR's, and compare them with the counts in its config.")
-    show.add_argument("name", help="dataset, or the path of an atomic file or its folder")
-    add_options(show, "data-dir", "set")
-    convert = actions.add_parser("convert", help="turn your own table, or the publisher's files, into atomic files",
-                                 description="With --table: write OUT/NAME/NAME.inter from any table of interactions, "
-                                             "in bounded memory: text separated by commas, tabs, semicolons or bars, "
-                                             "JSON Lines, or Parquet; text also as .gz, .bz2, .xz, .zst or .zip; "
-                                             "column names may have RecBole's types, as user_id:token. With --raw: "
-                                             "check a publisher's raw files (checksums where published, format, number "
-                                             "of rows, users and items) and write OUT/NAME/NAME.inter, and NAME.item "
-                                             "where items are described. `list NAME` says where to get them.")
-    convert.add_argument("name", help="name of your dataset, or of a published one")
+
+    def action(name: str, about: str, description: str,
+               named: str = "dataset, or the path of an atomic file or its folder") -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=about, description=description)
+        made.set_defaults(parser=made)
+        made.add_argument("name", help=named)
+        return made
+
+    show = action(
+        "show", "show a dataset's blocks or sessions and compare them with the expected counts",
+        "Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions in that of FCUCR's, and compare "
+        "them with the counts in its config.")
+    convert = action(
+        "convert", "turn your own table, or the publisher's files, into atomic files",
+        "With --table: write OUT/NAME/NAME.inter from any table of interactions, in bounded memory: text separated by "
+        "commas, tabs, semicolons or bars, JSON Lines, or Parquet; text also as .gz, .bz2, .xz, .zst or .zip; column "
+        "names may have RecBole's types, as user_id:token. With --raw: check a publisher's raw files (checksums where "
+        "published, format, number of rows, users and items) and write OUT/NAME/NAME.inter, and NAME.item where items "
+        "are described. `list NAME` says where to get them.", "name of your dataset, or of a published one")
     origin = convert.add_mutually_exclusive_group(required=True)
     origin.add_argument("--raw", type=Path, metavar="DIR",
                         help="folder of the publisher's files, or the publisher's zip")
@@ -94,33 +98,35 @@ def add(parser: argparse.ArgumentParser) -> None:
     for option, (text, more) in _TABLE_OPTIONS.items():
         usual = {} if "action" in more else {"metavar": "COL"}
         convert.add_argument(f"--{option}", help=f"with --table: {text}", **usual | more)
-    download = actions.add_parser("download", help="fetch the publisher's files and convert them",
-                                  description="Fetch a dataset from its publisher, then do as `data convert`. By using "
-                                              "it you accept the publisher's terms: `list NAME` names them.")
-    download.add_argument("name", help="dataset")
-    for action in (convert, download):
-        action.add_argument("--out", **_OUT)
-        action.add_argument("--force", action="store_true", help="replace atomic files that differ")
-        action.add_argument("--any-checksum", action="store_true",
-                            help="warn instead of stopping if a file is not the published one byte for byte, or has "
-                                 "other counts; only for files that you trust as you do their publisher")
-    _add_synth(actions)
-    prepare = actions.add_parser("prepare", help="read and split a large dataset once, for all runs on it",
-                                 description="Write the stream of a dataset under its settings as arrays beside its "
-                                             "file. Runs under these settings map them instead of reading the "
-                                             "interactions: they start at once, need memory only for what they look "
-                                             "at, and share it. Numbers are the same. Delete the folder to undo it.")
-    prepare.add_argument("name", help="dataset, or the path of an atomic file or its folder")
-    add_options(prepare, "data-dir", "set")
-    deal = actions.add_parser("deal", help="deal a dataset out to real clients, each its own table",
-                              description="Write OUT/server, what the server of a federation publishes, and a folder "
-                                          "with a table of interactions for each client; see docs/real-clients.md.")
-    deal.add_argument("name", help="dataset, or the path of an atomic file or its folder")
+    download = action(
+        "download", "fetch the publisher's files and convert them",
+        "Fetch a dataset from its publisher, then do as `data convert`. By using it you accept the publisher's terms: "
+        "`list NAME` names them.", "dataset")
+    for made in (convert, download):
+        made.add_argument("--out", **_OUT)
+        made.add_argument("--force", action="store_true", help="replace atomic files that differ")
+        made.add_argument("--any-checksum", action="store_true",
+                          help="warn instead of stopping if a file is not the published one byte for byte, or has "
+                               "other counts; only for files that you trust as you do their publisher")
+    _add_synth(action(
+        "synth", "make synthetic interactions of any size",
+        "Write OUT/NAME/NAME.inter with skewed, learnable, drifting interactions: Zipf popularity, log-normal "
+        "activity, tastes from latent factors that move from block to block, users who arrive late; and NAME.yaml, by "
+        "which runs have these blocks. Memory stays bounded; the same options give the same bytes.",
+        "name of the new dataset"))
+    prepare = action(
+        "prepare", "read and split a large dataset once, for all runs on it",
+        "Write the stream of a dataset under its settings as arrays beside its file. Runs under these settings map "
+        "them instead of reading the interactions: they start at once, need memory only for what they look at, and "
+        "share it. Numbers are the same. Delete the folder to undo it.")
+    deal = action(
+        "deal", "deal a dataset out to real clients, each its own table",
+        "Write OUT/server, what the server of a federation publishes, and a folder with a table of interactions for "
+        "each client; see docs/real-clients.md.")
     deal.add_argument("--clients", type=count, required=True, metavar="N", help="how many")
     deal.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the folders")
-    add_options(deal, "data-dir", "set")
-    for action in actions.choices.values():
-        action.set_defaults(parser=action)
+    for made in (show, prepare, deal):
+        add_options(made, "data-dir", "set")
 
 
 def low_high(text: str) -> tuple[int, int]:
@@ -129,14 +135,7 @@ def low_high(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _add_synth(actions) -> None:
-    synth = actions.add_parser("synth", help="make synthetic interactions of any size",
-                               description="Write OUT/NAME/NAME.inter with skewed, learnable, drifting interactions: "
-                                           "Zipf popularity, log-normal activity, tastes from latent factors that move "
-                                           "from block to block, users who arrive late; and NAME.yaml, by which runs "
-                                           "have these blocks. Memory stays bounded; the same options give the same "
-                                           "bytes.")
-    synth.add_argument("name", help="name of the new dataset")
+def _add_synth(synth: argparse.ArgumentParser) -> None:
     synth.add_argument("--users", type=count, default=1000, metavar="N", help="default: %(default)s")
     synth.add_argument("--items", type=count, default=1000, metavar="M",
                        help="items to choose from (default: %(default)s)")
@@ -161,7 +160,7 @@ def _add_synth(actions) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         return {"show": _show, "convert": _convert, "download": _download, "synth": _synth,
-                "prepare": _prepare, "deal": _deal}[args.action](args)
+                "prepare": _prepare, "deal": _deal}[args.action](args) or 0
     except KeyboardInterrupt:
         return interrupted("no file is half written, the same command starts again.")
 

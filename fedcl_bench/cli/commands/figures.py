@@ -15,7 +15,7 @@ from .. import (CELLS, DRAWN, OF_RECORDS, Extend, add_options, check_formats, na
 
 if TYPE_CHECKING:
     from ...reports.paper_figures import Drawn, FigureJob
-    from ...records.run import Run
+    from ...records.store import Run
 
 EXAMPLES = """\
 examples:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable
 from .. import add_options, interrupted, print_json
 
 if TYPE_CHECKING:
-    from ...records.run import Run
+    from ...records.store import Run
     from ...runs.config import RunConfig
 
 EXAMPLES = """\
