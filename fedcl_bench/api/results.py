@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from ..core.errors import UserError, unknown
+from ..core.errors import UserError, require_known
 from ..core.settings import inactive
 from ..core.text import quoted
 from ..data.datasets import load_stream
@@ -194,8 +194,7 @@ class Results:
         Raises:
             UserError: for an unknown kind or metric.
         """
-        if kind not in PLOTS:
-            raise unknown("kind of plot", kind, PLOTS)
+        require_known("kind of plot", [kind], PLOTS)
         look, title, metric = draw.looks({self.method: self.method}), self._title(), metric or self.metric
         if kind == "rounds":
             curves = frame.validation_curves(self.runs)

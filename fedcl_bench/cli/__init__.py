@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
-from ..core.errors import Corrupt, UserError, unknown
+from ..core.errors import Corrupt, UserError, require_known
 from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments, split_methods
 from ..core.text import for_terminal, quoted
 
@@ -237,12 +237,9 @@ def print_json(value: Any) -> None:
 
 
 def check_formats(formats: Iterable[str]) -> None:
-    """Raise UserError for a format that figures cannot have."""
     from ..reports.draw import FORMATS
 
-    for name in formats:
-        if name not in FORMATS:
-            raise unknown("format", name, FORMATS)
+    require_known("format", formats, FORMATS)
 
 
 def save_figure(file: str, figure: Figure, out: Path, formats: Iterable[str]) -> list[Path]:

@@ -61,6 +61,14 @@ def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")
 
 
+def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ``unknown`` for the first of the names that is not among ``known``."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that there is no memory left, on a GPU or for the process: PyTorch, NumPy, pandas and the
     compiled kernels each have their own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..core.errors import UserError, unknown
+from ..core.errors import UserError, require_known, unknown
 from ..core.settings import as_text
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
@@ -62,16 +62,12 @@ class Layout:
 def _check(layout: Layout) -> None:
     """Raise UserError for an unknown dimension or group, a dimension that is named twice, or tests of groups."""
     both = [*layout.rows, *layout.columns]
-    for option, names in (("--rows", layout.rows), ("--columns", layout.columns)):
-        for name in names:
-            if name not in DIMENSIONS:
-                raise unknown(f"dimension ({option})", name, DIMENSIONS)
+    require_known("dimension (--rows)", layout.rows, DIMENSIONS)
+    require_known("dimension (--columns)", layout.columns, DIMENSIONS)
     for name in both:
         if both.count(name) > 1:
             raise UserError(f"--rows, --columns: found '{name}' {both.count(name)} times, accepted: each once.")
-    for group in layout.by:
-        if group not in GROUPS:
-            raise unknown("group in --by", group, GROUPS)
+    require_known("group in --by", layout.by, GROUPS)
     if layout.by and layout.against:
         raise UserError("--against: tests are over all users, not over the groups of --by; leave one of the two out.")
 
@@ -175,9 +171,7 @@ def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[s
         if len(there) > 1 and NO_BACKBONE in there:  # what needs none stands beside those on every backbone
             there.remove(NO_BACKBONE)
         names = tuple(dict.fromkeys(asked))
-        for name in names:
-            if name not in {*there, *known}:
-                raise unknown(kind, name, {*there, *known})
+        require_known(kind, names, {*there, *known})
         chosen[f"{kind}s"] = names or tuple(there)
         shown = [run for run in shown if run.head[kind] in (*chosen[f"{kind}s"], NO_BACKBONE)]
     if not shown:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..core.errors import UserError, unknown
+from ..core.errors import UserError, require_known
 from ..data.source import DatasetSource, configured, dataset_name, load_config
 from ..records.store import Run, comparable, describe, one_data, why_failed
 from ..runs.config import RunConfig, backbone_of, resolve
@@ -139,13 +139,13 @@ def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[Ru
     Raises:
         UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
     """
-    known = {*configured(), *(run.head["dataset"] for run in source.runs)}
+    specs = list(specs)
+    require_known("dataset", (dataset_name(spec.dataset) for spec in specs),
+                  {*configured(), *(run.head["dataset"] for run in source.runs)})
     runs_of: dict[RunSpec, list[Run]] = {}
     missing: dict[RunSpec, str] = {}
     owner: dict[str, RunSpec] = {}
     for spec in specs:
-        if dataset_name(spec.dataset) not in known:
-            raise unknown("dataset", spec.dataset, known)
         runs_of[spec], reason = find(source, spec)
         if reason:
             missing[spec] = reason

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known
 from .. import OF_RECORDS, add_methods, add_options, backbones_of, found_by_cell, methods_of, print_json, tuned_of
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def _compared(args: argparse.Namespace, registry: Registry) -> tuple[list[str], 
     if len(methods) < 2:
         raise UserError(f"compare: found only {methods[0]}, accepted: two methods or more, as compare f3crec ft.")
     proposed = args.proposed or methods[0]
-    if proposed not in methods:
-        raise unknown("method in --proposed (one of those compared)", proposed, methods)
+    require_known("method in --proposed (one of those compared)", [proposed], methods)
     return methods, proposed
 
 

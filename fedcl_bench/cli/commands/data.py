@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known, unknown
 from ...core.text import quoted, safe_name
 from .. import add_options, count, interrupted, located, names, seed, settings_of, writing
 
@@ -291,8 +291,7 @@ def _download(args: argparse.Namespace) -> int:
     from ...data.source import load_config, spelled
 
     args.name = spelled(args.name)
-    if args.name not in FORMATS:
-        raise unknown("dataset", args.name, FORMATS)
+    require_known("dataset", [args.name], FORMATS)
     config = load_config(args.name)
     then = f"run_bench.py data convert {args.name} --raw"
     if not config.raw.url:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known
 from .. import (CELLS, DRAWN, OF_RECORDS, Extend, add_options, check_formats, names, save_figure, say_tuned,
                 settings_of, source_of)
 
@@ -64,9 +64,7 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
     """The datasets or backbones to draw: those asked for, or the paper's of which there are records, or any other."""
     there = {run.head[kind] for run in runs}
     known = paper.DATASETS if kind == "dataset" else paper.BACKBONES
-    for name in asked or ():
-        if name not in {*known, *there}:
-            raise unknown(kind, name, {*known, *there})
+    require_known(kind, asked or (), {*known, *there})
     return list(dict.fromkeys(asked)) if asked else [name for name in known if name in there] or sorted(there)
 
 
@@ -91,9 +89,7 @@ def run(args: argparse.Namespace) -> int:
     paper = papers.get(args.paper)
     makers = MAKERS[args.paper]
     asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
-    for name in asked:
-        if name != "all" and name not in makers:
-            raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
+    require_known("figure", asked, [*makers, *paper.FIGURE_ALIASES, "all"])
     wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
     registry = discover(args.plugins)
     source = source_of(args, registry, assignments=tuple(settings_of(args).items()))

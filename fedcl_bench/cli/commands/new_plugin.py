@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from string import Template
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known
 
 KINDS = ("method", "backbone", "metric", "attack")
 METHODS = {"server": "the server averages item tables over blocks (end_step, aggregate); the default",
@@ -45,13 +45,11 @@ def run(args: argparse.Namespace) -> int:
     from ...data.source import configured
     from ...core.files import shipped
 
-    if args.kind not in KINDS:
-        raise unknown("kind of plugin", args.kind, KINDS)
+    require_known("kind of plugin", [args.kind], KINDS)
     if args.starts_as and args.kind != "method":
         raise UserError(f"--kind: found '{args.starts_as}' for a {args.kind}; only methods come in several, leave it "
                         f"out.")
-    if args.starts_as and args.starts_as not in METHODS:
-        raise unknown("kind of method in --kind", args.starts_as, METHODS)
+    require_known("kind of method in --kind", [args.starts_as] if args.starts_as else [], METHODS)
     folder = args.plugins or Path("plugins" if Path("plugins").is_dir() else "my_plugins")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--plugins: '{folder}' is not a folder.")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known
 from ...core.text import quoted
 from .. import add_options, cores, count, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
@@ -147,10 +147,7 @@ def run(args: argparse.Namespace) -> int:
         from ...runs.runner import Interrupted
         from ..show import few_users, improvement_notes, sampling_notes, show_groups, show_result
 
-    for group in args.by:
-        if group not in GROUPS:
-            raise unknown("group in --by", group, GROUPS)
-
+    require_known("group in --by", args.by, GROUPS)
     configs, overrides = _configs(args, from_file)
     if args.by and configs[0].stream.in_epochs:
         raise UserError("--by: found clients that hold many users' interactions, accepted: runs in which every client "
