@@ -156,7 +156,7 @@ def _execute(args: argparse.Namespace) -> int:
         with importing():
             importlib.import_module(module)
     try:
-        return args.execute(args)
+        return args.execute(args) or 0
     except (UserError, RunFailed):
         raise
     except (Exception, SystemExit):

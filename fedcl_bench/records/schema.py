@@ -7,9 +7,9 @@ form is checked whenever it is read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Mapping
+from typing import Annotated, Any, Iterator, Mapping
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from ..core.errors import Corrupt
 from ..core.files import loaded_json, require_form, read_bytes
@@ -23,6 +23,9 @@ CURE = "Take its folder away, or run it again: the command that made it does."
 Count = Annotated[int, Meta(ge=0, le=2 ** 63 - 1)]
 Name = Annotated[str, Meta(pattern=RECORD_NAME, max_length=LONGEST_IN_RECORD)]  # becomes part of paths
 Hash = Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{12,128}\Z")]
+# Fields in which every list has a value per block.
+_PER_BLOCK = ("best_round", "tested", "metrics", "matrix", "bytes", "stages", "lists", "ratings", "groups",
+              "nearly_best", "sampled", "features")
 Value = str | int | float | bool | None | list[str | int | float | bool | None]  # what --set can write
 
 
@@ -194,7 +197,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"field '{'metrics' if self.rounds else 'rounds'}': expected at least one")
         if not self.metrics.keys() == self.matrix.keys() == self.continual.keys():
             raise ValueError("fields 'metrics', 'matrix' and 'continual': expected the same metrics")
-        for field, values in self._per_block():
+        for field, values in (each for name in _PER_BLOCK for each in _lists(name, getattr(self, name))):
             if len(values) != len(self.rounds):
                 raise ValueError(f"field '{field}': found {len(values)} values, expected one per block, "
                                  f"{len(self.rounds)}")
@@ -210,27 +213,15 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
             if "users" not in of_group or len(of_group) < 2:
                 raise ValueError(f"field 'groups.{group}': expected users and a metric of theirs")
 
-    def _per_block(self) -> list[tuple[str, list[Any]]]:
-        """All lists with a value per block, by the names of their fields."""
-        near = self.nearly_best
-        return [("best_round", self.best_round), ("tested.users", self.tested.users),
-                *([("tested.interactions", self.tested.interactions)] if self.tested.interactions is not None else []),
-                *((f"metrics.{name}.per_block", metric.per_block) for name, metric in self.metrics.items()),
-                *((f"matrix.{name}", rows) for name, rows in self.matrix.items()),
-                *((f"bytes.{name}", getattr(self.bytes, name)) for name in
-                  ("up_per_client_round", "down_per_client_round")),
-                *((f"stages.{name}", values) for name, values in self.stages.items()),
-                *((f"lists.{name}", values) for name, values in self.lists.items()),
-                *((f"ratings.{name}", values) for name, values in self.ratings.items()),
-                *((f"groups.{group}.{name}", values) for group, of_group in self.groups.items()
-                  for name, values in of_group.items()),
-                *((f"nearly_best.{name}", getattr(near, name)) for name in
-                  ("rounds", "seconds", "bytes_up", "bytes_down") if near),
-                *([("sampled.to_find", self.sampled.to_find)] if self.sampled else []),
-                *((f"sampled.intervals.{name}", values) for name, values in
-                  (self.sampled.intervals if self.sampled else {}).items()),
-                *((f"features.{name}", getattr(self.features, name)) for name in
-                  ("items", "silent", "layers", "dim") if self.features)]
+
+def _lists(name: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
+    """The outermost lists in a field, with where they are."""
+    if isinstance(value, list):
+        yield name, value
+    elif isinstance(value, (dict, Struct)):
+        each = value if isinstance(value, dict) else structs.asdict(value)
+        for key, part in each.items():
+            yield from _lists(f"{name}.{key}", part)
 
 
 def parse_meta(content: bytes | str, where: str, cure: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """One module per command: its docstring is its description, ``EXAMPLES`` stand below its options, ``add(parser)``
-declares these, and ``run(args)`` does it and returns the exit status."""
+declares these, and ``run(args)`` does it and returns the exit status; None is 0."""
 
 COMMANDS = {
     "run": "run a method on a backbone and a dataset (the default)",

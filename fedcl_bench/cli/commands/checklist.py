@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "plugins")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...records.store import load_all
     from ...reports.checklist import Answered, answers, as_latex, as_markdown
     from ...runs.registry import discover
@@ -39,4 +39,3 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"checklist: no finished run of these in {args.records}; name another folder with --records.")
     parts = answers(Answered(runs, failed, discover(args.plugins), tuned_of(args)))
     print((as_latex if args.format == "latex" else as_markdown)(parts), end="")
-    return 0

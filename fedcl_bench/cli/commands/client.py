@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "plugins", "json")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...core.tuning import importing
 
     with importing():
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             print_json(table.to_dict("records"))
         else:
             print(table.to_string(index=False))
-        return 0
+        return
     if found := next((name for name in ("-k", "--json") if getattr(args, name.strip("-"))), ""):
         raise UserError(f"client: found {found}, which goes with --recommend USER alone.")
     if (args.server is None) != args.listen:
@@ -60,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
                         lambda text: print(text, file=sys.stderr, flush=True))
         if not args.listen:
             take_part(client, args.server, args.patience)
-            return 0
+            return
         client.read()
         flower_app.listen(args.folder.absolute(), client.answer, lambda: client.over)
     if client.failed:
         raise UserError(client.failed)
-    return 0

@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json", "plugins")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...records.store import leak_notes
     from ...reports.frame import parse_blocks
     from ...reports.selection import DAGGER, FOOTNOTE
@@ -62,13 +62,12 @@ def run(args: argparse.Namespace) -> int:
     shown = _over_grid(args, runs, labels) if args.friedman else _against_each(args, registry, runs, labels)
     if args.json:
         print_json({"metric": args.metric, **shown.content, "notes": [*leaks, *shown.notes]})
-        return 0
+        return
     print(shown.title)
     print_table(shown.heads, shown.rows)
     print(*shown.below, *leaks, *shown.notes, sep="\n")
     if any(DAGGER in label for label in labels.values()):
         print(FOOTNOTE)
-    return 0
 
 
 class _Shown(NamedTuple):

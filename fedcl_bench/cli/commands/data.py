@@ -157,10 +157,10 @@ def _add_synth(synth: argparse.ArgumentParser) -> None:
     synth.add_argument("--force", action="store_true", help="replace a dataset of this name")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     try:
         return {"show": _show, "convert": _convert, "download": _download, "synth": _synth,
-                "prepare": _prepare, "deal": _deal}[args.action](args) or 0
+                "prepare": _prepare, "deal": _deal}[args.action](args)
     except KeyboardInterrupt:
         return interrupted("no file is half written, the same command starts again.")
 
@@ -185,7 +185,7 @@ def _show(args: argparse.Namespace) -> int:
     return status
 
 
-def _prepare(args: argparse.Namespace) -> int:
+def _prepare(args: argparse.Namespace) -> None:
     from ...data.streams import prepared
     from ...data.datasets import build_stream
 
@@ -196,10 +196,9 @@ def _prepare(args: argparse.Namespace) -> int:
     print(f"{source.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
           f"step{'s' * (len(stream.steps) > 1)}, {size / (1 << 20):,.1f} MiB")
     print(f"wrote: {folder}")
-    return 0
 
 
-def _deal(args: argparse.Namespace) -> int:
+def _deal(args: argparse.Namespace) -> None:
     from ...data.datasets import load_stream
     from ...deployment.client_files import Published
     from ...deployment.domain_files import deal_all
@@ -211,15 +210,14 @@ def _deal(args: argparse.Namespace) -> int:
     tables = deal_all(published, source, stream, divide(stream, args.clients, "--clients"), args.out)
     print(f"{source.name}: {stream.steps[-1].n_users} users and {stream.steps[-1].n_items} items")
     print(f"wrote: {args.out / 'server'}, {tables[0]}" + (f" to {tables[-1]}" if len(tables) > 1 else ""))
-    return 0
 
 
-def _convert(args: argparse.Namespace) -> int:
+def _convert(args: argparse.Namespace) -> None:
     if args.table is not None:
         return _import(args)
     if given := [option for option in _TABLE_OPTIONS if getattr(args, option.replace("-", "_")) is not None]:
         raise UserError(f"--{given[0]} has no effect with --raw; it says how to read --table.")
-    return _report(args, args.raw)
+    _report(args, args.raw)
 
 
 def _tables_of(args: argparse.Namespace) -> Tables:
@@ -257,7 +255,7 @@ def _users_by_default(table: Path, session: str | None, encoding: str) -> str:
     return "user_id"
 
 
-def _import(args: argparse.Namespace) -> int:
+def _import(args: argparse.Namespace) -> None:
     """Convert the user's own tables and say what was detected and done."""
     from ...data.files.from_csv import import_table
 
@@ -274,7 +272,6 @@ def _import(args: argparse.Namespace) -> int:
     for path in done.files:
         print(f"wrote: {path}")
     _say_next(args, "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf")
-    return 0
 
 
 def _refuse_taken(name: str, what: str) -> None:
@@ -285,7 +282,7 @@ def _refuse_taken(name: str, what: str) -> None:
         raise UserError(f"data {what}: '{name}' is a dataset that exists; choose another name.")
 
 
-def _download(args: argparse.Namespace) -> int:
+def _download(args: argparse.Namespace) -> None:
     from ...data.files.archives import fetch
     from ...data.files.convert import FORMATS
     from ...data.source import load_config, spelled
@@ -301,10 +298,10 @@ def _download(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="fedcl_bench-") as folder:
         fetch(config.raw.url, Path(folder) / file,
               f"Fetch it by hand, then run: {then} {file}{_out(args, '--out')}")
-        return _report(args, Path(folder) / file, config.raw.url)
+        _report(args, Path(folder) / file, config.raw.url)
 
 
-def _synth(args: argparse.Namespace) -> int:
+def _synth(args: argparse.Namespace) -> None:
     from ...data.source import write_config
     from ...data.streams.synth import SyntheticLog, write
     from ...core.files import bar
@@ -328,7 +325,6 @@ def _synth(args: argparse.Namespace) -> int:
     for path in files:
         print(f"wrote: {path}")
     _say_next(args, "--method f3crec --backbone fedmf")
-    return 0
 
 
 def _out(args: argparse.Namespace, option: str) -> str:
@@ -343,7 +339,7 @@ def _say_next(args: argparse.Namespace, run_as: str = "", settings: Mapping[str,
         print(f"then: run_bench.py {run_as} --dataset {args.name}{options}")
 
 
-def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
+def _report(args: argparse.Namespace, raw: Path, label: str = "") -> None:
     """Convert and say what was done; ``label`` as for ``convert``."""
     from ...data.files.convert import convert
     from ...data.source import spelled
@@ -362,4 +358,3 @@ def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
     for path in done.files:
         print(f"{'wrote' if done.changed else 'already there'}: {path}")
     _say_next(args, settings=done.settings)
-    return 0

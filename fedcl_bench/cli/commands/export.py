@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_words", nargs=argparse.REMAINDER, metavar="...", help="the run: options of `run`")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...deployment.flower_app import AT_GRID, export
     from ..main import parse
     from .run import configured_run
@@ -37,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
     config = configured_run(parse(["run", *args.run_words, "--engine", f"flower:{AT_GRID}"]))
     export(args.out, args.run_words, f"{config.method.name} on {config.backbone.name}, {config.source.name}")
     print(f"wrote: {args.out}")
-    return 0
 
 
 def serve(grid: Any, words: str, folder: str) -> None:

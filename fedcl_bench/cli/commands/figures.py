@@ -78,7 +78,7 @@ def _metric(job: FigureJob, runs: list[Run]) -> str:
     return chose.pop()
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...experiments import papers
     from ...reports.paper_figures import MAKERS, FigureJob
     from ...reports.selection import FOOTNOTE
@@ -109,7 +109,6 @@ def run(args: argparse.Namespace) -> int:
         print(FOOTNOTE)
     for path in written:
         print(path)
-    return 0
 
 
 def _draw_all(makers: dict[str, Callable[[FigureJob], Drawn]], job: FigureJob,

@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, *DRAWN, "json", "plugins")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...reports.headroom import headroom_rows
     from ...reports.selection import checked_spec
     from ...runs.registry import discover
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"reference": args.reference, "bound": args.bound, "metric": metric, "cells": [
             {"backbone": backbone, "dataset": dataset, "rows": [asdict(row) for row in rows]}
             for (backbone, dataset), rows in tables.items()]})
-        return 0
+        return
     for (backbone, dataset), rows in tables.items():
         _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
     print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     given_up = {name: registry.gives_up(spec.method, dict(spec.settings)) for name, spec in specs.items()}
     if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
         print(f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
-    return 0
 
 
 def _draw(args: argparse.Namespace, tables: dict[tuple[str, str], list[HeadroomRow]], names: list[str], metric: str

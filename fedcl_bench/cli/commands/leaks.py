@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                                                               "in --data-dir")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...audit.leaks import audit, papers, shipped_papers
     from ..show import print_table
 
@@ -39,22 +39,21 @@ def run(args: argparse.Namespace) -> int:
         rows = papers(args.data_dir) if args.papers else shipped_papers()
         if args.json:
             print_json(rows)
-            return 0
+            return
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         print("From negatives on: a predictor that uses this channel alone, on test items. In parentheses: closed;\n"
               "in brackets: that depends on the backbone. training: items by their training interactions.\n"
               "`leaks --dataset NAME --set NAME=VALUE` tells the channels of one stream.")
-        return 0
+        return
     if args.papers:
         raise UserError("--papers: has datasets and settings of its own; leave out --dataset and --set, or it.")
     found = audit(args.dataset or "ml-100k", settings_of(args), args.data_dir)
     if args.json:
         print_json(asdict(found))
-        return 0
+        return
     here = {True: "open", False: "closed", None: "depends"}
     print(", ".join([found.dataset, *(f"{name}={value}" for name, value in found.settings.items())]))
     print_table(("channel", "here", f"{found.metric} alone"), [
         *((each.name, here[each.on], "–" if each.alone is None else f"{each.alone:.4f}") for each in found.channels),
         ("chance", "", f"{found.chance:.4f}"), ("training interactions", "", f"{found.training:.4f}")])
     print("\n".join(f"{each.name}: {each.how}." for each in found.channels))
-    return 0

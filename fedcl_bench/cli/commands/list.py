@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "plugins")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...data.source import atomic_files, config_file, configured, spelled
     from ...runs.metadata import RECBOLE, read_all, unknown_plugin
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return _in_full(name, args)
 
 
-def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
+def _everything(folders: list[Path], plugins: list[Metadata] | None) -> None:
     """One line per method, backbone, metric, attack and dataset; plugins that cannot be loaded with their error.
 
     Args:
@@ -77,10 +77,9 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> int:
         for name, text in lines.items():
             say(f"  {name:<{width}}{text}")
     say("\n`list NAME` shows one of them in full.")
-    return 0
 
 
-def _in_full(name: str, args: argparse.Namespace) -> int:
+def _in_full(name: str, args: argparse.Namespace) -> None:
     from ...data.source import atomic_files, config_file, configured, file_there, spelled
     from ...runs.registry import RECBOLE, discover
 
@@ -97,14 +96,13 @@ def _in_full(name: str, args: argparse.Namespace) -> int:
     for plugin in plugins:
         _metric(plugin) if plugin.kind == "metric" else _plugin(registry, plugin, args)
     if plugins:
-        return 0
+        return
     dataset = spelled(name)
     path = config_file(dataset) or file_there(dataset, None)
     if not path:
         raise registry.unknown("method, backbone, metric, attack or dataset", name,
                                [*(n for _, n in registry.plugins), *configured(), *atomic_files()])
     _dataset(dataset, path)
-    return 0
 
 
 def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> None:
@@ -237,7 +235,7 @@ def _dataset(dataset: str, path: Path) -> None:
     say(f"`data {name}` shows its {parts}" + (f"; `data download {name}` gets it." if config.raw.url else "."))
 
 
-def _recbole_models() -> int:
+def _recbole_models() -> None:
     from ...recbole import client_facts, domain_facts, pooled
     from ...recbole.models import names
 
@@ -246,4 +244,3 @@ def _recbole_models() -> int:
         say(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
     say(f"\nAs methods RecBole trains these on everybody's data so far: {', '.join(pooled.KINDS)}.\n"
         f"`list recbole:NAME` shows a model's settings.")
-    return 0

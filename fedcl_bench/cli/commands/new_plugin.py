@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="folder of the file (default: ./plugins if there is one, else ./my_plugins)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...data.source import configured
     from ...core.files import shipped
 
@@ -80,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"It runs as it stands; edit it and try:\n"
           f"  run_bench.py check {args.name}{option}\n"
           f"  run_bench.py {tried[args.kind]}{option}")
-    return 0
 
 
 def _refuse_taken(name: str, folders: list[Path]) -> None:

@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...experiments import papers
     from ...reports.selection import find
     from ...records.published import INDEX, write
@@ -63,4 +63,3 @@ def run(args: argparse.Namespace) -> int:
     total, count = sum(file["bytes"] for file in files), sum(file["runs"] for file in files)
     print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, "
           f"{total / count / 1e3:.1f} kB per run")
-    return 0

@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "plugins")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...core.files import write_atomically
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
@@ -44,4 +44,3 @@ def run(args: argparse.Namespace) -> int:
     print(args.out)
     print(f"{len(runs)} runs, {len(content) / 1e6:.1f} MB; open it in a browser."
           + (f" It is larger than {LIMIT // 1_000_000} MB, as there are many runs." if len(content) > LIMIT else ""))
-    return 0

@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                                             "part of the submission; repeatable")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...core.errors import Corrupt
     from ...leaderboard import board, submission
     from ...records.store import load_all
@@ -63,4 +63,3 @@ def run(args: argparse.Namespace) -> int:
     for path in board.write_pages(args.out.parent):
         print(path)
     print(f"Now: run_bench.py verify {shlex.quote(str(args.out))}")
-    return 0

@@ -134,7 +134,7 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
     return statistics(load_stream(locate(dataset, data_dir, settings), settings))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     from ...core.files import write_atomically
     from ...reports.render import FORMATS, RENDERERS
 
@@ -153,7 +153,6 @@ def run(args: argparse.Namespace) -> int:
             with writing(path):
                 write_atomically(path, RENDERERS[name](table).encode(errors="backslashreplace"))
             print(path)
-    return 0
 
 
 def _drawn(table: Table) -> str:
