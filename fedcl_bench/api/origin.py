@@ -28,7 +28,6 @@ def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None
 
 
 def warned(error: Corrupt) -> None:
-    """Warn of a record that is left out."""
     warnings.warn(f"left out: {error.wrong}.", stacklevel=2)
 
 

@@ -136,11 +136,9 @@ class Display:
         self._bar.update(self._task, completed=progress.round, status=status)
 
     def _stage(self, row: Mapping[str, Any]) -> Stage:
-        """That of a round."""
         return self._config.stages[row.get(STAGE, 0)]
 
     def _ended(self, name: str, progress: Progress, step: int) -> None:
-        """The line of a block or domain whose rounds are over."""
         server = self._config.server
         rows = [row for row in progress.curve if row["step"] == step]
         best = progress.best_round(step, server.best_round)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def table(result: Mapping[str, Any]) -> pd.DataFrame:
-    """``texts`` for pandas."""
     import pandas as pd
 
     columns, rows = texts(result)

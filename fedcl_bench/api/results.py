@@ -173,7 +173,6 @@ class Results:
                               [blocks] if isinstance(blocks, int) else blocks)
 
     def _name_beside(self, taken: dict[str, Any]) -> str:
-        """The method's name, with a number if there is another of that name."""
         number, name = 1, self.method
         while name in taken:
             number += 1

@@ -141,7 +141,6 @@ def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> l
 
 
 def _check_combination(runs: Sequence[Run], folder: Path) -> None:
-    """Raise UserError unless the runs differ in their seeds only, with what tells them apart."""
     for key in ("method", "backbone", "dataset"):
         values = sorted({run.head[key] for run in runs})
         if len(values) > 1:

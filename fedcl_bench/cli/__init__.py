@@ -52,7 +52,6 @@ class Extend(argparse.Action):
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """argparse type of positive numbers with commas."""
     return tuple(map(count, text.split(",")))
 
 
@@ -226,7 +225,6 @@ def left_out() -> Callable[[Corrupt], None]:
 
 
 def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
-    """Say on standard error which tuned settings the specs have."""
     if tuned is not None and not quiet:
         print(tuned.used(specs), file=sys.stderr)
 

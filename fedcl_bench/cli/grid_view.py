@@ -41,7 +41,6 @@ def _counts(board: GridState) -> str:
 
 
 def _at(running: Running) -> str:
-    """Where a run is."""
     step, steps, round_, rounds = running.at or (0, 0, 0, 0)
     return f"block {step} of 0-{steps - 1}, round {round_} of at most {rounds}" if running.at else "starting"
 
@@ -75,7 +74,6 @@ class GridView:
         self._console.print(for_terminal(message))
 
     def ended(self, outcome: Outcome, board: GridState) -> None:
-        """A line for a run that ended."""
         number = f"{len(board.outcomes):>{len(str(board.tasks))}}/{board.tasks}"
         what = f"{outcome.took:.1f} s" if outcome.status == "finished" else first_line(outcome.error)
         self.note(f"{number} {outcome.status}: {outcome.task.label}: {what}{_left(board)}")
@@ -126,7 +124,6 @@ def status_of(outcomes: Sequence[Outcome]) -> int:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message, for a terminal."""
     return for_terminal((text.splitlines() or [""])[0])
 
 

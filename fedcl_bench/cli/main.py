@@ -26,8 +26,6 @@ _IMPORTS = {**dict.fromkeys(("tables", "compare", "headroom", "figures", "report
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one- or two-line errors and exit status 2."""
-
     def error(self, message: str):
         raise UserError(f"{message}.\nSee {self.prog} --help.")
 
@@ -93,7 +91,6 @@ def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> User
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
     if sys.stderr is None:  # closed by who called; the next file would get its number
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:

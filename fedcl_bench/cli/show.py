@@ -38,7 +38,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
-    """Print what groups of users and items get in each block, with their numbers of users."""
     if "groups" not in result:
         raise UserError(f"--by: the record {result['record']} has no groups, as "
                         f"{why_no_groups(result, 'run it again with --rerun')}.")
@@ -96,7 +95,6 @@ def show_result(config: RunConfig, result: Mapping[str, Any], start: float | Non
 
 
 def _show_heading(config: RunConfig, result: Mapping[str, Any]) -> None:
-    """What was run, and what to know of its numbers."""
     seeds = f"seed {result['seed']}" if "seeds" not in result else \
         f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std"
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
@@ -113,7 +111,6 @@ def _show_heading(config: RunConfig, result: Mapping[str, Any]) -> None:
 
 
 def _show_table(result: Mapping[str, Any]) -> None:
-    """Metrics, rounds and tested users by block."""
     columns, metrics = texts(result)
     counts = [("rounds", result["rounds"]), *((f"rounds of {name}", n) for name, n in result.get("stages", {}).items())]
     rows = [(name, *values) for name, values in metrics.items()]

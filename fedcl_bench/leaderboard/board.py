@@ -56,7 +56,6 @@ def entries(board: Path) -> list[Entry]:
 
 
 def lines(every: Sequence[Entry]) -> list[TableRow]:
-    """The table of the page: column to text or number."""
     return [{
         "method": entry.submission.title, "dataset": entry.row.dataset, "backbone": entry.row.backbone,
         "stream": entry.row.stream, "metric": entry.row.metric,
@@ -87,7 +86,6 @@ def _plugin(entry: Entry) -> str:
 
 
 def markdown(board: Path) -> str:
-    """The page as Markdown."""
     rows = lines(entries(board))
     texts = [[for_markdown(value.text if isinstance(value, Number) else value) for value in row.values()]
              for row in rows]

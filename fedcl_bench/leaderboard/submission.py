@@ -132,7 +132,6 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def digest_of_records(folder: Path) -> str:
-    """SHA-256 over the packed records."""
     whole = hashlib.sha256()
     for path in sorted(folder.glob("*.parquet")):
         whole.update(read_required(path, CURE))
@@ -202,7 +201,6 @@ def require(cells: Cells, method: str) -> None:
 
 
 def rows_of(folder: Path, cells: Cells, method: str, registry: Registry) -> list[Row]:
-    """The rows of a submission's folder, sorted by dataset and backbone."""
     return [_row(folder, place, cells[place], method, registry) for place in sorted(cells, key=lambda p: p[::-1])]
 
 
@@ -370,6 +368,5 @@ def _plugin_files(cells: Cells, source: Source) -> set[Path]:
 
 
 def _tuned_files(cells: Cells, source: Source) -> set[Path]:
-    """The files of the settings that were tuned."""
     return {path for place, runs in cells.items() for name in runs
             if source.tuned and (path := source.tuned.file(name, *place)).is_file()}

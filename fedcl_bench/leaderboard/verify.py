@@ -85,7 +85,6 @@ def _files(folder: Path, submission: Submission) -> str:
 
 
 def _tuned(folder: Path, cells: Cells) -> str:
-    """Whether the settings that were tuned are those of the runs."""
     count = 0
     for place, runs in cells.items():
         for name, several in runs.items():
@@ -130,7 +129,6 @@ def _close(found: float, said: float, what: str) -> float:
 
 
 def _rows(folder: Path, submission: Submission, cells: Cells, registry: Registry) -> str:
-    """Whether what is shown follows from the records."""
     said, found = (msgspec.to_builtins(rows) for rows in (
         submission.rows, rows_of(folder, cells, submission.method, registry)))
     if len(said) != len(found):

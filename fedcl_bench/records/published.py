@@ -68,7 +68,6 @@ class _Index(Struct, forbid_unknown_fields=True):
 
 
 def is_compact(folder: Path) -> bool:
-    """Whether a folder holds compact records."""
     return (folder / INDEX).is_file()
 
 
@@ -77,7 +76,6 @@ def _hash(content: bytes) -> str:
 
 
 def _check_name(name: str, where: str) -> None:
-    """Raise UserError unless a file's name is safe."""
     if not is_safe_in_record(name):
         raise UserError(f"{where}: found the name {quoted(name)}, accepted: {ACCEPTED_IN_RECORD}.")
 
@@ -188,7 +186,6 @@ def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
 
 
 def _users(kept: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
-    """Per-user scores, given a list for each metric."""
     import pandas as pd
 
     extra = sorted(kept.keys() - {*METRICS, *_KEYS})
@@ -203,7 +200,6 @@ def _users(kept: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
 
 
 def _encoded(rows: list[_Row]) -> bytes:
-    """Rows as a Parquet file."""
     table, buffer = _table(rows), io.BytesIO()
     # Runs of one dataset share their users, so one large page per column compresses those to almost nothing.
     pq.write_table(table, buffer, compression="zstd", compression_level=19, use_dictionary=False,
@@ -221,7 +217,6 @@ def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    """The index; raises Corrupt."""
     index: dict[str, Any] = read_json(folder / INDEX, _Index, _CURE)
     for name in index["files"]:
         _check_name(name, str(folder / INDEX))

@@ -42,8 +42,6 @@ MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
 
 @dataclass(frozen=True)
 class Record:
-    """The folder of one run."""
-
     folder: Path
 
     @property
@@ -133,7 +131,6 @@ class Record:
         return numbers_in(*self._content("rounds"), CURE)
 
     def _content(self, name: str) -> tuple[bytes, Path]:
-        """The content of a frame's file, and the file."""
         path = self.folder / f"{name}.parquet"
         files = (read_run(self.folder) or {}).get("files", {})
         return read_content(path, files.get(path.name)), path

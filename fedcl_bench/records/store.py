@@ -30,7 +30,6 @@ PROTOCOL = ("stream", "candidates", "sampled_candidates", "candidate_lists", "ma
 
 
 def refuse(error: Corrupt) -> None:
-    """Raise what is wrong with a record."""
     raise error
 
 
@@ -118,7 +117,6 @@ def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:
 
 
 def describe(meta: Mapping[str, Any]) -> str:
-    """A run in words."""
     return f"{meta['method']} on {meta['backbone']}, {meta['dataset']}, seed {meta['seed']}"
 
 
@@ -246,7 +244,6 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def one_data(runs: Iterable[Run]) -> None:
-    """Raise UserError if runs of one dataset used different data files."""
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.head["dataset"], run)

@@ -60,7 +60,6 @@ class Layout:
 
 
 def _check(layout: Layout) -> None:
-    """Raise UserError for an unknown dimension or group, a dimension that is named twice, or tests of groups."""
     both = [*layout.rows, *layout.columns]
     require_known("dimension (--rows)", layout.rows, DIMENSIONS)
     require_known("dimension (--columns)", layout.columns, DIMENSIONS)
@@ -129,14 +128,12 @@ def _recorded(method: str, runs: Iterable[Run], source: Source) -> tuple[str, ..
 
 
 def _is_asked(layout: Layout, head: Mapping[str, Any]) -> bool:
-    """Whether a run is on a backbone, or on none, and a dataset that are asked for."""
     backbones = {*map(spelled, layout.backbones), NO_BACKBONE}
     return (not layout.backbones or head["backbone"] in backbones) and (
         not layout.datasets or head["dataset"] in layout.datasets)
 
 
 def _asked(layout: Layout, source: Source) -> Sequence[Run]:
-    """The runs that are asked for; all where there is none."""
     return [run for run in source.runs if _is_asked(layout, run.head)] or source.runs
 
 

@@ -110,7 +110,6 @@ class Table:
         return tuple(map(" ".join, self.columns))
 
     def cells(self) -> list[Cell]:
-        """All cells, in reading order."""
         return [cell for panel in self.panels for line in panel.lines for cell in line.cells if cell is not None]
 
 
@@ -152,7 +151,6 @@ class Filling:
 
     @cached_property
     def daggers(self) -> frozenset[str]:
-        """The rows that are re-implementations."""
         rows = self.table.run_names() if self.table.row_spec else ()
         return frozenset(name[0] for name in rows
                          if self.source.registry.reimplemented(self.table.row_spec(*name).method))
@@ -167,5 +165,4 @@ class Filling:
         return [f"{self.label(name)} ({', '.join(which)})" for name, which in given_up.items() if which]
 
     def label(self, name: str) -> str:
-        """What a row, backbone, dataset, metric or column is called, with a dagger at re-implementations."""
         return self.names(name) + DAGGER * (name in self.daggers)

@@ -52,12 +52,10 @@ class Answered:
         return ({"candidates": "all", **run.head["settings"]} for run in self.runs)  # where they are inactive
 
     def distinct(self, of: Callable[[dict[str, Any]], Any]) -> list[Any]:
-        """What is said of records, each once, in the order of the first to say it."""
         return list(dict.fromkeys(of(run.meta) for run in self.runs))
 
     @property
     def cells(self) -> dict[tuple[str, ...], list[Run]]:
-        """Runs by method, backbone and dataset."""
         cells: dict[tuple[str, ...], list[Run]] = {}
         for run in sorted(self.runs, key=lambda run: [run.head[name] for name in NAMES]):
             cells.setdefault(tuple(run.head[name] for name in NAMES), []).append(run)
@@ -187,13 +185,11 @@ QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
 
 
 def answers(of: Answered) -> dict[str, dict[str, str]]:
-    """Every question of every part with its answer."""
     return {part: {question: (answer if isinstance(answer, str) else answer(of)) or AUTHORS
                    for question, answer in questions.items()} for part, questions in QUESTIONS.items()}
 
 
 def as_markdown(parts: Mapping[str, Mapping[str, str]]) -> str:
-    """A list of questions and answers under the headings of their parts."""
     return "\n".join(["# Reproducibility checklist", *(line for part, questions in parts.items() for line in (
         "", f"## {part}", "",
         *(f"- **{question}** {for_markdown(answer)}" for question, answer in questions.items())))]) + "\n"

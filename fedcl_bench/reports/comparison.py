@@ -130,7 +130,6 @@ def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequen
 
 
 def holm_adjusted(tests: Sequence[PairedTests]) -> Iterator[PairedTests]:
-    """The tests with Holm's correction of their p: of those over users, and of those over seeds."""
     seeds = iter(holm([test.seeds.p for test in tests if test.seeds]))
     for test, p in zip(tests, holm([test.users.p for test in tests])):
         yield replace(test, users=replace(test.users, p=p), seeds=test.seeds and replace(test.seeds, p=next(seeds)))
@@ -153,7 +152,7 @@ class Comparison(PairedTests):
 
 
 def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
-    """The blocks to average over: those given, or the incremental ones; raises UserError if a run lacks one."""
+    """Those to average over; raises UserError if a run lacks one."""
     chosen = incremental(runs[0]) if blocks is None else tuple(blocks)
     for run in runs:
         if beyond := [block for block in chosen if not 0 <= block < run.head["blocks"]]:

@@ -31,8 +31,6 @@ REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is the
 
 
 class Number(NamedTuple):
-    """A number, which sorting uses, as text."""
-
     value: float
     text: str
 
@@ -142,7 +140,6 @@ def gather(runs: Sequence[Run], registry: Registry) -> list[GridCell]:
 
 
 def _mean(values: Sequence[float | None], form: str = ".4f") -> str | Number:
-    """A mean over seeds; a dash if one has no such number."""
     there = [value for value in values if value is not None]
     return DASH if len(there) < len(values) else Number.as_(float(np.mean(there)), form)
 
@@ -254,7 +251,6 @@ def environments(runs: Iterable[Run]) -> list[TableRow]:
 
 
 def failures(failed: Iterable[Mapping[str, Any]]) -> list[TableRow]:
-    """A row per run that failed, with the first line of its error."""
     return [{**{name: str(head[name]) for name in (*NAMES, "seed")}, "error": head["error"].partition("\n")[0]}
             for head in failed]
 

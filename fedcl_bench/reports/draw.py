@@ -43,8 +43,6 @@ styled = style.context(STYLE, after_reset=True)
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn and called in every figure."""
-
     label: str
     color: str = "#000000"
     marker: str = "o"
@@ -98,7 +96,6 @@ def _grid(rows: int, columns: int, height: float, width: float | None = None, **
 
 
 def _key(label: str, **look) -> Line2D:
-    """An entry of a legend."""
     return Line2D([], [], label=label, **look)
 
 
@@ -163,7 +160,6 @@ def _look(look: Mapping[str, Look], name: str) -> Look:
 
 
 def _panels(grid: np.ndarray, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[Any, Any]]:
-    """The axes of every panel; the other axes are hidden."""
     for axes_row, panels in zip(grid, rows):
         yield from zip(axes_row, panels)
         for axes in axes_row[len(panels):]:
@@ -171,7 +167,6 @@ def _panels(grid: np.ndarray, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[A
 
 
 def _draw_estimates(axes, panel: FigurePanel, look: Mapping[str, Look]) -> None:
-    """One panel of ``estimates``."""
     reach = _reach(panel) if panel.written else np.inf
     for y, (name, value) in enumerate(panel.ours.items()):
         color, marker = _look(look, name).color, _look(look, name).marker
@@ -270,7 +265,6 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
 
 
 def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
-    """One panel of ``sensitivity``."""
     every = sorted(panel.points)
     points = [panel.points[value] or OverSeeds(np.nan, 0.0, 0) for value in every]  # nan: the line is broken there
     axes.errorbar(every, [p.mean for p in points], [p.deviation if p.n > 1 else np.nan for p in points],

@@ -80,7 +80,6 @@ def seed_averages(runs: Iterable[Run], metric: str, blocks: Iterable[int] | None
 
 
 def common_seeds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """The runs of the seeds that both have, by seed."""
     others = {run.seed: run for run in b}
     return [(run, others[run.seed]) for run in sorted(a, key=lambda run: run.seed) if run.seed in others]
 
@@ -102,7 +101,6 @@ class OverSeeds:
 
 
 def over_seeds(values: Iterable[float]) -> OverSeeds:
-    """Mean and deviation of values; at least one."""
     values = np.asarray(list(values), dtype=float)
     return OverSeeds(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
 
@@ -122,7 +120,7 @@ def improvement(runs: Iterable[Run], base: Iterable[Run], metric: str) -> OverSe
 
 
 def mean_matrix(runs: Sequence[Run], metric: str) -> np.ndarray:
-    """R[t, s], the metric on block s after block t, averaged over seeds; nan above the diagonal."""
+    """R[t, s], averaged over seeds; nan above the diagonal."""
     frame = results(runs)
     frame = frame[(frame["metric"] == metric) & (frame["group"] == "")]
     by_seed = frame.set_index(["trained", "tested", "seed"])["value"].unstack("seed")

@@ -65,7 +65,6 @@ def _points(px: Any, rows: Sequence[TableRow], x: str, y: str, colors: Mapping[s
 
 
 def _stages(meta: Mapping[str, Any], block: int, rounds: int) -> list[str]:
-    """The stage of each round of a block, by the first seed's."""
     names = [_name(name) for name, counts in meta.get("stages", {}).items() for _ in range(counts[block])] or ["train"]
     return (names + names[-1:] * rounds)[:rounds]
 
@@ -86,7 +85,6 @@ def _curves(px: Any, cell: GridCell, colors: Mapping[str, str]) -> Any:
 
 
 def _matrices(px: Any, cell: GridCell) -> Any | None:
-    """R[t, s] of every variant; None with a single block."""
     matrices = np.stack([mean_matrix(variant.runs, cell.metric) for variant in cell.variants])
     if matrices.shape[1] == 1:
         return None

@@ -21,7 +21,6 @@ GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how 
 
 
 def p_text(p: float) -> str:
-    """A p-value in words."""
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
@@ -31,7 +30,6 @@ def p_of(cell: Cell) -> str:
 
 
 def pilot_note(users: Iterable[int]) -> str:
-    """What is said of a table of pilots with so many users."""
     return (f"Of pilots with {', '.join(f'{n:,}' for n in sorted(users))} users of each domain; comparable with no "
             f"numbers of all users.")
 
@@ -64,7 +62,6 @@ def notes(filling: Filling) -> Iterator[str]:
 
 
 def _rising(filling: Filling) -> Iterator[str]:
-    """Which runs ended blocks while validation was still improving, and in how many."""
     lines = []
     for (dataset, backbone, row), runs in filling.runs.items():
         if rising := sum(len(still_improving(run.rounds)) for run in runs):
@@ -87,7 +84,6 @@ def _over_seeds(filling: Filling) -> Iterator[str]:
 
 
 def footnotes(filling: Filling) -> Iterator[tuple[str, str]]:
-    """The mark and text of every footnote."""
     for key, cell in filling.cells.items():
         if cell.mark:
             place = ", ".join(filter(None, map(filling.label, (key.metric, key.column))))
@@ -97,7 +93,6 @@ def footnotes(filling: Filling) -> Iterator[tuple[str, str]]:
 
 
 def _usual_seeds(cells: Iterable[Cell]) -> tuple[int, ...]:
-    """The seeds that most cells have."""
     counts = Counter(cell.seeds for cell in cells if cell.seeds)
     return max(counts, key=lambda seeds: (counts[seeds], len(seeds), seeds)) if counts else ()
 

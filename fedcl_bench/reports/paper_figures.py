@@ -118,12 +118,10 @@ class FigureJob:
         return cells, notes
 
     def command(self, figure: str, datasets: list[str], *options: str) -> str:
-        """The command that makes the runs of the paper's figure."""
         words = ("--paper", self.paper_name, "--figure", figure, "--datasets", ",".join(datasets), *options)
         return grid_command(words, self.source.assignments, self.source.tuned, self.source.where)
 
     def file(self, figure: str, *parts: str) -> str:
-        """A file's name without its suffix."""
         return "-".join((figure, *parts, self.metric.replace("@", "")))
 
 
@@ -357,7 +355,6 @@ def _early(job: FigureJob) -> Drawn:
 
 
 def _require_records(cells: Cells, notes: list[str]) -> None:
-    """Raises Skip if no row of a figure has a record anywhere."""
     if not _all(*cells.values()):
         raise Skip("\n".join(["no records of its runs.", *map(_capital, notes[-1:])]))
 
@@ -431,7 +428,6 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
 
 
 def _pilot(job: FigureJob) -> list[str]:
-    """That the runs are a pilot, if they are."""
     users = job.source.pilot_users
     return [f"pilot of {users:,} users of each domain"] if users else []
 

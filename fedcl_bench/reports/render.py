@@ -30,7 +30,6 @@ def number(cell: Cell, value: float, signed: bool = True, decimals: int | None =
 
 
 def printed(cell: Cell) -> str:
-    """The paper's number as text, without a star."""
     if cell.printed is None:
         return ""
     value = cell.printed.value
@@ -267,7 +266,6 @@ def latex(table: Table) -> str:
 
 
 def _tex_notes(table: Table) -> list[str]:
-    """What is said below a table."""
     notes = [tex(note) for note in (*table.notes, *table.tested)]
     notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in table.footnotes]
     notes += ["--: no number of ours."] if table.missing else []
@@ -283,7 +281,6 @@ CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean",
 
 
 def csv_text(table: Table) -> str:
-    """One line per cell, all numbers in full precision."""
     lines = []
     for cell in table.cells():
         paper = cell.printed
@@ -317,7 +314,6 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
 
 
 def _plain(text: str) -> Text:
-    """Text on one line, without markup."""
     return Text(" ".join(for_terminal(text).split("\n")))
 
 

@@ -179,7 +179,6 @@ def _of_spec(registry: Registry, spec: RunSpec, tuned: Tuned | None) -> Callable
 
 
 def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
-    """That the runs of a spec failed, and why; empty if none of them did."""
     alike = list(filter(_of_spec(registry, spec, tuned), failed))
     if not alike:
         return ""
@@ -236,7 +235,6 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
 
 
 def _one_text(runs: Sequence[Run]) -> None:
-    """Raise UserError if seeds of one spec read different texts or models."""
     for run in runs:
         if run.meta.get("features", {}).get("fingerprint") != runs[0].meta.get("features", {}).get("fingerprint"):
             raise UserError(f"records of {describe(run.head)} come from other texts of items, vectors or models than "

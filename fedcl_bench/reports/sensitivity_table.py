@@ -115,14 +115,12 @@ def _text(value: OverSeeds | None, sign: str) -> str:
 
 
 def markdown(measured: Sequence[Effect], metric: str, against: str, notes: Sequence[str]) -> str:
-    """The table as Markdown, with notes below."""
     head, *lines = [f"| {' | '.join(map(for_markdown, line))} |" for line in rows(measured, metric, against)]
     rule = f"|{'---|' * 3}{'--:|' * (head.count(' | ') - 2)}"
     return "\n".join([head, rule, *lines, "", *(f"- {for_markdown(note)}" for note in notes)]) + "\n"
 
 
 def csv_text(measured: Sequence[Effect], metric: str) -> str:
-    """One line per case, all numbers in full precision; what there is not is empty."""
     lines = []
     for e in measured:
         names = ("setting", e.case.setting), ("default", e.case.default), ("here", e.case.other), ("metric", metric)
@@ -135,7 +133,6 @@ def csv_text(measured: Sequence[Effect], metric: str) -> str:
 
 
 def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Sequence[str]) -> list[str]:
-    """Sentences below the table."""
     several = len(default_seeds) > 1
     said = [f"Mean ± sample standard deviation over seeds {seed_text(default_seeds)}. A change is that of the same "
             f"seed, so its deviation says whether the seeds agree." if several else
@@ -150,7 +147,6 @@ def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Se
 
 
 def as_json(effect: Effect) -> dict[str, Any]:
-    """An effect, JSON-ready; what there is not is None."""
     case, numbers = effect.case, {name: getattr(effect, name) for name in _NUMBERS}
     return {"setting": case.setting, "default": case.default, "here": case.other, "seeds": effect.seeds,
             **{name: over and asdict(over) for name, over in numbers.items()}}

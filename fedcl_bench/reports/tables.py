@@ -178,7 +178,6 @@ def averaged(cell: Cell, runs: Sequence[Run], base: Sequence[Run] = (), base_nam
 
 
 def tests_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> PairedTests | None:
-    """Paired t-tests over users and over seeds; None if the two have too little in common."""
     with suppress(TooFew):
         return paired_tests(a, b, metric)
     return None
@@ -315,7 +314,6 @@ def _test_baseline(filling: Filling) -> None:
 
 
 def _rank(filling: Filling) -> None:
-    """Mark the best and the second of every comparison, by the numbers as they are shown."""
     table, groups = filling.table, {}
     for key, cell in filling.cells.items():
         if cell.mean is not None and key.column != "change" and key.metric not in COSTS:
@@ -330,7 +328,6 @@ def _rank(filling: Filling) -> None:
 
 
 def _fill_statistics(filling: Filling) -> None:
-    """The cells of a table that needs no runs, with the datasets' statistics."""
     for dataset in filling.table.datasets:
         here = [cell for key, cell in filling.cells.items() if key.dataset == dataset]
         try:
@@ -383,7 +380,6 @@ def _fill(filling: Filling, where: str) -> None:
 
 
 def _panels(filling: Filling) -> tuple[tuple[Panel, ...], tuple[tuple[str, ...], ...]]:
-    """The lines of every panel, and the labels of the number columns."""
     table, label = filling.table, filling.label
     names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
              "column": table.columns}

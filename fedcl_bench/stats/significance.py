@@ -133,7 +133,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _interval(values: _Floats, draws: int, rng: np.random.Generator) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean, by percentiles."""
     n = len(values)
     sampled = _in_parts(draws, n, lambda size: values[rng.integers(n, size=size)].mean(1))
     return float(np.percentile(sampled, 2.5)), float(np.percentile(sampled, 97.5))

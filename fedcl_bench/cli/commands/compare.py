@@ -174,7 +174,6 @@ def _blocks(blocks: Sequence[int] | None) -> str:
 
 
 def _row(c: Comparison, label: str) -> tuple[str, ...]:
-    """A comparison as a row of the table, beginning with the other method's label."""
     difference, t, p = _test(c.users)
     return (label, difference, f"{c.users.low:+.4f} … {c.users.high:+.4f}", t, p, _p(c.p_holm),
             _p(c.users.p_permutation), f"{c.users.effect:.3f}", str(c.users.n),
@@ -182,7 +181,6 @@ def _row(c: Comparison, label: str) -> tuple[str, ...]:
 
 
 def _left_out(c: Comparison, label: str) -> list[str]:
-    """Sentences on the seeds and users that a comparison lacks."""
     from ...reports.comparison import ONE_SEED
     from ...runs.specs import seed_text
 

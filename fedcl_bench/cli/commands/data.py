@@ -130,7 +130,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def low_high(text: str) -> tuple[int, int]:
-    """``"50-199"`` as two numbers, for argparse."""
     low, _, high = text.partition("-")
     return int(low), int(high)
 
@@ -256,7 +255,6 @@ def _users_by_default(table: Path, session: str | None, encoding: str) -> str:
 
 
 def _import(args: argparse.Namespace) -> None:
-    """Convert the user's own tables and say what was detected and done."""
     from ...data.files.from_csv import import_table
 
     tables = _tables_of(args)

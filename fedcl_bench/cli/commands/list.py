@@ -202,7 +202,6 @@ def _cell(registry: Registry, plugin: Plugin) -> tuple[str, str, str]:
 
 
 def _metric(plugin: Plugin) -> None:
-    """A metric's formula and reference, and how to use it."""
     from ...evaluation.metrics import OF_EVERY_RUN
 
     cls = plugin.cls

@@ -174,7 +174,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> int:
-    """Try the worlds of a run and show what came of them."""
     from rich.console import Console
 
     from ...api.stopping import stop_between_rounds
@@ -246,7 +245,6 @@ def _real_clients(args: argparse.Namespace, stack: ExitStack, config: RunConfig,
 
 
 def _federation(args: argparse.Namespace) -> RealClients:
-    """What the options say of real clients."""
     from ...deployment.client_files import read_published
     from ...deployment.starting import RealClients
 

@@ -103,7 +103,6 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
 
 
 def make_source(args: argparse.Namespace, needs_runs: bool = True) -> Source:
-    """Where the tables' numbers come from, as the options say."""
     from ...runs.registry import discover
 
     changes = settings_of(args)
@@ -112,7 +111,6 @@ def make_source(args: argparse.Namespace, needs_runs: bool = True) -> Source:
 
 
 def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:
-    """The runs of these tables, of the datasets and backbones that the options choose."""
     return [spec for table in tables if table.row_spec for spec in table.specs()
             if (args.datasets is None or spec.dataset in args.datasets)
             and (args.backbones is None or spec.backbone in args.backbones)]
