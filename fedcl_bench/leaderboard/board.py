@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html as markup
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Sequence
 
 from ..core.errors import UserError
 from ..core.files import write_atomically
@@ -30,14 +29,7 @@ _ABOUT = (
     "Every row was computed again from its records, and a seed of it run again, by `run_bench.py verify FOLDER`.")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row of a submission, with p after Holm's correction."""
-
-    folder: str
-    submission: Submission
-    row: Row
-    p_holm: float
+Entry = tuple[str, Submission, Row, float]  # folder, its submission, a row of it, p after Holm's correction
 
 
 def entries(board: Path) -> list[Entry]:
@@ -51,22 +43,21 @@ def entries(board: Path) -> list[Entry]:
     for name, submission in found:
         for row in submission.rows:
             groups.setdefault((row.dataset, row.backbone, row.stream, row.metric), []).append((name, submission, row))
-    return [Entry(*each, p) for key in sorted(groups) for each, p in sorted(
+    return [(*each, p) for key in sorted(groups) for each, p in sorted(
         zip(groups[key], holm([row.p for _, _, row in groups[key]])), key=lambda pair: -pair[0][2].mean)]
 
 
 def lines(every: Sequence[Entry]) -> list[TableRow]:
     return [{
-        "method": entry.submission.title, "dataset": entry.row.dataset, "backbone": entry.row.backbone,
-        "stream": entry.row.stream, "metric": entry.row.metric,
-        "mean ± sd": Number(entry.row.mean, f"{entry.row.mean:.4f} ± {entry.row.deviation:.4f}"),
-        REFERENCE.upper(): Number.as_(entry.row.reference, ".4f"),
-        "gain": Number.as_(entry.row.difference, "+.4f"), "p (Holm)": Number(entry.p_holm, p_text(entry.p_holm)),
-        "detectable": Number.as_(entry.row.detectable, ".4f"), "share of headroom": _share(entry.row),
-        "MB": Number.as_(entry.row.megabytes, ",.1f"), "leaks": entry.row.leaks, "privacy": entry.row.privacy,
-        "gives up": ", ".join(entry.row.gives_up) or DASH, "users": Number.as_(entry.row.users, ","),
-        "seeds": seed_text(entry.row.seeds), "settings": _settings(entry.row), "plugin": _plugin(entry),
-        "author": entry.submission.author, "date": entry.submission.date, "folder": entry.folder} for entry in every]
+        "method": submission.title, "dataset": row.dataset, "backbone": row.backbone, "stream": row.stream,
+        "metric": row.metric, "mean ± sd": Number(row.mean, f"{row.mean:.4f} ± {row.deviation:.4f}"),
+        REFERENCE.upper(): Number.as_(row.reference, ".4f"), "gain": Number.as_(row.difference, "+.4f"),
+        "p (Holm)": Number(p_holm, p_text(p_holm)), "detectable": Number.as_(row.detectable, ".4f"),
+        "share of headroom": _share(row), "MB": Number.as_(row.megabytes, ",.1f"), "leaks": row.leaks,
+        "privacy": row.privacy, "gives up": ", ".join(row.gives_up) or DASH, "users": Number.as_(row.users, ","),
+        "seeds": seed_text(row.seeds), "settings": _settings(row), "plugin": _plugin(submission),
+        "author": submission.author, "date": submission.date, "folder": folder}
+        for folder, submission, row, p_holm in every]
 
 
 def _share(row: Row) -> str | Number:
@@ -80,9 +71,9 @@ def _settings(row: Row) -> str:
     return f"{changed} (tuned)" if row.tuned else changed
 
 
-def _plugin(entry: Entry) -> str:
-    own = [name for name in entry.submission.files if name.startswith(f"{PLUGINS}/")]
-    return ", ".join(own) or ("RecBole" if entry.submission.method.startswith(RECBOLE) else "of the suite")
+def _plugin(submission: Submission) -> str:
+    own = [name for name in submission.files if name.startswith(f"{PLUGINS}/")]
+    return ", ".join(own) or ("RecBole" if submission.method.startswith(RECBOLE) else "of the suite")
 
 
 def markdown(board: Path) -> str:
@@ -105,7 +96,7 @@ def page(board: Path) -> str:
 
 def write_pages(board: Path) -> list[Path]:
     """Write both pages into the folder of submissions; their paths."""
-    makers: dict[str, Callable[[Path], str]] = {MARKDOWN: markdown, PAGE: page}
-    for name, make in makers.items():
-        write_atomically(board / name, make(board).encode(errors="backslashreplace"))
-    return [board / name for name in makers]
+    pages = {board / MARKDOWN: markdown(board), board / PAGE: page(board)}
+    for path, text in pages.items():
+        write_atomically(path, text.encode(errors="backslashreplace"))
+    return list(pages)

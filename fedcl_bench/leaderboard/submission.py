@@ -143,20 +143,15 @@ def registry_of(folder: Path) -> Registry:
     return discover([folder / PLUGINS] if (folder / PLUGINS).is_dir() else [])
 
 
-def config_of(registry: Registry, run: Run, data_dir: Path | None) -> RunConfig:
-    """The configuration that makes a run again; raises UserError if its data or plugins are not here, or do not take
-    its settings."""
-    meta = run.meta
-    changes = changed_settings(registry, meta, meta["dataset"])
-    return make_config(registry, meta["method"], meta["backbone"], meta["dataset"], run.seed, [("record", changes)],
-                       data_dir, meta["device"])
-
-
 def configs_of(registry: Registry, cells: Cells, data_dir: Path | None) -> Iterator[tuple[Run, RunConfig]]:
-    """Every run of a submission with its configuration."""
+    """Every run of a submission with the configuration that makes it again; raises UserError if its data or plugins are
+    not here, or do not take its settings."""
     for runs in cells.values():
         for several in runs.values():
-            config = config_of(registry, several[0], data_dir)
+            meta = several[0].meta
+            changes = changed_settings(registry, meta, meta["dataset"])
+            config = make_config(registry, meta["method"], meta["backbone"], meta["dataset"], meta["seed"],
+                                 [("record", changes)], data_dir, meta["device"])
             yield from ((run, replace(config, seed=run.seed)) for run in several)
 
 
