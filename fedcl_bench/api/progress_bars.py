@@ -92,21 +92,18 @@ class Display:
             return self._show(stream, progress, f"round {progress.round + 1}: {progress.fraction_done:.0%}{best}")
         if not (progress.round or progress.trained):
             return
+        units = range(step * stream.per_step, (step + 1) * stream.per_step)
+        last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
         if stream.domains:
-            units = range(step * stream.per_step, (step + 1) * stream.per_step)
-            last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
             stage = f"{self._stage(progress.curve[-1]).name}: " if len(self._config.stages) > 1 else ""
-            self._show(stream, progress, f"{stage}validation {metric} " + ", ".join(
-                f"{part.name} {last[unit]:.4f}" for unit, part in zip(units, stream.domains) if unit in last))
-            for unit in units if progress.trained else ():
-                self._ended(stream.name_of(unit).removeprefix("domain ").replace("'", ""), progress, unit)
-            return
-        valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
-        text = f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else \
-            "not validated yet"
+            text = f"{stage}validation {metric} " + ", ".join(
+                f"{part.name} {last[unit]:.4f}" for unit, part in zip(units, stream.domains) if unit in last)
+        else:
+            text = f"validation {metric} {last[step]:.4f}, best {progress.best_value:.4f}" if step in last else \
+                "not validated yet"
         self._show(stream, progress, text)
-        if progress.trained:
-            self._ended(f"block {step}", progress, step)
+        for unit in units if progress.trained else ():
+            self._ended(stream.name_of(unit).removeprefix("domain ").replace("'", ""), progress, unit)
 
     def _show(self, stream: Stream, progress: Progress, status: str) -> None:
         """The bar of a block or of all domains, which begins with its first round, with the time left at its end."""

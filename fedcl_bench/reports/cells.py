@@ -9,6 +9,7 @@ from typing import Callable, Mapping
 
 from ..experiments.papers import Key, PaperTable, Printed
 from ..records.store import Run
+from ..runs.specs import RunSpec
 from .selection import DAGGER, Source
 
 SECONDS = "round_seconds"  # the metric of seconds per round
@@ -150,19 +151,13 @@ class Filling:
             cell.mark = mark
 
     @cached_property
-    def daggers(self) -> frozenset[str]:
-        rows = self.table.run_names() if self.table.row_spec else ()
-        return frozenset(name[0] for name in rows
-                         if self.source.registry.reimplemented(self.table.row_spec(*name).method))
+    def specs(self) -> dict[str, RunSpec]:
+        """What each row stands for, somewhere; none in a table without runs."""
+        return {name[0]: self.table.row_spec(*name) for name in (self.table.run_names() if self.table.row_spec else ())}
 
     @cached_property
-    def bounds(self) -> list[str]:
-        """The rows that give up a constraint on purpose, with which."""
-        rows = self.table.run_names() if self.table.row_spec else ()
-        specs = {name[0]: self.table.row_spec(*name) for name in rows}
-        given_up = {name: self.source.registry.gives_up(spec.method, dict(spec.settings))
-                    for name, spec in specs.items()}
-        return [f"{self.label(name)} ({', '.join(which)})" for name, which in given_up.items() if which]
+    def daggers(self) -> frozenset[str]:
+        return frozenset(name for name, spec in self.specs.items() if self.source.registry.reimplemented(spec.method))
 
     def label(self, name: str) -> str:
         return self.names(name) + DAGGER * (name in self.daggers)

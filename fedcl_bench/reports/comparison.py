@@ -181,25 +181,20 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
     check_metric(every, metric, per_user=True)
     blocks = _blocks(every, blocks)
     comparisons = []
-    for other in runs:
-        if other != proposed:
-            seeds = {run.seed for name in (proposed, other) for run in runs[name]}
-            comparisons.append(_against((proposed, having[proposed]), (other, having[other]), seeds, metric, blocks,
-                                        draws))
+    mine = having[proposed]
+    for other, theirs in having.items():
+        if other == proposed:
+            continue
+        if not (common := tuple(run.seed for run, _ in common_seeds(mine, theirs))):
+            first, second = (", ".join(str(run.seed) for run in of_method) for of_method in (mine, theirs))
+            raise TooFew(f"{proposed} and {other} have no seed in common: {proposed} has {first}, {other} {second}.\n"
+                         f"Run the same seeds of both.")
+        left_out = {run.seed for name in (proposed, other) for run in runs[name]}.difference(common)
+        tests = paired_tests(mine, theirs, metric, blocks, draws)
+        comparisons.append(Comparison(**vars(tests), other=other, common=common, left_out=tuple(sorted(left_out)),
+                                      p_holm=tests.users.p))
     adjusted = holm([comparison.users.p for comparison in comparisons])
     return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted)]
-
-
-def _against(mine: tuple[str, Sequence[Run]], theirs: tuple[str, Sequence[Run]], seeds: set[int], metric: str,
-             blocks: Sequence[int], draws: int) -> Comparison:
-    """One method against another one; ``seeds`` are those of either. Its p is not adjusted yet."""
-    if not (common := tuple(run.seed for run, _ in common_seeds(mine[1], theirs[1]))):
-        first, second = (", ".join(str(run.seed) for run in runs) for _, runs in (mine, theirs))
-        raise TooFew(f"{mine[0]} and {theirs[0]} have no seed in common: {mine[0]} has {first}, {theirs[0]} {second}.\n"
-                     f"Run the same seeds of both.")
-    tests = paired_tests(mine[1], theirs[1], metric, blocks, draws)
-    return Comparison(**vars(tests), other=theirs[0], common=common, left_out=tuple(sorted(seeds.difference(common))),
-                      p_holm=tests.users.p)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable
 from ..records.frames import still_improving
 from ..records.store import leak_notes
+from ..runs.registry import Registry
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, FEW_USERS, interval_of_mean
 from .cells import Cell, Filling
@@ -34,24 +35,30 @@ def pilot_note(users: Iterable[int]) -> str:
             f"numbers of all users.")
 
 
-def _line(filling: Filling, key: Key) -> str:
-    """A cell but for its metric and column."""
-    return f"{filling.label(key.row)} on {filling.label(key.backbone)}, {filling.label(key.dataset)}"
+def given_up(registry: Registry, specs: Mapping[str, RunSpec]) -> Iterator[str]:
+    """Which methods, by what they are called, give up a constraint on purpose."""
+    which = {name: registry.gives_up(spec.method, dict(spec.settings)) for name, spec in specs.items()}
+    if bounds := [f"{name} ({', '.join(each)})" for name, each in which.items() if each]:
+        yield f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}."
+
+
+def _line(filling: Filling, place: Sequence[str]) -> str:
+    """A line of the table, of which a cell's key may be given too."""
+    dataset, backbone, row, *_ = map(filling.label, place)
+    return f"{row} on {backbone}, {dataset}"
 
 
 def notes(filling: Filling) -> Iterator[str]:
     """What the numbers mean, which seeds they are of, and how they were tested."""
     table = filling.table
     yield from table.notes
-    yield from leak_notes((f"{filling.label(row)} on {filling.label(backbone)}, {filling.label(dataset)}",
-                           run.head["settings"])
-                          for (dataset, backbone, row), runs in filling.runs.items() for run in runs)
+    yield from leak_notes((_line(filling, place), run.head["settings"])
+                          for place, runs in filling.runs.items() for run in runs)
     yield from _seeds(filling)
     yield from _rising(filling)
     if table.added:
         yield f"Not in the paper: {', '.join(map(filling.label, table.added))}. `compare` tests them."
-    if bounds := filling.bounds:
-        yield f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}."
+    yield from given_up(filling.source.registry, {filling.label(name): spec for name, spec in filling.specs.items()})
     if users := filling.source.pilot_users:
         yield f"{pilot_note([users])} So the paper's are not shown."
     if any(cell.is_reference for cell in filling.cells.values()):
@@ -63,11 +70,10 @@ def notes(filling: Filling) -> Iterator[str]:
 
 def _rising(filling: Filling) -> Iterator[str]:
     lines = []
-    for (dataset, backbone, row), runs in filling.runs.items():
+    for place, runs in filling.runs.items():
         if rising := sum(len(still_improving(run.rounds)) for run in runs):
             blocks = sum(run.rounds["step"].nunique() for run in runs)
-            lines.append(f"{filling.label(row)} on {filling.label(backbone)}, {filling.label(dataset)} "
-                         f"({rising} of {blocks})")
+            lines.append(f"{_line(filling, place)} ({rising} of {blocks})")
     if lines:
         yield f"Validation was still improving in the last round of blocks of {'; '.join(lines)}."
 

@@ -52,16 +52,11 @@ def _stars(cell: Cell) -> str:
     return "*" if cell.star else WORSE if cell.worse else ""
 
 
-def _columns(table: Table, lines: Sequence[Line], text: Callable[[str], T], number_of: Callable[[Cell | None], T]
-             ) -> tuple[list[list[T]], list[list[T]]]:
+def _columns(table: Table, lines: Sequence[Line], text: Callable[[str], T], number_of: Callable[[Cell | None], T],
+             heads: Sequence[str] | None = None) -> tuple[list[list[T]], list[list[T]]]:
     """The columns of labels and of numbers of some lines, each with its heading first; labels that repeat the line
     above are empty."""
-    return _under(table.heads, table, lines, text, number_of)
-
-
-def _under(heads: Sequence[str], table: Table, lines: Sequence[Line], text: Callable[[str], T],
-           number_of: Callable[[Cell | None], T]) -> tuple[list[list[T]], list[list[T]]]:
-    """As ``_columns``, with other headings of the columns of numbers."""
+    heads = heads or table.heads
     labels, before = [], ()
     for line in lines:
         same = next((i for i, label in enumerate(line.labels[:-1]) if line.labels[:i + 1] != before[:i + 1]),
@@ -188,7 +183,7 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
 
 def _tex_columns(table: Table, lines: Sequence[Line]) -> tuple[list[list[str]], list[list[str]]]:
     """The columns as LaTeX, those of numbers under the innermost of their labels."""
-    return _under([column[-1] if column else "" for column in table.columns], table, lines, tex, _tex_cell)
+    return _columns(table, lines, tex, _tex_cell, [column[-1] if column else "" for column in table.columns])
 
 
 def _groups(columns: Sequence[tuple[str, ...]]) -> list[list[tuple[str, int]]]:

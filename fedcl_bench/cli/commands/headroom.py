@@ -40,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ...reports.headroom import headroom_rows
+    from ...reports.notes import given_up
     from ...reports.selection import checked_spec
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, expected_settings
@@ -67,9 +68,8 @@ def run(args: argparse.Namespace) -> None:
         _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
     print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
           f"seeds. LA: learning, mean of R[t, t].")
-    given_up = {name: registry.gives_up(spec.method, dict(spec.settings)) for name, spec in specs.items()}
-    if bounds := [f"{name} ({', '.join(which)})" for name, which in given_up.items() if which]:
-        print(f"These give up a constraint on purpose (docs/constraints.md): {', '.join(bounds)}.")
+    for note in given_up(registry, specs):
+        print(note)
 
 
 def _draw(args: argparse.Namespace, tables: dict[tuple[str, str], list[HeadroomRow]], names: list[str], metric: str
