@@ -17,11 +17,8 @@ from ..records.store import Run, describe
 
 
 def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:
-    """A dataset's name, and the folder that its file is looked for in; of a path they are the file's.
-
-    Raises:
-        UserError: if a path leads to no atomic file.
-    """
+    """A dataset's name, and the folder that its file is looked for in; of a path they are the file's. Raises UserError
+    if a path leads to no atomic file."""
     if is_path(dataset):
         return dataset_name(dataset), find_file(dataset, None).parent
     return dataset, None if data_dir is None else Path(data_dir)
@@ -51,11 +48,8 @@ class Origin:
         return spelled(run.meta["dataset"], self.data_dir)
 
     def config(self, run: Run) -> RunConfig:
-        """The configuration that made a run.
-
-        Raises:
-            UserError: if a plugin or the data is missing, or the data is another than the run's.
-        """
+        """The configuration that made a run; raises UserError if a plugin or the data is missing, or the data is
+        another than the run's."""
         meta = run.meta
         # What has no effect for a plugin's sake stands in records with its defaults.
         settings = changed_settings(self.registry, meta, self.dataset(run))

@@ -19,11 +19,7 @@ def table(result: Mapping[str, Any]) -> pd.DataFrame:
 
 def texts(result: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
     """Columns, and a row of text per metric: the mean over users on the block just trained, ± standard deviation over
-    seeds.
-
-    Args:
-        result: what ``execute`` or ``combined`` returns.
-    """
+    seeds; ``result``: what ``execute`` or ``combined`` returns."""
     rows = {}
     for name, values in result["metrics"].items():
         means, deviations = ([*values[f"per_block{suffix}"], values[f"avg_incremental{suffix}"]]

@@ -54,11 +54,8 @@ class Execution:
 
     def load(self, config: RunConfig, display: Display) -> Stream:
         """The stream of a configuration and of those that differ in their seed; what they have in common is noted the
-        first time.
-
-        Raises:
-            UserError: if the dataset cannot be read, or does not fit the method, the backbone or the shards.
-        """
+        first time. Raises UserError if the dataset cannot be read, or does not fit the method, the backbone or the
+        shards."""
         if self.stream is None:
             self.stream = self.load_data(config, display) if self.load_data else load_stream(
                 config.source, config.stream, config.features, Callbacks(display.warn, display.counting))

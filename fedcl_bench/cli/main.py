@@ -53,11 +53,8 @@ def build_parser(names: tuple[str, ...] = tuple(COMMANDS)) -> argparse.ArgumentP
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line, and its ``words``; ``run`` may be left out, as may the action of ``data``.
-
-    Raises:
-        UserError: for an unknown command or option.
-    """
+    """The options of a command line, and its ``words``; ``run`` may be left out, as may the action of ``data``. Raises
+    UserError for an unknown command or option."""
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise unknown("command", arguments[0], COMMANDS)  # argparse would list choices; name the nearest

@@ -73,11 +73,8 @@ def amount(n_bytes: float) -> str:
 
 
 def show_result(config: RunConfig, result: Mapping[str, Any], start: float | None = None) -> None:
-    """Print the result table of one run or of several seeds, and where the record is.
-
-    Args:
-        start: seconds from the beginning of the process to that of the run, which its record does not count.
-    """
+    """Print the result table of one run or of several seeds, and where the record is; ``start``: seconds from the
+    beginning of the process to that of the run, which its record does not count."""
     _show_heading(config, result)
     _show_table(result)
     _show_beside(config, result)

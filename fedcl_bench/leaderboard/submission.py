@@ -159,12 +159,8 @@ def configs_of(registry: Registry, cells: Cells, data_dir: Path | None) -> Itera
 
 
 def cells_of(folder: Path, method: str) -> Cells:
-    """The runs of a submission's folder, checked.
-
-    Raises:
-        UserError: unless each backbone and dataset has the method and FT, with one setting and the same seeds each, at
-            least ``MIN_SEEDS``. Corrupt.
-    """
+    """The runs of a submission's folder, checked; raises UserError unless each backbone and dataset has the method and
+    FT, with one setting and the same seeds each, at least ``MIN_SEEDS``; Corrupt."""
     cells: dict[Place, dict[str, list[Run]]] = {}
     for run in load_all(folder)[0]:
         cells.setdefault((run.head["backbone"], run.head["dataset"]), {}).setdefault(run.head["method"], []).append(run)

@@ -262,11 +262,8 @@ def _choice(row: _Row) -> tuple[int, str]:
 
 
 def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    """Rows by what files are named by, in the order in which files hold them.
-
-    Raises:
-        UserError: if a record's name of its dataset or backbone is not safe in a file's name.
-    """
+    """Rows by what files are named by, in the order in which files hold them; raises UserError if a record's name of
+    its dataset or backbone is not safe in a file's name."""
     groups: dict[str, list[tuple[tuple[Any, ...], _Row]]] = {}
     for row in rows:
         meta = json.loads(row["meta"])

@@ -49,11 +49,8 @@ class Record:
         return self.folder / "checkpoint.pt"
 
     def read(self) -> dict[str, Any] | None:
-        """The content of ``run.json``, verified; None if the run has not ended.
-
-        Raises:
-            Corrupt: if a file is missing, half-written or changed since it was recorded.
-        """
+        """The content of ``run.json``, verified; None if the run has not ended. Raises Corrupt if a file is missing,
+        half-written or changed since it was recorded."""
         content = read_run(self.folder)
         if content is None or content["status"] == "failed":
             return content
@@ -88,20 +85,13 @@ class Record:
         sweep(self.folder)
 
     def fail(self, content: dict[str, Any]) -> None:
-        """Mark the run as failed.
-
-        Args:
-            content: of ``run.json`` but for version and status.
-        """
+        """Mark the run as failed; ``content``: of ``run.json`` but for version and status."""
         content = {"schema": SCHEMA, "status": "failed", **content}
         write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
 
     def clear(self) -> None:
-        """Remove the run's files, ``run.json`` first; whatever else is in the folder stays.
-
-        Raises:
-            UserError: before anything is removed, if a folder has the name of one of them.
-        """
+        """Remove the run's files, ``run.json`` first; whatever else is in the folder stays. Raises UserError before
+        anything is removed, if a folder has the name of one of them."""
         paths = [self.folder / name for name in (RUN, *FILES, MODEL, MODEL_SUM, self.checkpoint.name)]
         for path in paths:
             if path.is_dir() and not path.is_symlink():
@@ -137,11 +127,7 @@ class Record:
 
     @classmethod
     def of(cls, name: str, results: Path) -> "Record":
-        """Where the run of this name is kept in a results folder.
-
-        Raises:
-            UserError: if that is a symbolic link.
-        """
+        """Where the run of this name is kept in a results folder; raises UserError if that is a symbolic link."""
         folder = results / "runs" / name
         refuse_link(folder)
         return cls(folder)

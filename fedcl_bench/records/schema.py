@@ -235,11 +235,7 @@ def parse_meta(content: bytes | str, where: str, cure: str) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """The content of a record's ``run.json``; None if there is none.
-
-    Raises:
-        Corrupt: if it is not what a run wrote.
-    """
+    """The content of a record's ``run.json``; None if there is none. Raises Corrupt if it is not what a run wrote."""
     try:
         return parse_meta(read_bytes(folder / NAME, CURE), str(folder / NAME), CURE)
     except FileNotFoundError:

@@ -155,11 +155,8 @@ def _heads(results: Path, left_out: LeftOut) -> Iterator[tuple[Path, dict[str, A
 
 
 def load_record(folder: Path) -> Run:
-    """The finished run of one record's folder.
-
-    Raises:
-        UserError: if it has not finished, is corrupt or is of another schema version.
-    """
+    """The finished run of one record's folder; raises UserError if it has not finished, is corrupt or is of another
+    schema version."""
     content = Record(folder).read()
     if content is None or content["status"] != "finished":
         raise UserError(f"{folder}: has no finished run; the command that began it goes on with it.")

@@ -82,11 +82,7 @@ def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _metrics(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
     """The metrics, or those of all groups as ``"ndcg@20 new-users"``: where none is asked for, the one that the runs
-    were validated on; a group of items has its recall.
-
-    Raises:
-        UserError: if no run has recorded one of them.
-    """
+    were validated on; a group of items has its recall. Raises UserError if no run has recorded one of them."""
     if not layout.by:
         metrics = layout.metrics or _default_metrics(runs)
         for metric in metrics:
@@ -263,11 +259,8 @@ def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequ
 
 
 def build_any(layout: Layout, source: Source) -> Table:
-    """A table of any records.
-
-    Raises:
-        UserError: for an unknown name, metric or dimension; for records that cannot stand in one table.
-    """
+    """A table of any records; raises UserError for an unknown name, metric or dimension; for records that cannot stand
+    in one table."""
     layout, domains = _completed(layout, source)
     blocks = max(run.head["blocks"] for run in source.runs)
     label, table = _names(layout, list(domains.values()), blocks), _table(layout, source, blocks)

@@ -113,11 +113,8 @@ def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
 
 
 def gather(runs: Sequence[Run], registry: Registry) -> list[GridCell]:
-    """All cells of some records, sorted by dataset, backbone and stream.
-
-    Args:
-        registry: of plugins; settings at their defaults are not named in titles.
-    """
+    """All cells of some records, sorted by dataset, backbone and stream; ``registry``: of plugins; settings at their
+    defaults are not named in titles."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         words = ", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(run))

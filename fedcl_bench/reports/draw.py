@@ -76,11 +76,8 @@ def looks(labels: Mapping[str, str]) -> dict[str, Look]:
 
 @styled
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the path ends in; the same figure gives the same bytes.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Write a figure in the format that the path ends in; the same figure gives the same bytes. Raises OSError if the
+    file cannot be written."""
     kind = path.suffix[1:]
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
                 "svg": {"Date": None, "Creator": None}}[kind]
@@ -100,11 +97,7 @@ def _key(label: str, **look) -> Line2D:
 
 
 def _legend(figure: Figure, title: str, handles: Iterable[Line2D], missing: str | bool = "") -> None:
-    """Title and legend above the panels.
-
-    Args:
-        missing: what has no record; or whether crosses stand for such.
-    """
+    """Title and legend above the panels; ``missing``: what has no record; or whether crosses stand for such."""
     letters = int(17 * figure.get_figwidth())  # in a line
     handles = list(handles)
     if missing:
@@ -295,11 +288,8 @@ def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
 @styled
 def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str, Look], metric: str,
                     title: str) -> Figure:
-    """R[t, s] of every method: rows are the block trained last, columns the block tested; 6 panels a row.
-
-    Args:
-        matrices: method to R of shape (T, T), nan above the diagonal; None where there is no record.
-    """
+    """R[t, s] of every method: rows are the block trained last, columns the block tested; 6 panels a row. ``matrices``:
+    method to R of shape (T, T), nan above the diagonal; None where there is no record."""
     there = {name: matrix for name, matrix in matrices.items() if matrix is not None}
     every = np.stack(list(there.values()))
     low, high = float(np.nanmin(every)), float(np.nanmax(every))
@@ -428,11 +418,7 @@ def user_histograms(rows: Sequence[Sequence[tuple[str, Mapping[str, Histogram]]]
 @styled
 def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
     """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked
-    round; whiskers are 95 % intervals over clients.
-
-    Args:
-        content: what ``audit.content`` returns.
-    """
+    round; whiskers are 95 % intervals over clients. ``content``: what ``audit.content`` returns."""
     figure, grid = _grid(1, 2, 2.4)
     chance = content["by_chance"]
     attacks = {"size": ("#0072B2", "size"), "direction": ("#D55E00", "direction"),
@@ -472,10 +458,7 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
 @styled
 def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison, title: str) -> Figure:
     """Average ranks on an axis, best on the left; a bar joins methods that do not differ (Demšar 2006, Figure 1).
-
-    Args:
-        labels: of the methods, in the order of ``test.ranks``.
-    """
+    ``labels``: of the methods, in the order of ``test.ranks``."""
     k, ranks = len(labels), np.array(test.ranks)
     names, groups = -(-k // 2), len(test.groups)  # names on the left; bars
     depth = 0.21 + 0.07 * groups + 0.17 * names  # inches below the axis
@@ -515,10 +498,7 @@ def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison,
 def gains(rows: Sequence[Sequence[tuple[str, Mapping[str, Headroom | None]]]], bound: str, look: Mapping[str, Look],
           title: str) -> Figure:
     """Gains over a reference with their intervals, a panel per cell; the band is the interval of the bound's gain.
-
-    Args:
-        rows: panels' titles, and methods to their gains.
-    """
+    ``rows``: panels' titles, and methods to their gains."""
     lines = len(rows[0][0][1])
     figure, grid = _grid(len(rows), len(rows[0]), 0.55 + len(rows) * (0.35 + 0.15 * lines), sharex="row", sharey=True)
     for axes, (name, methods) in _panels(grid, rows):

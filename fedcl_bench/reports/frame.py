@@ -188,11 +188,8 @@ class Histogram:
 
 
 def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogram:
-    """The users' values of one kind of analysis; the first and the last range also take what lies beyond.
-
-    Raises:
-        UserError: for a run whose record has no such values.
-    """
+    """The users' values of one kind of analysis; the first and the last range also take what lies beyond. Raises
+    UserError for a run whose record has no such values."""
     shares, means = [], []
     for run in runs:
         values = run.analysis.loc[run.analysis["kind"] == kind, "value"].to_numpy(dtype=float)

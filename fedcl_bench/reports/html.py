@@ -182,11 +182,7 @@ def _text(name: str) -> str:
 
 
 def document(title: str, content: Iterable[str], script: str) -> str:
-    """A page of some content, with DataTables in it.
-
-    Args:
-        script: what draws it, with what ``tables.js`` has.
-    """
+    """A page of some content, with DataTables in it; ``script``: what draws it, with what ``tables.js`` has."""
     from itables.utils import read_package_file
 
     return "\n".join([

@@ -54,11 +54,8 @@ class FigureJob:
                            for name in registry.names("method")})
 
     def find(self, spec: RunSpec) -> tuple[RunSpec, list[Run], str]:
-        """The spec of a cell with all its settings, its runs sorted by seed, and why there are none.
-
-        Raises:
-            UserError: for an unknown name or setting, or a value out of its range.
-        """
+        """The spec of a cell with all its settings, its runs sorted by seed, and why there are none; raises UserError
+        for an unknown name or setting, or a value out of its range."""
         registry, tuned, common = self.source.registry, self.source.tuned, dict(self.source.assignments)
         if tuned and not tuned.file(spec.method, spec.backbone, spec.dataset).is_file():
             spec = replace(spec, settings=tuple({**common, **dict(spec.settings)}.items()))
@@ -68,11 +65,8 @@ class FigureJob:
 
     @cached_property
     def gathered(self) -> tuple[Cells, list[str]]:
-        """``gather`` of all methods, which must have the metric and one protocol.
-
-        Raises:
-            UserError: if there are no records.
-        """
+        """``gather`` of all methods, which must have the metric and one protocol; raises UserError if there are no
+        records."""
         cells, notes = self.gather({method: (method, {}) for method in self.methods})
         every = _all(*cells.values())
         frame.check_metric(every, self.metric)

@@ -50,11 +50,8 @@ class Source:
 
 
 def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
-    """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing.
-
-    Raises:
-        UserError: for settings that do not exist, and records that contradict each other.
-    """
+    """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing; raises UserError for
+    settings that do not exist, and records that contradict each other."""
     registry, tuned = source.registry, source.tuned
     for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
         if not registry.knows(kind, name):

@@ -93,11 +93,7 @@ def _panel(name: str, default: OverSeeds, changes: Mapping[str, OverSeeds | None
 
 
 def rows(measured: Sequence[Effect], metric: str, against: str) -> list[list[str]]:
-    """The table's heading and lines, as text.
-
-    Args:
-        against: what the other method is called; empty without one.
-    """
+    """The table's heading and lines, as text; ``against``: what the other method is called; empty without one."""
     names = _NUMBERS if against else _NUMBERS[:2]
     heads = [metric, "change", f"lead over {against}", "change"][:len(names)]
     lines = [["setting", "default", "here", *heads, "seeds"]]

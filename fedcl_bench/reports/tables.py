@@ -59,11 +59,8 @@ def _extremes(order: pd.Series, what: str) -> dict[str, pd.Index]:
 
 def user_groups(run: Run) -> dict[str, pd.Index]:
     """Ids of the static and the dynamic users (Tables 4 and 5): the lowest and highest fifth by preference shift in
-    block 1 among the users with a test item in block 0.
-
-    Raises:
-        NotMeasured: if the record holds no shift, or of fewer than five users.
-    """
+    block 1 among the users with a test item in block 0; raises NotMeasured if the record holds no shift, or of fewer
+    than five users."""
     shift, users = _analysis(run, "user_shift", 1), run.users
     if shift.empty:
         raise NotMeasured("its record holds no preference shift")
@@ -150,12 +147,9 @@ def measure(run: Run, key: Key) -> float:
 
 
 def averaged(cell: Cell, runs: Sequence[Run], base: Sequence[Run] = (), base_name: str = "") -> Cell:
-    """The cell, with the mean and deviation of runs, or with why there is none.
-
-    Args:
-        base: the runs that a ``change`` is relative to. It is that of the means over common seeds, so that it follows
-            from the Avg cells; its deviation is that of the seeds' changes.
-    """
+    """The cell, with the mean and deviation of runs, or with why there is none; ``base``: the runs that a ``change`` is
+    relative to. It is that of the means over common seeds, so that it follows from the Avg cells; its deviation is that
+    of the seeds' changes."""
     try:
         if cell.key.column != "change":
             values = [measure(run, cell.key) for run in runs]

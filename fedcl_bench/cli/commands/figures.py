@@ -113,11 +113,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _draw_all(makers: dict[str, Callable[[FigureJob], Drawn]], job: FigureJob,
               args: argparse.Namespace) -> tuple[list[Path], list[str]]:
-    """Draw and save figures; the files, and what is to be said of records that are not there.
-
-    Raises:
-        UserError: if no figure can be drawn, or a file cannot be written.
-    """
+    """Draw and save figures; the files, and what is to be said of records that are not there. Raises UserError if no
+    figure can be drawn, or a file cannot be written."""
     from ...reports.paper_figures import Skip
 
     written, skipped = [], []

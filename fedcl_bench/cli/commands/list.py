@@ -50,10 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _everything(folders: list[Path], plugins: list[Metadata] | None) -> None:
     """One line per method, backbone, metric, attack and dataset; plugins that cannot be loaded with their error.
-
-    Args:
-        plugins: None where importing them must tell.
-    """
+    ``plugins``: None where importing them must tell."""
     from ...data.source import atomic_files, configured, load_config
     from ...runs.metadata import RECBOLE
 
@@ -141,11 +138,8 @@ def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> Non
 
 
 def _settings(title: str, cls: type, values: Mapping[str, Any], whence: Mapping[str, str], brief: bool = False) -> None:
-    """The settings of a class: each one's value, where that comes from, and what it means.
-
-    Args:
-        brief: only those that have another value than by default, without what they mean.
-    """
+    """The settings of a class: each one's value, where that comes from, and what it means; ``brief``: only those that
+    have another value than by default, without what they mean."""
     from ...core.settings import as_text, describe
 
     rows = []

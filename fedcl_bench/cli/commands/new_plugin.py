@@ -97,11 +97,8 @@ def _refuse_taken(name: str, folders: list[Path]) -> None:
 
 
 def _names(kind: str, name: str) -> dict[str, str]:
-    """What the templates call the plugin: ``my-mf`` is the class ``MyMf`` in the file ``my_mf.py``.
-
-    Raises:
-        UserError: for a name that is no such thing, or whose file or class would mean something else.
-    """
+    """What the templates call the plugin: ``my-mf`` is the class ``MyMf`` in the file ``my_mf.py``; raises UserError
+    for a name that is no such thing, or whose file or class would mean something else."""
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise UserError(f"found the name '{name}', accepted: lower-case letters, digits and, between them, - and _, "
                         f"beginning with a letter, as ewma or my-mf.")

@@ -110,11 +110,8 @@ def _specs(registry: Registry, args: argparse.Namespace, tuned: Tuned | None) ->
 
 
 def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results: Path, metric: str) -> list[Effect]:
-    """The effects that the finished runs show.
-
-    Raises:
-        UserError: for a metric that they lack, or if the default case has no run.
-    """
+    """The effects that the finished runs show; raises UserError for a metric that they lack, or if the default case has
+    no run."""
     from ...experiments.grid import state
     from ...reports.frame import check_metric
     from ...reports.sensitivity_table import effects

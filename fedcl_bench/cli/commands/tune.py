@@ -55,11 +55,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """Where to write what is chosen, and where to look up what it lacks.
-
-    Raises:
-        UserError: if shipped settings would be written without being asked to, or there are none.
-    """
+    """Where to write what is chosen, and where to look up what it lacks; raises UserError if shipped settings would be
+    written without being asked to, or there are none."""
     from ...core.files import shipped
     from ...runs.specs import MY_TUNED, SHIPPED_TUNED, shipped_tuned
 
