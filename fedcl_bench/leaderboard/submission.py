@@ -321,11 +321,13 @@ def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], com
     if out.exists() and not (out / FILE).is_file() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"--out: found {out}, which is there and no submission; name another folder.")
     files = _plugin_files(cells, source)
+    tuned = {path for place, runs in cells.items() for name in runs
+             if source.tuned and (path := source.tuned.file(name, *place)).is_file()}
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(out) as folder:
         published.write(folder, [run for runs in cells.values() for several in runs.values() for run in several],
                         command, lambda run: False)
-        for kind, paths in ((PLUGINS, files), (TUNED, _tuned_files(cells, source))):
+        for kind, paths in ((PLUGINS, files), (TUNED, tuned)):
             for path in paths:
                 (folder / kind).mkdir(exist_ok=True)
                 shutil.copyfile(path, folder / kind / path.name)
@@ -356,8 +358,3 @@ def _plugin_files(cells: Cells, source: Source) -> set[Path]:
         files |= {plugin.path for plugin in (config.method, config.backbone, *config.metrics)
                   if isinstance(plugin.numbers, str) and not plugin.name.startswith(RECBOLE)}
     return files
-
-
-def _tuned_files(cells: Cells, source: Source) -> set[Path]:
-    return {path for place, runs in cells.items() for name in runs
-            if source.tuned and (path := source.tuned.file(name, *place)).is_file()}

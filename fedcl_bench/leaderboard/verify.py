@@ -54,7 +54,13 @@ def verify(folder: Path, data_dir: Path | None, rerun: Rerun) -> Iterator[tuple[
     registry = registry_of(folder)
     cells = cells_of(folder, submission.method)
     yield "tuned settings", _tuned(folder, cells)
-    configs = {run.hash: config for run, config in configs_of(registry, cells, data_dir) if _same_hash(run, config)}
+    configs = {}
+    for run, config in configs_of(registry, cells, data_dir):
+        if config.hash != run.hash:
+            raise Rejected(f"{describe(run.head)}: has the hash {run.hash[:12]}, and its settings, data and plugins "
+                           f"give {config.hash[:12]}.\nThe plugin, the suite or the data are others than those of the "
+                           f"run.")
+        configs[run.hash] = config
     yield "settings, data and plugins", f"{len(configs)} runs have the hashes that they give today"
     off = max(_means(run) for runs in cells.values() for several in runs.values() for run in several)
     yield "means", f"those over users in the records, to {off:.0e}"
@@ -94,13 +100,6 @@ def _tuned(folder: Path, cells: Cells) -> str:
                     if (found := several[0].head["settings"].get(key)) != value:
                         raise Rejected(f"{path}: field 'settings.{key}' is {value}, and the runs have {found}.")
     return f"{count} files have those of the runs" if count else "none"
-
-
-def _same_hash(run: Run, config: RunConfig) -> bool:
-    if config.hash != run.hash:
-        raise Rejected(f"{describe(run.head)}: has the hash {run.hash[:12]}, and its settings, data and plugins give "
-                       f"{config.hash[:12]}.\nThe plugin, the suite or the data are others than those of the run.")
-    return True
 
 
 def _means(run: Run) -> float:

@@ -256,11 +256,6 @@ def read(folder: Path, left_out: Callable[[Corrupt], None]
             yield meta, partial(_frame, file, i)
 
 
-def _choice(row: _Row) -> tuple[int, str]:
-    """Which of two records of one run is kept, whatever their order: the one with more analysis."""
-    return -len(row["analysis.kind"]), row["meta"]
-
-
 def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     """Rows by what files are named by, in the order in which files hold them; raises UserError if a record's name of
     its dataset or backbone is not safe in a file's name."""
@@ -298,8 +293,8 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
             file = _read_file(folder / name, expected)
             rows |= {meta["hash"]: row for meta, row in zip(file.metas, file.rows())}
     for run in (run for run in runs if run.intact):
-        row = _row(run, item_analysis(run))
-        rows[run.hash] = min(rows.get(run.hash, row), row, key=_choice)
+        row = _row(run, item_analysis(run))  # of two records of one run the one with more analysis is kept
+        rows[run.hash] = min(rows.get(run.hash, row), row, key=lambda row: (-len(row["analysis.kind"]), row["meta"]))
     groups, files = _groups(rows.values()), {}
     try:
         folder.mkdir(parents=True, exist_ok=True)

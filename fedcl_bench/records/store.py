@@ -163,13 +163,6 @@ def load_record(folder: Path) -> Run:
     return Run(head_of(content), folder, partial(dict, content), Record(folder).frame)
 
 
-def _folders(folder: Path) -> Iterable[Path]:
-    """Folders of compact records: this one or those in it."""
-    if published.is_compact(folder):
-        return [folder]
-    return sorted(path for path in folder.iterdir() if path.is_dir() and published.is_compact(path))
-
-
 def load_runs(folder: Path, left_out: LeftOut | None = None) -> list[Run]:
     """All finished runs of a results folder, of a folder of compact records, or of a folder of such folders.
 
@@ -204,7 +197,8 @@ def load_all(folder: Path, left_out: LeftOut | None = None) -> tuple[list[Run], 
             else:
                 runs[head["hash"]] = Run(head, path, partial(_open, path, head), Record(path).frame, tell)
     else:
-        for path in _folders(folder):
+        inside = [folder] if published.is_compact(folder) else sorted(filter(published.is_compact, folder.iterdir()))
+        for path in inside:
             for meta, load in published.read(path, note):
                 runs.setdefault(meta["hash"], Run(head_of(meta), path, partial(dict, meta), load, tell))
     if not runs:

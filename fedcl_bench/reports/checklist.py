@@ -62,10 +62,6 @@ class Answered:
         return cells
 
 
-def _datasets(of: Answered) -> str:
-    return "; ".join(of.distinct(lambda meta: f"{meta['dataset']} (fingerprint {meta['data_fingerprint'][:12]})"))
-
-
 def _tested(of: Answered) -> str:
     def said(meta: dict[str, Any]) -> str:
         users, interactions = (", ".join(map(str, meta["tested"].get(name) or "?"))
@@ -82,10 +78,6 @@ def _leaks(of: Answered) -> str:
 def _metrics(of: Answered) -> str:
     names = ", ".join(of.distinct(lambda meta: ", ".join(meta["metrics"])))
     return f"{names}; means over users, per block and over the blocks but block 0"
-
-
-def _methods(of: Answered) -> str:
-    return "; ".join(f"{method} on {backbone}, {dataset}" for method, backbone, dataset in of.cells)
 
 
 def _changed(of: Answered) -> str:
@@ -148,7 +140,8 @@ def _failed(of: Answered) -> str:
 
 QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
     "Data": {
-        "Which datasets, exactly?": _datasets,
+        "Which datasets, exactly?": lambda of: "; ".join(of.distinct(
+            lambda meta: f"{meta['dataset']} (fingerprint {meta['data_fingerprint'][:12]})")),
         "How were they filtered?": lambda of: of.settings(*DATA),
         "How many users and interactions are tested?": _tested,
         "Under which licences, and where can they be had?": AUTHORS},
@@ -159,7 +152,7 @@ QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
         "Which metrics, at which cut-offs, averaged how?": _metrics,
         "What chooses the model that is tested?": lambda of: of.settings(*SELECTION) + "; the test chooses nothing"},
     "Methods": {
-        "Which methods and baselines?": _methods,
+        "Which methods and baselines?": lambda of: "; ".join("{} on {}, {}".format(*names) for names in of.cells),
         "Which settings beside the defaults?": _changed,
         "How were methods and baselines tuned, with which budgets?": _tuning,
         "Where paper and code differ, whose reading?": lambda of: "; ".join(of.distinct(

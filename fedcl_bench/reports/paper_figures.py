@@ -24,7 +24,7 @@ from . import draw, frame
 from .comparison import over_grid
 from .draw import FigurePanel, Look, SettingPanel
 from .selection import DAGGER, Source, checked_spec, command_for, find, grid_command
-from .tables import Table, build
+from .tables import build
 
 Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # what a row is called to its method and settings of its own
 Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to row to its runs
@@ -415,7 +415,10 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
             best = [value.mean for label in strong if (value := ours.get(label))]
             panels.append(FigurePanel(name, job.label(job.metric), ours, best[0] if best else None))
         drawn = True
-        yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, _title(job, built, dataset))
+        seeds = sorted({cell.seeds for cell in cells.values() if cell.seeds})
+        title = ", ".join([f"Table {number}: {built.title}", job.label(dataset), *_pilot(job),
+                           f"mean ± std over seeds {'; '.join(map(seed_text, seeds))}"])
+        yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, title)
     if not drawn:
         raise Skip(f"no records of its runs.\nMake them with: "
                    f"{job.command(str(number), job.datasets).replace('--figure', '--table')}")
@@ -424,12 +427,6 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
 def _pilot(job: FigureJob) -> list[str]:
     users = job.source.pilot_users
     return [f"pilot of {users:,} users of each domain"] if users else []
-
-
-def _title(job: FigureJob, built: Table, dataset: str) -> str:
-    seeds = {cell.seeds for cell in built.cells() if cell.seeds}
-    return ", ".join([f"Table {built.number}: {built.title}", job.label(dataset), *_pilot(job),
-                      f"mean ± std over seeds {'; '.join(map(seed_text, sorted(seeds)))}"])
 
 
 def _line_label(job: FigureJob, number: int, line: tuple[str, str], several: bool) -> str:

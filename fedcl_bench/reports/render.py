@@ -149,12 +149,6 @@ def _parts(stub: Sequence[float], columns: Sequence[float], width: float) -> lis
     return [range(i, i + 1) for i in range(len(columns))]
 
 
-def _label(table: Table, panel: Panel) -> str:
-    """The name by which the text of a paper refers to the table."""
-    words = [table.paper, str(table.number)] if table.number else ["results"]
-    return "tab:" + "-".join([*words, *re.findall(r"[a-z0-9]+", panel.title.lower())])
-
-
 def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     """The environment of a panel's floats, and the lines of each.
 
@@ -247,9 +241,11 @@ def latex(table: Table) -> str:
     out = []
     for panel in table.panels:
         environment, floats = _floats(table, panel)
+        words = [table.paper, str(table.number)] if table.number else ["results"]
+        name = "-".join([*words, *re.findall(r"[a-z0-9]+", panel.title.lower())])
         for i, tabulars in enumerate(floats):
             last = panel is table.panels[-1] and tabulars is floats[-1]
-            label = [] if i else [rf"\label{{{_label(table, panel)}}}"]
+            label = [] if i else [rf"\label{{tab:{name}}}"]
             number = [r"\addtocounter{table}{-1}"] if i else []  # the same table, so the same number
             out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering", *number,
                     rf"\caption{{{tex(_heading(table, panel))}{' (continued)' if i else ''}.}}", *label, r"\scriptsize",

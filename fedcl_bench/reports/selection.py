@@ -227,13 +227,9 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
                             f"Take away all but one of them.")
         chosen += several
     one_data(chosen)
-    _one_text(chosen)
-    return chosen
-
-
-def _one_text(runs: Sequence[Run]) -> None:
-    for run in runs:
-        if run.meta.get("features", {}).get("fingerprint") != runs[0].meta.get("features", {}).get("fingerprint"):
+    for run in chosen:
+        if run.meta.get("features", {}).get("fingerprint") != chosen[0].meta.get("features", {}).get("fingerprint"):
             raise UserError(f"records of {describe(run.head)} come from other texts of items, vectors or models than "
-                            f"those of seed {runs[0].seed} ({runs[0].hash[:12]}, {run.hash[:12]}).\nTake one of the "
-                            f"two away.")
+                            f"those of seed {chosen[0].seed} ({chosen[0].hash[:12]}, {run.hash[:12]}).\nTake one of "
+                            f"the two away.")
+    return chosen

@@ -81,9 +81,10 @@ def numbers(accepted: str, is_one: Callable[[float], bool], several: bool = True
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...audit.audit import Stopped, content
+    from ...audit import audit as report
     from ...runs.registry import discover
     from ...stats.accounting import DELTA
+    from ..show import print_table
 
     registry = discover(args.plugins)
     args.method, args.backbone = registry.pair(args.method, args.backbone)
@@ -99,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         _attack(args, stream, planned, out, frames)
-        results = content(planned, frames, args.delta or DELTA)
+        results = report.content(planned, frames, args.delta or DELTA)
         files = _write(results, out)
-    except Stopped:
+    except report.Stopped:
         return interrupted(f"{len(frames)} of {len(planned)} runs are kept in {out}, the same command goes on from "
                            f"there.")
     except OSError as error:
@@ -109,8 +110,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**results, "folder": str(out)})
     else:
-        _show(results)
-        print(*files, sep="\n")
+        print(report.title(results))
+        print_table(*report.table(results))
+        print(*report.notes(results), *files, sep="\n")
     return 0
 
 
@@ -186,12 +188,3 @@ def _write(results: dict[str, Any], out: Path) -> list[Path]:
     for path in pictures:
         save(figure, path)
     return [*(out / name for name in texts), *pictures]
-
-
-def _show(results: dict[str, Any]) -> None:
-    from ...audit import audit as report
-    from ..show import print_table
-
-    print(report.title(results))
-    print_table(*report.table(results))
-    print(*report.notes(results), sep="\n")

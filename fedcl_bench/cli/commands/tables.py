@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from ...core.errors import UserError, unknown
-from .. import OF_RECORDS, Extend, add_options, names, say_tuned, settings_of, source_of, writing
+from .. import OF_RECORDS, Extend, add_options, located, names, say_tuned, settings_of, source_of, writing
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
@@ -120,16 +120,12 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
     """Statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
 
-    from ...core.settings import assemble
     from ...data.datasets import load_stream, statistics
     from ...data.settings import StreamSettings
-    from ...data.source import locate
-    from ...runs.config import CORE_SETTINGS, layers
 
     known = {field.name for field in fields(StreamSettings)}
-    changes = {name: value for name, value in assignments.items() if name in known}
-    settings = assemble(CORE_SETTINGS, layers(dataset, [("--set", changes)]), dataset)[0]
-    return statistics(load_stream(locate(dataset, data_dir, settings), settings))
+    source, settings = located(dataset, data_dir, {name: each for name, each in assignments.items() if name in known})
+    return statistics(load_stream(source, settings))
 
 
 def run(args: argparse.Namespace) -> None:

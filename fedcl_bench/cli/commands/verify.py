@@ -6,7 +6,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from .. import add_options, interrupted, print_json
 
@@ -41,14 +41,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...api.seeds import Execution, run_seeds
     from ...api.stopping import stop_between_rounds
     from ...leaderboard.verify import verify
+    from ...records.store import load_record
     from ...runs.runner import Interrupted
 
     found = []
     try:
         with stop_between_rounds() as stop, tempfile.TemporaryDirectory() as results:
-            rerun = _rerun(Path(results), stop, args.quiet or args.json)
+            def rerun(config: RunConfig) -> Run:
+                execution = Execution(Path(results), stop, quiet=args.quiet or args.json)
+                return load_record(Path(run_seeds([config], [], execution)[0]["record"]))
             for step, evidence in verify(args.folder, args.data_dir, rerun):
                 found.append({"step": step, "evidence": evidence})
                 if not args.json:
@@ -63,17 +67,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"run_bench.py: {args.folder}: refused, as a plugin does not pass its check.", file=sys.stderr)
     return 0 if passed else 1
-
-
-def _rerun(results: Path, stop: Callable[[], bool], quiet: bool) -> Callable[[RunConfig], Run]:
-    """What makes a run again, in a folder of results that is empty at first."""
-    from ...api.seeds import Execution, run_seeds
-    from ...records.store import load_record
-
-    def rerun(config: RunConfig) -> Run:
-        (done,) = run_seeds([config], [], Execution(results, stop, quiet=quiet))
-        return load_record(Path(done["record"]))
-    return rerun
 
 
 def _check(args: argparse.Namespace, found: list[dict[str, str]]) -> bool:
