@@ -241,14 +241,8 @@ def check_formats(formats: Iterable[str]) -> None:
 
 
 def save_figure(file: str, figure: Figure, out: Path, formats: Iterable[str]) -> list[Path]:
-    """Write a figure in every format asked for; the paths.
-
-    Args:
-        file: its name without suffix.
-
-    Raises:
-        UserError: if a file cannot be written.
-    """
+    """Write a figure in every format asked for; the paths. ``file``: its name without suffix. Raises UserError if a
+    file cannot be written."""
     from ..reports.draw import save
 
     paths = [out / f"{file}.{kind}" for kind in formats]

@@ -102,11 +102,8 @@ def of_last_stage(curve: Columns) -> NDArray[Any]:
 def still_improving(curve: Columns) -> list[int]:
     """The blocks whose training ended too early for what validation says: the value of the last validated round is
     above all earlier ones of the block. Early stopping has ended none of these, as it waits for rounds without
-    improvement. A block that was validated once is not among them.
-
-    Args:
-        curve: one row per round, as ``rounds.parquet`` has them.
-    """
+    improvement. A block that was validated once is not among them. ``curve``: one row per round, as ``rounds.parquet``
+    has them."""
     step, valid, found = column(curve["step"]), of_last_stage(curve), []
     for block in np.unique(step):
         each = valid[(step == block) & ~np.isnan(valid)]

@@ -137,14 +137,8 @@ def _table(rows: list[_Row]) -> pa.Table:
 
 
 class _File:
-    """A file's columns, each decoded when it is first asked for: most commands need few of them.
-
-    Attributes:
-        metas: the content of each run's ``run.json``.
-
-    Raises:
-        Corrupt: if it holds a ``run.json`` of another version.
-    """
+    """A file's columns, each decoded when it is first asked for: most commands need few of them; ``metas``: the content
+    of each run's ``run.json``. Raises Corrupt if it holds a ``run.json`` of another version."""
 
     def __init__(self, content: bytes, path: Path):
         self._read: dict[str, pa.ChunkedArray] = {}

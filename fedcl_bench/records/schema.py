@@ -30,11 +30,7 @@ Value = str | int | float | bool | None | list[str | int | float | bool | None] 
 
 
 class _Run(Struct, kw_only=True, tag_field="status", forbid_unknown_fields=True):
-    """What every record has.
-
-    Attributes:
-        settings: all that have an effect.
-    """
+    """What every record has; ``settings``: all that have an effect."""
 
     schema: int
     method: Name
@@ -55,11 +51,7 @@ class _Run(Struct, kw_only=True, tag_field="status", forbid_unknown_fields=True)
 
 
 class FailedRun(_Run, tag="failed", kw_only=True, forbid_unknown_fields=True):
-    """A run that could not go on.
-
-    Attributes:
-        client_updates: participants summed over the rounds that were done, per block.
-    """
+    """A run that could not go on; ``client_updates``: participants summed over the rounds that were done, per block."""
 
     error: str
     environment: dict[str, Any]

@@ -113,11 +113,8 @@ class PairedTests:
 
 def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequence[int] | None = None,
                  draws: int = 1) -> PairedTests:
-    """Runs of a against runs of b, over users and over seeds; arguments as of ``against_each``.
-
-    Raises:
-        TooFew: without a seed, or for fewer than 2 users, that both have.
-    """
+    """Runs of a against runs of b, over users and over seeds; arguments as of ``against_each``. Raises TooFew without a
+    seed, or for fewer than 2 users, that both have."""
     if not (pairs := common_seeds(a, b)):
         raise TooFew("no seed in common")
     scores = paired_scores(pairs, metric, blocks)

@@ -63,12 +63,9 @@ ACROSS = 4  # panels with curves in a row
 
 
 def looks(labels: Mapping[str, str]) -> dict[str, Look]:
-    """The look of every method.
-
-    Args:
-        labels: all methods there are, not only those of a figure: name to what it is called. The methods of the F3CRec
-            paper have looks of their own; the others take the remaining ones in the order of their names.
-    """
+    """The look of every method; ``labels``: all methods there are, not only those of a figure: name to what it is
+    called. The methods of the F3CRec paper have looks of their own; the others take the remaining ones in the order of
+    their names."""
     others = sorted(set(labels) - set(_FIXED))
     return {name: Look(label, *(_FIXED.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]))
             for name, label in labels.items()}

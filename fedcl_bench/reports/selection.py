@@ -90,14 +90,9 @@ def _nearest(source: Source, spec: RunSpec) -> str:
 
 def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | None = None,
                  tuned: Tuned | None = None) -> RunSpec:
-    """A spec over the settings that all have, checked, with every name in its spelling.
-
-    Args:
-        common: settings of ``--set``; the spec's win over them.
-
-    Raises:
-        UserError: for an unknown name or setting, or a value out of its range.
-    """
+    """A spec over the settings that all have, checked, with every name in its spelling; ``common``: settings of
+    ``--set``; the spec's win over them. Raises UserError for an unknown name or setting, or a value out of its
+    range."""
     spec = spelled_spec(registry, spec)
     settings, common = dict(spec.settings), dict(common or {})
     below = replace(spec, settings=()).layers(tuned)[:-1]
@@ -128,14 +123,8 @@ def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Whe
 
 
 def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[RunSpec, list[Run]]:
-    """The runs of every spec, sorted by seed.
-
-    Args:
-        records: the folder that was read.
-
-    Raises:
-        UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
-    """
+    """The runs of every spec, sorted by seed; ``records``: the folder that was read. Raises UserError if a spec has
+    none, naming it and the command that makes them, or two specs are the same runs."""
     specs = list(specs)
     require_known("dataset", (dataset_name(spec.dataset) for spec in specs),
                   {*configured(), *(run.head["dataset"] for run in source.runs)})

@@ -284,14 +284,9 @@ def configured_run(args: argparse.Namespace) -> RunConfig:
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
-    """The configuration of every seed, and the settings that the user changed, by where they are written.
-
-    Args:
-        from_file: the settings of ``--config``.
-
-    Raises:
-        UserError: for anything that is wrong with the options or the file of ``--config``.
-    """
+    """The configuration of every seed, and the settings that the user changed, by where they are written;
+    ``from_file``: the settings of ``--config``. Raises UserError for anything that is wrong with the options or the
+    file of ``--config``."""
     from ...runs.config import make_config, resolve_device
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, spelled_spec
