@@ -31,7 +31,7 @@ from .schema import CURE, SCHEMA, parse_meta
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .store import Run
+    from .record import Run
 
 INDEX = "index.json"
 FORMAT = 1
