@@ -133,7 +133,7 @@ def bounds() -> dict[tuple[str, str], dict[str, list]]:
 def headroom() -> str:
     """Gains over FT in N@20, mean of blocks 1 to 3, of bounds and methods; an asterisk where 0 is outside of the 95 %
     interval over users and seeds."""
-    from fedcl_bench.reports.headroom import headroom_rows
+    from fedcl_bench.reports.comparison import headroom_rows
 
     cells = {cell: {row.method: row for row in headroom_rows(methods, "ft", "joint", "ndcg@20")}
              for cell, methods in bounds().items()}
@@ -183,7 +183,7 @@ def shares(name: str) -> str:
     """A reference, and gains over it of a bound and of methods with an asterisk as in ``headroom`` and, in brackets,
     their share of the bound's."""
     from fedcl_bench.records.store import load_runs
-    from fedcl_bench.reports.headroom import headroom_rows
+    from fedcl_bench.reports.comparison import headroom_rows
     from fedcl_bench.reports.selection import Source, find
     from fedcl_bench.runs.registry import discover
     from fedcl_bench.runs.specs import RunSpec
@@ -581,7 +581,7 @@ def newer_methods(dataset: str) -> str:
     against FT's, the share of what `joint-warm` gains, and what a client sends and receives in a round beside FT's."""
     import fedcl_bench as fb
     from fedcl_bench.records.store import load_runs
-    from fedcl_bench.reports.headroom import headroom_rows
+    from fedcl_bench.reports.comparison import headroom_rows
 
     folder = ROOT / "results/published/newer-methods"
     heads = [run.head for run in load_runs(folder)]

@@ -27,9 +27,8 @@ from ..core.version import __version__
 from ..records import published
 from ..records.schema import Count, Name, Value
 from ..records.store import LEAKS, Run, comparable, describe, leaks, load_all, protocol
-from ..reports.comparison import changed_settings, paired_tests
+from ..reports.comparison import changed_settings, headroom_rows, paired_tests
 from ..reports.frame import common_seeds, over_seeds, paired_scores, same_tests, seed_averages
-from ..reports.headroom import headroom_rows
 from ..reports.selection import Source, checked_spec, failure, find, find_all
 from ..runs.config import RunConfig, make_config
 from ..runs.metadata import RECBOLE

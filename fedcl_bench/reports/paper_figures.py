@@ -182,17 +182,6 @@ def _improvements(job: FigureJob) -> Drawn:
     yield job.file("figure3"), draw.estimates(rows, job.looks, title)
 
 
-def _over_values(job: FigureJob, spec: RunSpec, name: str, values: set[float],
-                 recorded: set[float]) -> dict[float, list[Run]]:
-    """The runs for each value of a setting, all others as in ``spec``; ``recorded`` are the values with records."""
-    found: dict[float, list[Run]] = {value: [] for value in sorted(values | recorded)}
-    for value in recorded:
-        settings = {**dict(spec.settings), name: value}
-        _, found[value], _ = job.find(replace(spec, settings=tuple(settings.items())))
-        frame.check_metric(found[value], job.metric)
-    return found
-
-
 def _setting_panels(name: str, found: dict[float, list[Run]], chosen: Any, metric: str,
                     dataset: str) -> list[SettingPanel]:
     """The metric for each value of a setting, of several domains in a panel of each."""
@@ -211,18 +200,21 @@ def _varied(job: FigureJob, spec: RunSpec, settings: Sequence[str], wanted: Mapp
             decorated: Callable[[SettingPanel], SettingPanel]) -> tuple[list[SettingPanel], list[Run], list[str]]:
     """Panels in which one setting at a time is another than in ``spec``, their runs, and what has none; nothing if
     there are no records of another value."""
-    source = job.source
-    chosen = expected_settings(source.registry, spec, source.tuned)
+    chosen = expected_settings(job.source.registry, spec, job.source.tuned)
     varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-    recorded = frame.variations(source.runs, chosen, spec, varying)
+    recorded = frame.variations(job.source.runs, chosen, spec, varying)
     panels, every, empty = [], [], []
-    if any(set(values) - {chosen[name]} for name, values in recorded.items()):
-        for name in varying:
-            found = _over_values(job, spec, name, wanted.get(name, set()), set(recorded.get(name, ())))
-            panels += map(decorated, _setting_panels(name, found, chosen[name], job.metric, spec.dataset))
-            every += _all(found)
-            missing = [f"{value:g}" for value, point in panels[-1].points.items() if point is None]
-            empty += [f"{name} = {', '.join(missing)}"] if missing else []
+    if not any(set(values) - {chosen[name]} for name, values in recorded.items()):
+        return panels, every, empty
+    for name in varying:
+        found = {value: [] for value in sorted(wanted.get(name, set()).union(recorded.get(name, ())))}
+        for value in recorded.get(name, ()):
+            found[value] = job.find(replace(spec, settings=tuple({**dict(spec.settings), name: value}.items())))[1]
+            frame.check_metric(found[value], job.metric)
+        panels += map(decorated, _setting_panels(name, found, chosen[name], job.metric, spec.dataset))
+        every += _all(found)
+        missing = [f"{value:g}" for value, point in panels[-1].points.items() if point is None]
+        empty += [f"{name} = {', '.join(missing)}"] if missing else []
     return panels, every, empty
 
 

@@ -12,7 +12,7 @@ from .. import (DRAWN, OF_RECORDS, add_methods, add_options, backbones_of, check
                 print_json, save_figure, settings_of)
 
 if TYPE_CHECKING:
-    from ...reports.headroom import HeadroomRow
+    from ...reports.comparison import HeadroomRow
 
 EXAMPLES = """\
 examples:
@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...reports.headroom import headroom_rows
+    from ...reports.comparison import headroom_rows
     from ...reports.notes import given_up
     from ...reports.selection import checked_spec
     from ...runs.registry import discover
