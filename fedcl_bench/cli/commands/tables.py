@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ...core.errors import UserError, unknown
 from .. import OF_RECORDS, Extend, add_options, located, names, say_tuned, settings_of, source_of, writing
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
     from ...reports.selection import Source
     from ...reports.tables import Table
-    from ...runs.specs import RunSpec
 
 EXAMPLES = """\
 examples:
@@ -110,12 +109,6 @@ def make_source(args: argparse.Namespace, needs_runs: bool = True) -> Source:
                      dataset: statistics_of(dataset, getattr(args, "data_dir", None), changes))
 
 
-def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:
-    return [spec for table in tables if table.row_spec for spec in table.specs()
-            if (args.datasets is None or spec.dataset in args.datasets)
-            and (args.backbones is None or spec.backbone in args.backbones)]
-
-
 def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
     """Statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
@@ -130,7 +123,7 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
 
 def run(args: argparse.Namespace) -> None:
     from ...core.files import write_atomically
-    from ...reports.render import FORMATS, RENDERERS
+    from ...reports.render import FORMATS, RENDERERS, terminal
 
     own = not (args.paper or args.table or args.add) or any(
         getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against", "by"))
@@ -140,22 +133,14 @@ def run(args: argparse.Namespace) -> None:
     for i, table in enumerate(built):
         for j, name in enumerate(formats):
             if args.out is None:
-                text = _drawn(table) if name == "text" else RENDERERS[name](table)
+                text = terminal(table, "NO_COLOR" not in os.environ, shutil.get_terminal_size().columns) \
+                    if name == "text" and sys.stdout.isatty() else RENDERERS[name](table)
                 print(("\n" if i or j else "") + text, end="")
                 continue
             path = args.out / f"table{table.number or ''}.{FORMATS.get(name, 'txt')}"
             with writing(path):
                 write_atomically(path, RENDERERS[name](table).encode(errors="backslashreplace"))
             print(path)
-
-
-def _drawn(table: Table) -> str:
-    """The table for standard output: as wide as the terminal and with its bold face, or as wide as it is."""
-    from ...reports.render import terminal
-
-    if not sys.stdout.isatty():
-        return terminal(table)
-    return terminal(table, color="NO_COLOR" not in os.environ, width=shutil.get_terminal_size().columns)
 
 
 def _own_table(args: argparse.Namespace) -> Table:
@@ -185,6 +170,8 @@ def _paper_tables(args: argparse.Namespace) -> list[Table]:
             raise UserError(f"--add: found '{method}', which the tables of {paper} have already; leave it out.")
     if args.add and not any(table.lead for table in chosen):
         raise UserError("--add has no effect without a table that compares methods: --table 2.")
-    say_tuned(source.tuned, specs_of(chosen, args))
+    say_tuned(source.tuned, [spec for table in chosen for spec in table.specs()
+                             if (args.datasets is None or spec.dataset in args.datasets)
+                             and (args.backbones is None or spec.backbone in args.backbones)])
     return [table for definition in chosen
             if (table := build(paper, definition, source, args.datasets, args.backbones, args.add))]
