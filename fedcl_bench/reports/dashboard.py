@@ -162,7 +162,7 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
     return sorted(rows, key=lambda row: -sign_of(cell.metric) * row[cell.metric][0] if cell.metric in row else 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Test:
     """A variant against one of the reference's method: the comparison over users, or why there is none."""
 
@@ -189,10 +189,10 @@ def compared(cell: GridCell, registry: Registry, tuned: Tuned | None = None) -> 
         except UserError as error:
             result = str(error).splitlines()[0]
         found.append(Test(variant, against, result))
-    tests = [test.result.users.p for test in found if isinstance(test.result, Comparison)]
-    adjusted = iter(holm(tests) if tests else ())
-    return [replace(test, result=replace(test.result, p_holm=next(adjusted)))
-            if isinstance(test.result, Comparison) else test for test in found]
+    made = [test for test in found if isinstance(test.result, Comparison)]
+    for test, p in zip(made, holm([test.result.users.p for test in made])):
+        test.result = replace(test.result, p_holm=p)
+    return found
 
 
 def tests(cell: GridCell, compared: Iterable[Test]) -> list[TableRow]:
