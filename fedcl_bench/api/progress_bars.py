@@ -103,7 +103,8 @@ class Display:
                 "not validated yet"
         self._show(stream, progress, text)
         for unit in units if progress.trained else ():
-            self._ended(stream.name_of(unit).removeprefix("domain ").replace("'", ""), progress, unit)
+            name = stream.name_of(unit) if stream.domains else f"block {unit}"
+            self._ended(name.removeprefix("domain ").replace("'", ""), progress, unit)
 
     def _show(self, stream: Stream, progress: Progress, status: str) -> None:
         """The bar of a block or of all domains, which begins with its first round, with the time left at its end."""

@@ -191,12 +191,12 @@ def found_by_cell(args: argparse.Namespace, registry: Registry, methods: Iterabl
     from ..reports.selection import checked_spec, find_all
     from ..runs.specs import RunSpec
 
-    changes, source = settings_of(args), source_of(args, registry)
-    cells = {cell: {text: checked_spec(registry, RunSpec.of(text, *cell), changes, source.tuned) for text in methods}
+    changes, tuned = settings_of(args), tuned_of(args)
+    cells = {cell: {text: checked_spec(registry, RunSpec.of(text, *cell), changes, tuned) for text in methods}
              for cell in itertools.product(backbones_of(args, registry), args.datasets or ("ml-100k",))}
     specs = [spec for row in cells.values() for spec in row.values()]
-    runs_of = find_all(source, specs, args.records)
-    say_tuned(source.tuned, specs)
+    runs_of = find_all(source_of(args, registry), specs, args.records)
+    say_tuned(tuned, specs)
     return (next(iter(cells.values())),
             {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()})
 
