@@ -79,15 +79,8 @@ class Execution:
 
 
 def run_seeds(configs: Sequence[RunConfig], overrides: Layers, execution: Execution) -> list[dict[str, Any]]:
-    """Run every seed, or take its record, with progress on standard error.
-
-    Args:
-        configs: of one combination, one per seed.
-        overrides: what the user set, for notes on settings without effect.
-
-    Returns:
-        What ``execute`` returns, per seed; its errors too.
-    """
+    """Run every seed of one combination, or take its record, with progress on standard error; what ``execute`` returns,
+    per seed, and its errors. ``overrides``: what the user set, for notes on settings without effect."""
     def run(config: RunConfig) -> dict[str, Any]:
         with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
             for text in setting_notes(config, overrides) if config is configs[0] else ():

@@ -107,11 +107,8 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(folder: Path) -> Submission:
-    """What a folder says that it submits.
-
-    Raises:
-        UserError: if it is no submission. Corrupt: if ``submission.json`` has another form.
-    """
+    """What a folder says that it submits; raises UserError if it is no submission, Corrupt if ``submission.json`` has
+    another form."""
     refuse_link(folder / FILE)
     try:
         return msgspec.convert(read_json(folder / FILE, Submission, CURE), Submission)
@@ -303,15 +300,9 @@ def _refuse_mixed(source: Source, method: str, place: Place, chosen: list[Run], 
 
 
 def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], command: str) -> Submission:
-    """Make the folder of a submission, in the place of one that is there.
-
-    Args:
-        about: ``method`` (its name), ``title`` and ``author``.
-        command: kept in the index of the records.
-
-    Raises:
-        UserError: if a run is not what plugins and data give today, or ``out`` is no submission.
-    """
+    """Make the folder of a submission, in the place of one that is there. Raises UserError if a run is not what plugins
+    and data give today, or ``out`` is no submission. ``about``: ``method`` (its name), ``title`` and ``author``;
+    ``command``: kept in the index of the records."""
     safe_name(out.name, "--out")
     author = about["author"].strip()
     if for_terminal(author) != author or "\n" in author or not 0 < len(author) <= _LONGEST:

@@ -36,19 +36,9 @@ class Rejected(RunFailed):
 
 
 def verify(folder: Path, data_dir: Path | None, rerun: Rerun) -> Iterator[tuple[str, str]]:
-    """What is found of a submission, one step after the other.
-
-    Args:
-        data_dir: folder of atomic files, as for ``make_config``.
-        rerun: makes a run anew and returns its record.
-
-    Yields:
-        A step and what was found, in words.
-
-    Raises:
-        Rejected: at the first step that finds something wrong. UserError: for a folder that is no submission, or whose
-            data are not here.
-    """
+    """What is found of a submission, one step after the other: a step and what was found, in words. ``rerun`` makes a
+    run anew and returns its record. Raises Rejected at the first step that finds something wrong, UserError for a
+    folder that is no submission, or whose data are not in ``data_dir``."""
     submission = read(folder)
     yield "files", _files(folder, submission)
     registry = registry_of(folder)
@@ -152,14 +142,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def repeated(again: Run, run: Run, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Whether a run that was made again is that of the record, in words.
-
-    Args:
-        runs: those of its backbone and dataset, by method.
-
-    Raises:
-        Rejected
-    """
+    """Whether a run that was made again is that of the record, in words; raises Rejected. ``runs``: those of its
+    backbone and dataset, by method."""
     if again.meta["tested"] != run.meta["tested"]:
         raise Rejected(f"{describe(run.meta)}: tested {run.meta['tested']}, and run again {again.meta['tested']}.")
     before, now = (each.meta["environment"] for each in (run, again))

@@ -228,14 +228,9 @@ def _read_file(path: Path, expected: Mapping[str, Any]) -> _File:
 
 def read(folder: Path, left_out: Callable[[Corrupt], None]
          ) -> Iterator[tuple[dict[str, Any], Callable[[str], pd.DataFrame]]]:
-    """All runs of a folder of compact records.
-
-    Args:
-        left_out: told of each file that is not what was packed; its runs are left out.
-
-    Yields:
-        Pairs of (content of ``run.json``, loader of the frame ``users``, ``rounds`` or ``analysis``).
-    """
+    """All runs of a folder of compact records: pairs of (content of ``run.json``, loader of the frame ``users``,
+    ``rounds`` or ``analysis``). ``left_out`` is told of each file that is not what was packed, whose runs are left
+    out."""
     try:
         index = _read_index(folder)
     except Corrupt as error:

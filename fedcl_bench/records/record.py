@@ -61,12 +61,8 @@ class Record:
         return content
 
     def finish(self, content: dict[str, Any], frames: Mapping[str, pa.Table]) -> dict[str, Any]:
-        """Write all files of a finished run but its model, ``run.json`` last, and drop the checkpoint.
-
-        Args:
-            content: of ``run.json`` but for version, status and checksums.
-            frames: by file name, those of ``FILES``.
-        """
+        """Write all files of a finished run but its model, ``run.json`` last, and drop the checkpoint. ``content``: of
+        ``run.json`` but for version, status and checksums; ``frames``: by file name, those of ``FILES``."""
         blobs = {}
         for name in FILES:
             buffer = io.BytesIO()
@@ -135,12 +131,8 @@ class Record:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from the same run; the lock vanishes with the process.
-
-        Raises:
-            UserError: if the folder cannot be written.
-            Busy: if another process is at the run.
-        """
+        """Keep other processes from the same run; the lock vanishes with the process. Raises UserError if the folder
+        cannot be written, Busy if another process is at the run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             refuse_link(self.folder / ".lock")

@@ -206,14 +206,8 @@ def incremental(run: Run) -> tuple[int, ...]:
 
 
 def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
-    """One score per user: the metric on the block just trained, averaged over blocks and the runs' seeds.
-
-    Args:
-        blocks: None is ``incremental``. A user is averaged over those in which it has a test item.
-
-    Returns:
-        Values by user id, sorted.
-    """
+    """One score per user, by its id, sorted: the metric on the block just trained, averaged over the runs' seeds and
+    over those of ``blocks`` (None: ``incremental``) in which it has a test item."""
     import pandas as pd
 
     parts = []

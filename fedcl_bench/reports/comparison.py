@@ -209,18 +209,13 @@ class GridRow:
 def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metric: str,
               blocks: Sequence[int] | None = None,
               where: str = "compare --friedman") -> tuple[list[GridRow], FriedmanComparison]:
-    """Friedman's test with one row per backbone and dataset.
+    """Friedman's test with one row per backbone and dataset: the rows, and the test over them. Raises UserError for
+    runs that are not comparable, a metric or block that they lack, or too few rows or methods.
 
     Args:
         cells: (backbone, dataset) to method to its runs; every row has the same methods in the same order.
         metric, blocks: as for ``against_each``; None are each row's own incremental blocks.
         where: what asks, for errors.
-
-    Returns:
-        The rows and the test over them.
-
-    Raises:
-        UserError: for runs that are not comparable, a metric or block that they lack, or too few rows or methods.
     """
     one_protocol([run for row in cells.values() for of_method in row.values() for run in of_method], where)
     rows = []
@@ -264,14 +259,9 @@ class HeadroomRow:
 
 
 def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str, metric: str) -> list[HeadroomRow]:
-    """Rows of all methods, the reference first and then the bound.
-
-    Args:
-        runs: method to its runs on one backbone and dataset.
-
-    Raises:
-        UserError: for runs that are not comparable or lack the metric. TooFew: without a seed or 2 users in common.
-    """
+    """Rows of all methods, the reference first and then the bound, given each method's runs on one backbone and
+    dataset. Raises UserError for runs that are not comparable or lack the metric, TooFew without a seed or 2 users in
+    common."""
     every = [run for of_method in runs.values() for run in of_method]
     same_tests(every, "headroom")
     check_metric(every, metric, per_user=True)

@@ -128,12 +128,8 @@ class FigurePanel:
 @styled
 def estimates(rows: Sequence[Sequence[FigurePanel]], look: Mapping[str, Look], title: str) -> Figure:
     """Means with a whisker of one standard deviation over seeds, and an outlined diamond where a paper's number is.
-
-    Args:
-        rows: panels in rows and columns, at most 3 across for print; rows may differ in length, panels of a row have
-            the same lines.
-        look: of the lines that have one.
-    """
+    Panels are in rows and columns, at most 3 across for print; rows may differ in length, panels of a row have the same
+    lines. ``look``: of the lines that have one."""
     names = rows[0][0].ours
     step = 0.05 + 0.12 * max(len(_look(look, name).label.splitlines()) for name in names)
     figure, grid = _grid(len(rows), max(map(len, rows)), (step * len(names) + 0.5) * len(rows) + 0.5, sharey="row")
@@ -383,13 +379,9 @@ def _draw_curve(axes, curve: Curve, name: str, style: Look, z: int) -> None:
 @styled
 def user_histograms(rows: Sequence[Sequence[tuple[str, Mapping[str, Histogram]]]], look: Mapping[str, Look],
                     axis: str) -> Figure:
-    """FCUCR's Figure 2b and c: the share of the users in each range of some values.
-
-    Args:
-        rows: of panels: title, and histogram by value, none without a record. The first is filled, the others are
-            outlines; vertical lines are the means, which the legends say.
-        axis: what the values are.
-    """
+    """FCUCR's Figure 2b and c: the share of the users in each range of some values, which ``axis`` says. A panel has a
+    title, and a histogram by value, none without a record. The first is filled, the others are outlines; vertical lines
+    are the means, which the legends say."""
     figure, grid = _grid(len(rows), max(map(len, rows)), 0.4 + 1.6 * len(rows), sharey=True, sharex=True)
     top = max(float(histogram.share.max()) for row in rows for _, values in row for histogram in values.values())
     for axes, (title, values) in _panels(grid, rows):

@@ -62,15 +62,9 @@ def by_block(run: Run, metric: str) -> list[float | None] | None:
 
 
 def seed_averages(runs: Iterable[Run], metric: str, blocks: Iterable[int] | None = None) -> pd.Series:
-    """One score per seed: the metric on the block just trained (a mean over users), averaged over blocks.
-
-    Args:
-        metric: as of ``by_block``; that of a group counts in the blocks that have somebody of it.
-        blocks: None is ``incremental``.
-
-    Returns:
-        Values by seed, sorted; nan where nothing is recorded.
-    """
+    """One score per seed, sorted: the metric on the block just trained (a mean over users), averaged over ``blocks``
+    (None: ``incremental``); nan where nothing is recorded. ``metric`` is as of ``by_block``; that of a group counts in
+    the blocks that have somebody of it."""
     values = {}
     for run in runs:
         of_blocks, chosen = by_block(run, metric), incremental(run) if blocks is None else blocks
@@ -260,16 +254,9 @@ def same_tests(runs: Sequence[Run], where: str) -> None:
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
                names: Iterable[str]) -> dict[str, list[float]]:
-    """Which values of single settings there are runs of, all other settings being those of ``base``.
-
-    Args:
-        runs: any; those of the spec's method, backbone and dataset count.
-        base: the settings that the spec stands for.
-        names: the settings to look at.
-
-    Returns:
-        Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
-    """
+    """Which values of the settings ``names`` there are runs of, all other settings being those of ``base``, for which
+    the spec stands: setting to its values, sorted, that of ``base`` among them if there are runs of it. Of the runs
+    those of the spec's method, backbone and dataset count."""
     base, values_of = comparable(base), defaultdict(set)
     for run in runs:
         if all(run.head[kind] == getattr(spec, kind) for kind in ("method", "backbone", "dataset")):

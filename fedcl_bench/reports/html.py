@@ -119,12 +119,8 @@ def _differences(px: Any, cell: GridCell, compared: Iterable[dashboard.Test],
 
 def table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: Sequence[int] | None = None,
           best: Iterable[str] = ()) -> str:
-    """A table with a column per key of the rows, those of ``columns`` first.
-
-    Args:
-        of: the cell of each row, if they have several.
-        best: columns in which the largest number of each cell, or the smallest error, is in bold.
-    """
+    """A table with a column per key of the rows, those of ``columns`` first. ``of``: the cell of each row, if they have
+    several; ``best``: columns in which the largest number of each cell, or the smallest error, is in bold."""
     columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
     cells = of or [0] * len(rows)
     bold = {(cell, column): (max if {*column.split()}.isdisjoint(RATING_ERRORS) else min)(
@@ -205,15 +201,9 @@ def _section(parts: Mapping[str, str | None], cell: int | None = None) -> str:
 
 def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequence[Path] = (),
            failed: Sequence[Mapping[str, Any]] = (), tuned: Tuned | None = None) -> str:
-    """The page of some records.
-
-    Args:
-        runs: any; at least one.
-        registry: of the plugins that the commands to rerun are for.
-        plugins: folders of ``--plugins``, for those commands.
-        failed: the content of ``run.json`` of runs that failed.
-        tuned: where the settings of methods are that may be tested, each tuned.
-    """
+    """The page of some records, one at least. ``registry`` and ``plugins``, folders of ``--plugins``, are for the
+    commands to rerun; ``failed``: the content of ``run.json`` of runs that failed; ``tuned``: where the settings of
+    methods are that may be tested, each tuned."""
     import plotly.express as px
     from plotly.offline import get_plotlyjs
 

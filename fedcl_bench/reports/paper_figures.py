@@ -78,15 +78,9 @@ class FigureJob:
         return cells, notes
 
     def gather(self, rows: Rows, backbones: list[str] | None = None) -> tuple[Cells, list[str]]:
-        """The runs of every dataset and backbone, none where there is no record; each is one comparable set.
-
-        Args:
-            backbones: None: the job's.
-
-        Returns:
-            Them, and sentences on what is missing, and on cells whose rows have different seeds. If runs are to be
-            made, the last one is the command.
-        """
+        """The runs of every dataset and backbone (None: the job's), none where there is no record; each is one
+        comparable set. Beside them sentences on what is missing, and on cells whose rows have different seeds; if runs
+        are to be made, the last one is the command."""
         cells: Cells = {}
         notes: list[str] = []
         missing: list[RunSpec] = []
@@ -220,11 +214,8 @@ def _varied(job: FigureJob, spec: RunSpec, settings: Sequence[str], wanted: Mapp
 
 def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel], SettingPanel] = lambda panel: panel,
                 claim: str = "") -> Drawn:
-    """A figure of the paper that varies one setting at a time, per dataset and backbone.
-
-    Args:
-        decorated: adds a second axis or a paper's claim to a panel; claim: that one in words.
-    """
+    """A figure of the paper that varies one setting at a time, per dataset and backbone. ``decorated`` adds a second
+    axis or a paper's claim to a panel; ``claim``: that one in words."""
     method, source = job.paper.OURS, job.source
     wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
     for spec in figure_specs(job.paper_name, [figure]):

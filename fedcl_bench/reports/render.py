@@ -286,12 +286,8 @@ def csv_text(table: Table) -> str:
 # A terminal
 
 def terminal(table: Table, color: bool = False, width: int | None = None) -> str:
-    """The table drawn with lines; best in bold, second underlined.
-
-    Args:
-        width: in characters; a wider table is split, with its first columns repeated. None: it is as wide as it is.
-        color: whether bold and underlined may be written as the terminal's escape sequences.
-    """
+    """The table drawn with lines; best in bold, second underlined, as the terminal's escape sequences if ``color``. One
+    wider than ``width`` characters is split, with its first columns repeated; None: it is as wide as it is."""
     console = Console(width=10_000, highlight=False, force_terminal=color, no_color=True, file=io.StringIO())
     for panel in table.panels:
         console.print(_plain(_heading(table, panel)))

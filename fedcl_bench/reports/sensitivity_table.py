@@ -44,11 +44,8 @@ class Effect:
 
 def effects(runs: Mapping[Case, tuple[Sequence[Run], Sequence[Run]]], metric: str) -> list[Effect]:
     """One effect per case: the default first, then those that move the metric most, last all settings together.
-
-    Args:
-        runs: of each case, those of the proposed method and of the other; the first case is the default one.
-        metric: as ``ndcg@20``; on the block just trained, averaged over all blocks but the first.
-    """
+    ``runs``: of each case, those of the proposed method and of the other; ``metric``: on the block just trained,
+    averaged over all blocks but the first."""
     frames = {}
     for case, (proposed, against) in runs.items():  # a row per seed that both have
         frames[case] = seed_averages(proposed, metric).to_frame("value")
@@ -69,11 +66,8 @@ _LETTERS = 44  # of a reading in a figure; tables have all
 
 
 def figure(measured: Sequence[Effect], metric: str, against: str, title: str) -> Figure:
-    """A tornado: how far each reading moves the metric and, where there is another method, the lead over it.
-
-    Args:
-        metric, against: what they are called.
-    """
+    """A tornado: how far each reading moves the metric and, where there is another method, the lead over it;
+    ``metric``, ``against``: what they are called."""
     first, *others = measured
     panels = [_panel(metric, first.value, {_label(e): e.value_change for e in others})]
     if first.lead is not None:

@@ -393,15 +393,9 @@ def _panels(filling: Filling) -> tuple[tuple[Panel, ...], tuple[tuple[str, ...],
 
 def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str] | None = None,
           backbones: Iterable[str] | None = None, add: Iterable[str] = ()) -> Table | None:
-    """A table with our numbers and the paper's; None if no cell is of these datasets and backbones.
-
-    Args:
-        add: methods that the paper does not have, to be shown beside its own where methods are compared
-            (``PaperTable.lead``).
-
-    Raises:
-        UserError: if records contradict each other: several of one seed, of different data, or of different protocols.
-    """
+    """A table with our numbers and the paper's; None if no cell is of these datasets and backbones. ``add``: methods
+    that the paper does not have, to be shown beside its own where methods are compared (``PaperTable.lead``). Raises
+    UserError if records contradict each other: several of one seed, of different data, or of different protocols."""
     chosen = {"datasets": datasets, "backbones": backbones if table.row_spec else None}
     kept = {part: tuple(name for name in getattr(table, part) if name in {*names})
             for part, names in chosen.items() if names is not None}
@@ -419,15 +413,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
 
 def filled(filling: Filling, heading: str, paper: str = "",
            remake: Callable[[Sequence[RunSpec]], str] | None = None) -> Table:
-    """A table with its numbers; ``build`` and ``any_table.build_any`` are instances.
-
-    Args:
-        heading: what stands above it.
-        remake: the command that makes the runs of some specs; None: the one that names the paper's table.
-
-    Raises:
-        UserError: as ``build``.
-    """
+    """A table with its numbers, under a heading; ``build`` and ``any_table.build_any`` are instances. ``remake``: the
+    command that makes the runs of some specs; None: the one that names the paper's table. Errors as of ``build``."""
     table = filling.table
     _fill(filling, f"Table {table.number} of {paper}" if table.number else "tables")
     panels, columns = _panels(filling)

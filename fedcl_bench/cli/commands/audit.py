@@ -151,12 +151,8 @@ def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list
 
 def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out: Path,
             frames: list[DataFrame]) -> None:
-    """Run and attack every level, and add its clients' numbers to ``frames``.
-
-    Raises:
-        Stopped: if the user stops it.
-        OSError: if a level's numbers cannot be kept.
-    """
+    """Run and attack every level, and add its clients' numbers to ``frames``. Raises Stopped if the user stops it,
+    OSError if a level's numbers cannot be kept."""
     from ...api.stopping import stop_between_rounds
     from ...audit.audit import Stopped, level_clients
     from ...core.files import bar
