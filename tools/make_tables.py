@@ -25,7 +25,8 @@ BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4re
              "tisasrec": "TiSASRec"}
 BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR", "recbole:LightGCN",
           "recbole:SASRec", "sknn", "recency", "popularity", "frozen", "alone", "f3crec", "fcucr")
-NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec")
+NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec", "canonfedrec")
+AS_RELEASED = ("canonfedrec",)  # of these, what was run with the settings of the released code, and not tuned
 STATIC = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
@@ -577,10 +578,12 @@ def attacks(attack: str) -> str:
 
 
 def newer_methods(dataset: str) -> str:
-    """Newer methods beside FT over a dataset's blocks 1 to 3, all tuned with one budget: the mean of N@20 and tests
-    against FT's, the share of what `joint-warm` gains, and what a client sends and receives in a round beside FT's."""
+    """Newer methods beside FT over a dataset's blocks 1 to 3, tuned with one budget: the mean of N@20 and tests against
+    FT's, the share of what `joint-warm` gains, and what a client sends and receives in a round beside FT's. Of the
+    backbone FedDAE FT beside FedMF's."""
     import fedcl_bench as fb
     from fedcl_bench.records.store import load_runs
+    from fedcl_bench.reports.comparison import paired_tests
     from fedcl_bench.reports.comparison import headroom_rows
 
     folder = ROOT / "results/published/newer-methods"
@@ -595,22 +598,33 @@ def newer_methods(dataset: str) -> str:
         shares = {row.method: row.against.share for row in headroom_rows(
             {name: results.runs for name, results in of.items()}, "ft", "joint-warm", "ndcg@20") if row.against}
         for name in ("ft", *names):
-            runs, test, share = of[name].runs, tests.get(name), shares.get(name)
-            means = [sum(run.meta["metrics"]["ndcg@20"]["per_block"][1:]) / 3 for run in runs]
-            sent = [now / base for now, base in zip(bytes_of(runs), bytes_of(of["ft"].runs))]
-            rows.append([f"{BACKBONES[backbone]}, {name}", over_seeds(means, 4),
+            test, share = tests.get(name), shares.get(name)
+            rows.append([f"{BACKBONES[backbone]}, {name}" + " (as released)" * (name in AS_RELEASED),
+                         late_mean(of[name].runs),
                          *([signed(-test["difference"]), *(p_value(test[p]) for p in ("p_holm", "seed_p"))]
                            if test else [""] * 3),
                          "" if not test else "none" if share is None else
                          "{} ({} to {})".format(*(short(each, 2) for each in share)),
-                         ", ".join(short(each, 2) for each in sent)])
+                         bytes_beside(of[name].runs, of["ft"].runs)])
+    if ("feddae", "ft") in present:
+        ours, theirs = (fb.load(folder, "ft", backbone, dataset).runs for backbone in ("feddae", "fedmf"))
+        test = paired_tests(ours, theirs, "ndcg@20", (1, 2, 3))
+        rows.append(["FedDAE, ft", late_mean(ours), signed(test.users.difference), p_value(test.users.p),
+                     p_value(test.seeds.p), "", bytes_beside(ours, theirs)])
     return markdown(["method", "N@20, blocks 1-3", "less FT's", "p over users, Holm", "p over seeds",
                      "share of headroom", "bytes up, down"], rows)
 
 
-def bytes_of(runs: Sequence) -> list[float]:
-    """What a client sends and receives in a round of every block."""
-    return [sum(runs[0].meta["bytes"][f"{way}_per_client_round"]) for way in ("up", "down")]
+def late_mean(runs: Sequence) -> str:
+    """N@20 over blocks 1 to 3."""
+    return over_seeds([sum(run.meta["metrics"]["ndcg@20"]["per_block"][1:]) / 3 for run in runs], 4)
+
+
+def bytes_beside(runs: Sequence, others: Sequence) -> str:
+    """What a client sends and receives in a round of every block, as multiples of what one of others does."""
+    ours, theirs = ([sum(some[0].meta["bytes"][f"{way}_per_client_round"]) for way in ("up", "down")]
+                    for some in (runs, others))
+    return ", ".join(short(now / base, 2) for now, base in zip(ours, theirs))
 
 
 def counts() -> str:
