@@ -325,11 +325,7 @@ def round_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
 
     A line is faint where fewer seeds are left (the others have stopped early); the marker is the mean best round and
     its mean value. More than ``TANGLE`` methods in one panel would tangle: each has panels of its own, with the others
-    grey behind it.
-
-    Args:
-        panels: title to method to its curve; None where there is no record.
-    """
+    grey behind it. ``panels``: title to method to its curve; None where there is no record."""
     names = list(dict.fromkeys(name for curves in panels.values() for name, curve in curves.items() if curve))
     together = len(names) <= TANGLE
     titles = list(panels)

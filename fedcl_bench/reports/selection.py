@@ -192,12 +192,8 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
     """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
 
     Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
-    those the one with the most metrics.
-
-    Raises:
-        UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
-            code, or runs of the spec used different data.
-    """
+    those the one with the most metrics. Raises UserError for an unknown name or setting of the spec; if none or several
+    of a seed's runs are of the present code, or runs of the spec used different data."""
     fits = _of_spec(registry, spec, tuned)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:

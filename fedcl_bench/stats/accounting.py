@@ -66,11 +66,8 @@ def epsilon(protection: Protection, rounds: int, delta: float = DELTA) -> float:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Every client's uploads are (epsilon, delta)-differentially private.
-
-    Attributes:
-        exact: from dp-accounting; else the closed form, for want of that package.
-    """
+    """Every client's uploads are (epsilon, delta)-differentially private; ``exact``: from dp-accounting; else the
+    closed form, for want of that package."""
 
     epsilon: float
     delta: float

@@ -53,11 +53,7 @@ class Protection:
 
     def mean_noise(self, key: rng.DrawKey, name: str, shape: tuple[int, ...], by_weight: Mapping[float, int]) -> Tensor:
         """The noise on the weighted mean of clients' tables, float64, without drawing each client's: of clients of one
-        weight the sum has a law that is drawn at once.
-
-        Args:
-            by_weight: how many clients have each weight.
-        """
+        weight the sum has a law that is drawn at once; ``by_weight``: how many clients have each weight."""
         draw = rng.mean_laplace if self.mechanism == LAPLACE else rng.mean_gaussian
         whole = sum(weight * count for weight, count in by_weight.items())
         return sum((weight * count / whole) * draw(

@@ -121,11 +121,7 @@ def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = DRAWS, s
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean of one value per unit, and its 95 % bootstrap interval (percentiles).
-
-    Raises:
-        TooFew: without values.
-    """
+    """The mean of one value per unit, and its 95 % bootstrap interval (percentiles); raises TooFew without values."""
     measured = np.asarray(values, dtype=float)
     if not len(measured):
         raise TooFew("a mean needs at least 1 value; found none.")
@@ -239,11 +235,8 @@ def power_of_paired_t(effect: float, n: int, level: float = LEVEL) -> float:
 
     With differences d_u ~ N(m, s²) and effect = m / s, t = mean(d) sqrt(n) / s follows the noncentral t distribution
     with n - 1 degrees of freedom and noncentrality effect sqrt(n) (Cohen, Statistical Power Analysis for the Behavioral
-    Sciences, 2nd edition, 1988, section 2.2; Johnson & Welch, Biometrika 31, 1940).
-
-    Raises:
-        TooFew: for fewer than 2 units.
-    """
+    Sciences, 2nd edition, 1988, section 2.2; Johnson & Welch, Biometrika 31, 1940). Raises TooFew for fewer than 2
+    units."""
     if n < 2:
         raise TooFew(f"a paired test needs at least 2 units; found {n}.")
     from scipy import special
@@ -256,14 +249,8 @@ def power_of_paired_t(effect: float, n: int, level: float = LEVEL) -> float:
 def detectable(deviation: float, n: int, level: float = LEVEL, power: float = POWER) -> float:
     """The minimum detectable effect: the mean difference m, in the units of the scores, that a two-sided paired t-test
     over n units finds significant with probability ``power``; it solves ``power_of_paired_t(m / deviation, n)`` for m.
-
-    Args:
-        deviation: sample standard deviation of the units' differences. What m follows from is this estimate, so m is
-            one too.
-
-    Raises:
-        TooFew: for fewer than 2 units.
-    """
+    ``deviation``: sample standard deviation of the units' differences. What m follows from is this estimate, so m is
+    one too. Raises TooFew for fewer than 2 units."""
     low, high = 0.0, 1.0  # effects; power grows from the level at 0 to 1
     while power_of_paired_t(high, n, level) < power:
         low, high = high, 2.0 * high
