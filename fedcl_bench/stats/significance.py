@@ -230,7 +230,7 @@ def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
 # What a test could have seen
 
 
-def power_of_paired_t(effect: float, n: int, level: float = LEVEL) -> float:
+def power_of_paired_t(effect: float, n: int) -> float:
     """How probable a two-sided paired t-test over n units is to be significant.
 
     With differences d_u ~ N(m, s²) and effect = m / s, t = mean(d) sqrt(n) / s follows the noncentral t distribution
@@ -241,22 +241,22 @@ def power_of_paired_t(effect: float, n: int, level: float = LEVEL) -> float:
         raise TooFew(f"a paired test needs at least 2 units; found {n}.")
     from scipy import special
 
-    bound, shift = special.stdtrit(n - 1, 1.0 - level / 2.0), effect * n ** 0.5
+    bound, shift = special.stdtrit(n - 1, 1.0 - LEVEL / 2.0), effect * n ** 0.5
     below, not_above = np.nan_to_num(special.nctdtr(n - 1, shift, [-bound, bound]))  # scipy: nan where it is nearly 0
     return float(below + 1.0 - not_above)
 
 
-def detectable(deviation: float, n: int, level: float = LEVEL, power: float = POWER) -> float:
+def detectable(deviation: float, n: int) -> float:
     """The minimum detectable effect: the mean difference m, in the units of the scores, that a two-sided paired t-test
-    over n units finds significant with probability ``power``; it solves ``power_of_paired_t(m / deviation, n)`` for m.
+    over n units finds significant with probability ``POWER``; it solves ``power_of_paired_t(m / deviation, n)`` for m.
     ``deviation``: sample standard deviation of the units' differences. What m follows from is this estimate, so m is
     one too. Raises TooFew for fewer than 2 units."""
     low, high = 0.0, 1.0  # effects; power grows from the level at 0 to 1
-    while power_of_paired_t(high, n, level) < power:
+    while power_of_paired_t(high, n) < POWER:
         low, high = high, 2.0 * high
     for _ in range(40):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if power_of_paired_t(middle, n, level) < power else (low, middle)
+        low, high = (middle, high) if power_of_paired_t(middle, n) < POWER else (low, middle)
     return high * deviation
 
 
@@ -277,8 +277,7 @@ class Headroom:
     share: tuple[float, float, float] | None
 
 
-def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = 9999,
-             seed: int = 0) -> list[Headroom]:
+def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = DRAWS) -> list[Headroom]:
     """(method - reference) / (bound - reference) of each method.
 
     Every bootstrap sample draws seeds and units with replacement, the same for all, so that the interval of the share
@@ -294,7 +293,7 @@ def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, dra
     seeds, units = above.shape
     if units < 2:
         raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
-    rng, parts = np.random.default_rng(seed), []
+    rng, parts = np.random.default_rng(0), []
     for size in (min(_AT_A_TIME, draws - at) for at in range(0, draws, _AT_A_TIME)):
         of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
         parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (*gains, above)], 1))
