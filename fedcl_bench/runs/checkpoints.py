@@ -57,28 +57,8 @@ def unpack(path: Path, device: str) -> Any:
     with reading(path, CURE) as file:
         if file.read(DIGEST) != digest_from(file, DIGEST):
             raise Corrupt(f"{path}: its hash does not match its content", CURE)
-        packed = io.BufferedReader(_After(file, DIGEST))
-        packed.seek(0)
-        return read_tensors(packed, path, device)
-
-
-class _After(io.RawIOBase):
-    """What of a file comes after its first bytes, as a file."""
-
-    def __init__(self, file: Any, start: int):
-        self._file, self._start = file, start
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return int(self._file.readinto(buffer))
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset + (self._start if whence == io.SEEK_SET else 0), whence) - self._start
+        file.seek(DIGEST)
+        return read_tensors(file, path, device)
 
 
 def read_tensors(file: IO[bytes], path: Path, device: str) -> Any:
