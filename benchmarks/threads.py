@@ -22,7 +22,7 @@ from fedcl_bench.cli import cores, count, names
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation
-from fedcl_bench.federation.work import numbers_at_once
+from fedcl_bench.federation.parts import numbers_at_once
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import Registry, discover
 from fedcl_bench.testing.trials import Pair

@@ -18,7 +18,7 @@ from fedcl_bench.federation.aggregators import Aggregator
 from fedcl_bench.federation.cold_start import cold_start_of
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.server import aggregate
-from fedcl_bench.federation.training_data import truncated_for_new_users
+from fedcl_bench.federation.settings import truncated_for_new_users
 from fedcl_bench.kernels import ops
 from fedcl_bench.core.parallel import workers
 from fedcl_bench.runs.config import make_config

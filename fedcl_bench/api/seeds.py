@@ -17,7 +17,7 @@ from ..evaluation.ranking import few_candidates_note
 from ..evaluation.session_ranking import repeated_note
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
-from ..federation.work import numbers_at_once
+from ..federation.parts import numbers_at_once
 from ..runs.config import RunConfig, setting_notes
 from ..runs.logs import RunLog, Target
 from ..runs.runner import Engine, RunOptions, Watch, execute

@@ -50,24 +50,18 @@ class RunTerms:
     method: tuple[str, int | str, dict[str, Any]]
     backbone: tuple[str, int | str, dict[str, Any]]
     metrics: list[tuple[str, int | str | None]]  # None: of the suite
-    local: dict[str, Any]
-    server: dict[str, Any]
-    evaluation: dict[str, Any]
+    local: LocalSettings
+    server: FederationSettings
+    evaluation: EvaluationSettings
     seed: int
     topology: str
 
     def task(self, data: ClientData, plugins: tuple[Path, ...], progress: Progress | None) -> ShardTask:
-        def made(cls: type, values: dict[str, Any]) -> Any:
-            return cls(**_as_settings(values))
-        plain = [(name, numbers, _as_settings(values)) for name, numbers, values in (self.method, self.backbone)]
-        return ShardTask(*plain, tuple(map(tuple, self.metrics)), made(LocalSettings, self.local),
-                         made(FederationSettings, self.server), made(EvaluationSettings, self.evaluation), self.seed,
+        method, backbone = ((name, numbers, {  # from JSON, in which tuples are lists
+            setting: tuple(value) if isinstance(value, list) else value for setting, value in values.items()})
+            for name, numbers, values in (self.method, self.backbone))
+        return ShardTask(method, backbone, tuple(self.metrics), self.local, self.server, self.evaluation, self.seed,
                          self.topology, plugins, self.versions, data.stream, data.names, data.clients, progress)
-
-
-def _as_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Values from JSON, in which tuples are lists."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -120,9 +120,7 @@ class Federates:
 
     def announce(self, config: RunConfig, item_features: Tensor | None = None) -> None:
         """Tell all clients of a run; those that join later are told then."""
-        method, backbone, metrics, local, server, evaluation, seed, topology = parts_of(config)
-        terms = RunTerms(config.name, config.hash, versions(), method, backbone, list(metrics), asdict(local),
-                         asdict(server), asdict(evaluation), seed, topology)
+        terms = RunTerms(config.name, config.hash, versions(), *parts_of(config))
         features = {} if item_features is None else {"features": item_features.numpy()}
         self._terms = Letter("announce", features, msgspec.json.encode(terms).decode())
         self.restart()

@@ -1,7 +1,7 @@
 """Runs at several workers: who runs next, what becomes of it, and how long the rest will take.
 
-Workers are kept over many runs. One that dies costs only the run it was at. What a worker is, a process or an actor on
-a cluster, is its crew's business (``processes.py``).
+Workers are kept over many runs. One that dies costs only the run it was at. They are processes of this machine, or with
+another crew of the same methods actors on a cluster (``ray_crew.Actors``).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from .grid import Outcome, Task, state
-from .processes import Crew, Processes, Worker
+from .processes import Process, Processes
 from .worker import STOP, Job
 
 TICK = 0.25  # seconds between two looks at the clock, the display and Ctrl-C
@@ -101,9 +101,9 @@ class Pool:
     """
 
     def __init__(self, folders: Folders, jobs: int, threads: int = 1, watch: PoolWatch = PoolWatch(),
-                 crew: Crew | None = None):
+                 crew: Processes | Any = None):
         self.folders, self.jobs, self.watch, self.crew = folders, jobs, watch, crew or Processes(threads)
-        self._workers: list[Worker] = []
+        self._workers: list[Process] = []
         self._lost: dict[str, int] = {}  # workers that died at a run, by its hash
 
     def __enter__(self) -> "Pool":
@@ -161,7 +161,7 @@ class Pool:
                 time.sleep(TICK)  # only runs that another process is at are left
         self.watch.show(board)
 
-    def _busy(self) -> list[Worker]:
+    def _busy(self) -> list[Process]:
         return [worker for worker in self._workers if worker.running]
 
     def _next(self, board: GridState, retry_at: Mapping[str, float]) -> Task | None:
@@ -191,7 +191,7 @@ class Pool:
         board.running.append(worker.running)
         worker.send(job)
 
-    def _listen(self, worker: Worker, board: GridState, retry_at: dict[str, float]) -> None:
+    def _listen(self, worker: Process, board: GridState, retry_at: dict[str, float]) -> None:
         """Take one message of a worker that has something to say, or note its death."""
         running = worker.running
         try:

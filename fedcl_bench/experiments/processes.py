@@ -7,47 +7,19 @@ import signal
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Callable, Protocol, Sequence
+from typing import Any, Callable, Sequence
 
 from .worker import Job, serve
 
 
-class Worker(Protocol):
-    """Does one run at a time, and reports on it with the messages of ``worker.serve``."""
-
-    running: Any  # what the pool notes of the worker's run; None: it has none
-
-    def send(self, message: Job | str) -> None:
-        """Give a run, or ask to stop it; a worker that has died takes no message, and says so when listened to."""
-
-    def receive(self) -> tuple:
-        """A message. Raises EOFError or OSError if the worker has died."""
-
-    def end(self, kill: bool = False) -> str:
-        """End an idle worker, or one that has died, or any; returns why it ended."""
-
-
-class Crew(Protocol):
-    """Workers of one kind.
+class Processes:
+    """A crew: hires workers of one kind, here processes of this machine, with so many of PyTorch's threads each.
 
     Attributes:
         tries: how often a run is begun whose worker dies.
         keeps_idle: workers without a run are kept as long as the pool. If not, they make room for others that wait for
             it as soon as no run is left to give them.
     """
-
-    tries: int
-    keeps_idle: bool
-
-    def hire(self) -> Worker:
-        """One more worker."""
-
-    def listen(self, workers: Sequence[Worker], seconds: float) -> list[Worker]:
-        """Those that have something to say, or have died; waits for so long until there is one."""
-
-
-class Processes:
-    """Processes of this machine, with so many of PyTorch's threads each."""
 
     tries = 1  # what killed one, as too little memory, would kill the next
     keeps_idle = True
@@ -59,6 +31,7 @@ class Processes:
         return Process(serve, self._threads)
 
     def listen(self, workers: "Sequence[Process]", seconds: float) -> "list[Process]":
+        """Those that have something to say, or have died; waits for so long until there is one."""
         ready = wait([worker.pipe for worker in workers], seconds)
         return [worker for worker in workers if worker.pipe in ready]
 
@@ -66,7 +39,10 @@ class Processes:
 class Process:
     """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``.
 
+    As a worker it does one run at a time, and reports on it with the messages of ``worker.serve``.
+
     Attributes:
+        running: what the pool notes of the worker's run; None: it has none.
         method: how it starts. A fork of this one would inherit PyTorch's threads in an undefined state.
     """
 
@@ -88,15 +64,18 @@ class Process:
         self.running: Any = None
 
     def send(self, message: Job | str) -> None:
+        """Give a run, or ask to stop it; a worker that has died takes no message, and says so when listened to."""
         try:
             self.pipe.send(message)
         except OSError:
             pass
 
     def receive(self) -> tuple:
+        """A message. Raises EOFError or OSError if the worker has died."""
         return self.pipe.recv()
 
     def end(self, kill: bool = False) -> str:
+        """End an idle worker, or one that has died, or any; returns why it ended."""
         self.pipe.close()
         if kill:
             self.process.kill()

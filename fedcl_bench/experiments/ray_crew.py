@@ -63,7 +63,7 @@ class Runner:
 
 
 class Actors:
-    """The crew of a pool on a cluster (see ``processes.Crew``)."""
+    """The crew of a pool on a cluster (see ``processes.Processes``)."""
 
     tries = 4
     keeps_idle = False  # after the loss of a machine, a new worker may wait for the cores that one of them holds
@@ -167,14 +167,11 @@ class ShardStarter:
 
 
 class ShardActors:
-    """The shards of a run as actors (see ``shards.Group``).
+    """The shards of a run, which have begun, as actors; its methods raise Died if one of them does.
 
     Args:
         machines: where each is started.
         suspects: gets the machine of an actor that dies.
-
-    Raises:
-        Died: if one of them does.
     """
 
     def __init__(self, ray: Any, threads: int, tasks: Sequence[ShardTask], machines: Sequence[str],
@@ -190,6 +187,7 @@ class ShardActors:
                          for number, (actor, task) in enumerate(zip(self._actors, tasks))}
 
     def receive(self) -> dict[int, Request]:
+        """The requests of those that have begun or were answered since the last call, once all have one."""
         requests = {}
         for number, reply in self._pending.items():
             try:
@@ -208,5 +206,6 @@ class ShardActors:
             self._pending[number] = self._actors[number].exchange.remote(put[id(answer)])
 
     def close(self) -> None:
+        """End all shards, in whatever state they are."""
         for actor in self._actors:
             self._ray.kill(actor)

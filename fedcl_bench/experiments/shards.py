@@ -12,7 +12,7 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Protocol
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -157,24 +157,10 @@ class Shard:
             self._requests.put(("error", (known, str(error) if known else traceback.format_exc())))
 
 
-class Group(Protocol):
-    """Shards that have begun, wherever they are, by their numbers."""
-
-    def receive(self) -> dict[int, Request]:
-        """The requests of those that have begun or were answered since the last call, once all have one. Raises
-        Died."""
-
-    def answer(self, answers: Mapping[int, Any]) -> None:
-        """Answer the requests of some."""
-
-    def close(self) -> None:
-        """End all shards, in whatever state they are."""
-
-
 class _Nodes:
-    """Shards as nodes of a server (see ``remote.Nodes``)."""
+    """Shards, as ``ray_crew.ShardActors``, as nodes of a server (see ``remote.Nodes``)."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Any):
         self._group = group
         self._open: dict[int, tuple[str, Tables]] = {}
 
@@ -207,14 +193,14 @@ class Conductor(Engine):
     Args:
         config: of the run; its settings name what the shards put together.
         shards: how many.
-        start: puts shards to work and returns their group. May raise Died.
+        start: puts shards to work and returns their group, as ``ray_crew.ShardActors``. May raise Died.
         note: called with a line of text when shards are started again.
     """
 
     def __init__(self, config: RunConfig, shards: int, plugins: tuple[Path, ...],
-                 start: Callable[[list[ShardTask]], Group], note: Callable[[str], None] = lambda message: None):
+                 start: Callable[[list[ShardTask]], Any], note: Callable[[str], None] = lambda message: None):
         self._config, self._shards, self._plugins, self._start, self._note = config, shards, plugins, start, note
-        self._group: Group | None = None
+        self._group: Any = None
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if its clients cannot be spread; memory is for each shard to look at."""

@@ -24,7 +24,6 @@ from .parameter_growth import initial_private
 from .parts import Federation
 from .protocols import list_chunks
 from .round import Work, train_clients
-from .training_data import as_known
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
     """The new users of a step if they arrive after its training.
 
     Args:
-        step: as its clients know it (see ``training_data.as_known``).
+        step: as its clients know it (see ``FederationSettings.as_known``).
         model: with rows for all its users.
     """
     if f.server.fold_in == 0 or step.index == 0:
@@ -142,7 +141,7 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
     counts = torch.zeros(step.n_items, dtype=torch.int64, device=device)
     strangers = torch.zeros(step.n_users, dtype=torch.bool, device=device)
     for part in f.stream.steps[:step.index + 1]:
-        part = as_known(part.to(device), f.server)
+        part = f.server.as_known(part.to(device))
         counts += torch.bincount(part.train.values, minlength=step.n_items)
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:

@@ -27,7 +27,6 @@ from .client_sampling import Attendance
 from .malicious import Malicious, targets_of
 from .server import Population, RoundSums
 from .settings import FederationSettings as FederationSettings
-from .training_data import as_known
 
 STAGE = "stage"  # of a round: the number of its stage, where a method has several
 
@@ -220,7 +219,7 @@ class Federation:
     def as_trained_on(self, step: Step) -> Step:
         """A step as its clients train on it: as they know it, and with all earlier interactions before those of the
         step, if the method trains on ``history``."""
-        step = as_known(step, self.server)
+        step = self.server.as_known(step)
         for earlier in reversed(self.stream.steps[:step.index]) if self.acting_in(step).history else ():
             step = replace(step, train=earlier.train.to(step.train.values.device).before(step.train))
         return step
@@ -445,3 +444,18 @@ class Federation:
 def bytes_of(*kinds: Tables) -> int:
     """What tables take."""
     return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
+
+
+def numbers_at_once(f: Federation) -> int:
+    """The numbers that clients compute together in a local batch, about, from settings and data alone.
+
+    Of clients of one user: their samples of a block in a local epoch, each with a vector. Of clients of many users: a
+    batch of histories, each position with a vector.
+    """
+    dim = getattr(f.backbone.settings, "dim", 32)
+    if f.cross_silo:
+        longest = getattr(f.backbone.settings, "max_length", 1)
+        histories = max((len(step.train.values) for step in f.stream.steps), default=0)
+        return min(f.local.batch_size, histories) * longest * dim
+    samples = max((len(step.train.values) for step in f.stream.steps), default=0) * (1 + f.local.negatives)
+    return samples * dim

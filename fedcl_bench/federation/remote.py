@@ -215,15 +215,19 @@ class NodeClients(CrossDevice):
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
         tests, analysis = super().test(unit, best)
-        rows = {f"{s}/{name}": values for _, s, scores in tests
-                for name, values in {"users": scores.users, **scores.values}.items()}
-        self.federation.population.ask("test", {**named("test", rows), **named("analysis", _rows_of(analysis))})
+        self.federation.population.ask("test", {**rows_of_tests(tests), **named("analysis", _rows_of(analysis))})
         return tests, analysis
 
     def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
         if found := super().analyse(progress, model, best, ended):
             self.federation.population.ask("analysis", named("analysis", _rows_of(found)))
         return found
+
+
+def rows_of_tests(tests: Sequence[tuple[int, int, UserScores]]) -> Tables:
+    """Tests as the tables of a message."""
+    return {f"test/{tested}/{name}": values for _, tested, scores in tests
+            for name, values in {"users": scores.users, **scores.values}.items()}
 
 
 def _rows_of(analysis: Sequence[tuple[int, str, Tensor, Tensor]]) -> Tables:
@@ -300,10 +304,6 @@ class Server(server.Population):
         self.arrived = [node]
         return tables
 
-    def answer(self, answers: Mapping[int, Tables]) -> None:
-        """Answer what was collected last."""
-        self.nodes.answer(answers)
-
     def everybody(self, answer: Tables) -> None:
         """Answer all of what was collected last alike."""
         self.nodes.answer(dict.fromkeys(self.arrived, answer))
@@ -377,6 +377,10 @@ class ReceivedSums(server.RoundSums):
 class ServerClients(CrossDevice):
     """A step's clients as the server sees them: they are elsewhere."""
 
+    @property
+    def _population(self) -> Server:
+        return self.federation.population
+
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
              ) -> tuple["ServerClients", Progress]:
@@ -401,10 +405,9 @@ class ServerClients(CrossDevice):
             return self._without_clients(progress.model, key, began)
         if progress.round:
             self._admit_late(progress)
-        f = self.federation
-        population: Server = f.population
-        self.group = population.group = self.attendance.of(self.step, f.seed, progress.round)
-        self.method.begin_round(self.step.training, key.round, f.backbone)
+        population = self._population
+        self.group = population.group = self.attendance.of(self.step, key.seed, progress.round)
+        self.method.begin_round(self.step.training, key.round, self.federation.backbone)
         uploads, answers = {}, {}
         if self.method.uploads_first:
             uploads, answers = self._upload_first(key.round)
@@ -426,7 +429,7 @@ class ServerClients(CrossDevice):
 
     def _count(self, replies: Mapping[int, Tables]) -> None:
         """Participants whose node has not replied are dropped."""
-        population: Server = self.federation.population
+        population = self._population
         if not population.clients_leave:
             return
         users, _, dropped = self.group
@@ -438,19 +441,18 @@ class ServerClients(CrossDevice):
 
     def _upload_first(self, round_: int) -> tuple[Tables, Tables]:
         """What participants upload before they train, and the server's answers, which are sent."""
-        population: Server = self.federation.population
-        replies = population.collect("uploads")
+        replies = self._population.collect("uploads")
         self._count(replies)
-        _, uploads = population.rows("upload", replies)
+        _, uploads = self._population.rows("upload", replies)
         answers = self._answer(round_, uploads)
-        population.answer({node: self._rows("answer", answers, node) for node in replies})
+        self._population.nodes.answer({node: self._rows("answer", answers, node) for node in replies})
         return uploads, answers
 
     def _rows(self, kind: str, tables: Tables, node: int) -> Tables:
         """Those rows of tables with one per participant that are a node's."""
         if not tables:
             return {}
-        positions, _ = self.federation.population.here(node, self.group.users)
+        positions, _ = self._population.here(node, self.group.users)
         return named(kind, {name: table[positions] for name, table in tables.items()})
 
     def _delivered(self, answers: Tables) -> Tables:
@@ -465,7 +467,6 @@ class ServerClients(CrossDevice):
         result = super().aggregate(progress, update)
         if update.sums is None:
             return result
-        population: Server = self.federation.population
         model, users = result.model, self.group.users
         served = {name: table[users] for name, table in model.personalised.items()} \
             if self.federation.backbone.overrides("serve") else {}
@@ -475,8 +476,9 @@ class ServerClients(CrossDevice):
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
         if self.sums and self.method.overrides("receive"):
             alike |= {**named("sum", update.sums.totals().change), "count": torch.tensor(self.group.count)}
-        population.answer({node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
-                           for node in population.arrived})
+        self._population.nodes.answer({
+            node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
+            for node in self._population.arrived})
         return result
 
     def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
@@ -492,10 +494,9 @@ class ServerClients(CrossDevice):
         return self._mean()
 
     def _mean(self) -> float:
-        population: Server = self.federation.population
-        total = added(list(population.collect("mean").values()))
+        total = added(list(self._population.collect("mean").values()))
         mean = total["sum"] / total["count"]
-        population.everybody({"mean": mean})
+        self._population.everybody({"mean": mean})
         return float(mean)
 
     def more(self, unit: int, model: Snapshot, round_: int, validated: bool) -> dict[str, float]:
@@ -505,7 +506,7 @@ class ServerClients(CrossDevice):
         return more
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
-        population, method = self.federation.population, self.federation.method
+        population, method = self._population, self.federation.method
         now, method.server_state = method.server_state, dict(best.server_state)
         replies = population.collect("test")
         method.server_state, tests = now, {}
@@ -526,9 +527,8 @@ class ServerClients(CrossDevice):
     def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
         if self.earlier is None or not ended and (progress.round or not self.federation.evaluation.drift_users):
             return []
-        population: Server = self.federation.population
-        replies = population.collect("analysis")
-        population.everybody({})
+        replies = self._population.collect("analysis")
+        self._population.everybody({})
         return self._analysis(replies)
 
     def _analysis(self, replies: Mapping[int, Tables]) -> list[tuple[int, str, Tensor, Tensor]]:
@@ -541,7 +541,7 @@ class ServerClients(CrossDevice):
                 continue
             ids, values = parts[min(parts)][f"{kind}/ids"], parts[min(parts)][f"{kind}/values"]
             if kind in PER_USER_ANALYSIS:
-                ids = torch.cat([self.federation.population.names[node][tables[f"{kind}/ids"]]
+                ids = torch.cat([self._population.names[node][tables[f"{kind}/ids"]]
                                  for node, tables in parts.items()])
                 order = ids.argsort()
                 ids, values = ids[order], torch.cat([tables[f"{kind}/values"] for tables in parts.values()])[order]

@@ -26,7 +26,7 @@ from ..training.silo_parts import Domain
 from .cross_silo import CrossSilo
 from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress, Update
-from .remote import Node, Server, named, tables_of
+from .remote import Node, Server, named, rows_of_tests, tables_of
 
 
 def prepares_together(f: Federation) -> bool:
@@ -101,8 +101,7 @@ class NodeSilos(CrossSilo):
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
         tests, analysis = super().test(unit, best)
-        self._ask("test", named("test", {f"{tested}/{name}": values for _, tested, scores in tests for name, values in
-                                         {"users": scores.users, **scores.values}.items()}))
+        self._ask("test", rows_of_tests(tests))
         return tests, analysis
 
 
@@ -164,7 +163,7 @@ class ServerSilos(CrossSilo):
         answers: dict[int, Tables] = {node: {} for node in self._population.arrived}
         for domain, tables in zip(domains, of_domains):
             answers[self._node_of[domain.number]] |= tables
-        self._population.answer(answers)
+        self._population.nodes.answer(answers)
 
     def start(self) -> Snapshot:
         said, first = self._population.collect("start")[self._node_of[0]], self.domains[0].prefix

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.settings import setting
 from ..data.settings import NOT_IN_EPOCHS
 
 if TYPE_CHECKING:
+    from ..data.stream import Step
     from ..stats.clip_noise import Protection
     from .aggregators import Aggregator
     from .client_sampling import Attendance
@@ -169,3 +170,20 @@ class FederationSettings:
         """What the server learns beside uploads."""
         return [each for each in DISCLOSURES if getattr(self, each.name) == each.value
                 and (not each.needs or getattr(self, each.needs))]
+
+    def as_known(self, step: Step) -> Step:
+        """A step as its clients know it in its rounds: of new users their first interactions alone (``fold_in``), and
+        none with new items where these arrive later (``cold_items``)."""
+        step = truncated_for_new_users(step, self.fold_in)
+        if self.cold_items == "none" or step.index == 0:
+            return step
+        return replace(step, train=step.train.where(step.train.values < step.old_items))
+
+
+def truncated_for_new_users(step: Step, fold_in: int) -> Step:
+    """A step as its clients know it: of a new user the first ``fold_in`` training interactions; 0: all."""
+    if fold_in == 0 or step.index == 0:
+        return step
+    limits = step.train.lengths.clone()
+    limits[step.old_users:].clamp_(max=fold_in)
+    return replace(step, train=step.train.at_most(limits))

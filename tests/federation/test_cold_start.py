@@ -17,7 +17,7 @@ from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.cold_items import cold_items_of
 from fedcl_bench.federation.cold_start import notes, ranks_by
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.training_data import truncated_for_new_users
+from fedcl_bench.federation.settings import truncated_for_new_users
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.summary import summary

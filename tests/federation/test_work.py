@@ -11,7 +11,7 @@ from fedcl_bench.api import seeds
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.parallel import threads_for
 from fedcl_bench.core.tuning import SIZES
-from fedcl_bench.federation.work import numbers_at_once
+from fedcl_bench.federation.parts import numbers_at_once
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing.trials import Pair
 

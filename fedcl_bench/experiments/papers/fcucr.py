@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from . import Key, Lead, PaperTable, Printed, read_printed
+from . import Key, Lead, PaperTable, read_printed
 
 TITLE = "FCUCR (Zhang et al., WWW 2026)"
 OURS = "fcucr"  # the paper's own method
@@ -102,12 +102,7 @@ TABLES = {table.number: table for table in (
     _variants(4, "Rounds whose prototypes the knowledge base keeps", (*(f"window={n}" for n in WINDOWS), OURS)),
     _variants(5, "Interval of the prototype transfer", (OURS, *(f"transfer_interval={n}" for n in INTERVALS))),
 )}
-
-
-@cache
-def printed() -> dict[int, dict[Key, Printed]]:
-    """The numbers the paper prints, by table."""
-    return read_printed(Path(__file__).with_name("fcucr.csv"))
+printed = cache(partial(read_printed, Path(__file__).with_name("fcucr.csv")))  # the paper's numbers, by table
 
 
 def inconsistencies() -> dict[tuple[int, Key], str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runs.specs import RunSpec
-from . import Key, Lead, PaperTable, Printed, read_printed
+from . import Key, Lead, PaperTable, read_printed
 
 TITLE = "FFMSR (Lu et al., 2025)"
 OURS = "ffmsr"  # the paper's own method
@@ -81,13 +81,7 @@ _DOMAIN_NOTE = ("First and second domain: in the order of the dataset's name, an
 _TEST_NOTE = ("*, °: significantly better, worse than FFMSR on the mean: two-sided paired t-test over the users of "
               "both domains, each averaged over the seeds, Holm's correction over the rows, p ≤ .05.")
 
-
-@cache
-def printed() -> dict[int, dict[Key, Printed]]:
-    """The numbers the paper prints, by table."""
-    return read_printed(Path(__file__).with_name("ffmsr.csv"))
-
-
+printed = cache(partial(read_printed, Path(__file__).with_name("ffmsr.csv")))  # the paper's numbers, by table
 IMPROVEMENT = "improvement"  # the row of Table 3 that says by how many percent FFMSR is above the best baseline
 
 
