@@ -104,7 +104,6 @@ class Client:
         read_table(self._table)
 
     def answer(self, letter: Letter) -> Letter:
-        """The reply to a letter."""
         try:
             if letter.kind == "join":
                 return self._join(letter.text)
@@ -213,14 +212,9 @@ class Client:
 
 
 def take_part(client: Client, server: str, patience: float) -> None:
-    """Answer the messages of the server at HOST:PORT until the federation has ended.
-
-    Args:
-        patience: seconds for which a server that has gone is waited for.
-
-    Raises:
-        UserError: if the table is none, the server cannot be reached, or the client cannot take part.
-    """
+    """Answer the messages of the server at HOST:PORT until the federation has ended; ``patience``: seconds for which a
+    server that has gone is waited for. Raises UserError if the table is none, the server cannot be reached, or the
+    client cannot take part."""
     client.read()
     while not client.over:
         try:

@@ -153,11 +153,8 @@ def _session_rows(step: Step, split: str, users: Tensor) -> pd.DataFrame:
 
 def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Path,
          table: Callable[[Stream, Tensor], pd.DataFrame] = table_of) -> list[Path]:
-    """Write the server's folder and one folder per client; returns the clients' tables.
-
-    Args:
-        table: of some clients, by their numbers.
-    """
+    """Write the server's folder and one folder per client; returns the clients' tables. ``table``: of some clients, by
+    their numbers."""
     tables = []
     try:
         server = out / "server"
@@ -192,12 +189,8 @@ class ClientData:
 
 
 def read_client(path: Path, published: Published) -> ClientData:
-    """A client's table as its part of the stream.
-
-    Raises:
-        UserError: for a file that is none, a missing column, and a user, block or split that the federation does not
-            have.
-    """
+    """A client's table as its part of the stream. Raises UserError for a file that is none, a missing column, and a
+    user, block or split that the federation does not have."""
     frame = read_table(path)
     sessions = published.stream.stream == "sessions"
     user = _numbers(path, frame["user"], published.users, "user", "take part in the federation")

@@ -57,12 +57,8 @@ def deal_all(published: Published, source: DatasetSource, stream: Stream, names:
 
 
 def read_domains(path: Path, published: Published) -> ClientData:
-    """A client's table as its part of the stream, whose ``names`` are the numbers of its domains.
-
-    Raises:
-        UserError: for a file that is none, a missing column, and a domain that the federation does not have, or has of
-            another size.
-    """
+    """A client's table as its part of the stream, whose ``names`` are the numbers of its domains. Raises UserError for
+    a file that is none, a missing column, and a domain that the federation does not have, or has of another size."""
     frame, parts, streams = read_table(path), published.parts, {}
     if missing := [name for name in ("domain", "timestamp") if name not in frame]:
         raise UserError(f"{path}: no column {' and no column '.join(missing)}; found: {', '.join(frame)}.")
@@ -138,11 +134,8 @@ def domain_sizes(stream: Stream, numbers: Tensor) -> dict[str, np.ndarray]:
 
 
 def stream_of_domains(published: Published, sizes: Sequence[tuple[Tensor, dict[str, np.ndarray]]]) -> Stream:
-    """A stream of which only these sizes are known: all is of each domain's first user.
-
-    Args:
-        sizes: of each client the numbers of its domains and what it says of them.
-    """
+    """A stream of which only these sizes are known: all is of each domain's first user; ``sizes``: of each client the
+    numbers of its domains and what it says of them."""
     parts, steps = published.parts, []
     for t, (n_users, n_items, interactions) in enumerate(published.steps):
         sessions = {}

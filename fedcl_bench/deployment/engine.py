@@ -131,7 +131,6 @@ class Federates:
         self._end("finish", "finished")
 
     def close(self) -> None:
-        """The federation is over."""
         self.note = lambda text: None  # clients leave
         if self.members:
             self._end("end", "ended")

@@ -110,11 +110,8 @@ def _identify(run: int, node: int) -> None:
 
 
 class SuperLink:
-    """A SuperLink with one run, and the server's end of its messages: one open message per node.
-
-    Attributes:
-        address: HOST:PORT at which nodes reach it.
-    """
+    """A SuperLink with one run, and the server's end of its messages: one open message per node; ``address``: HOST:PORT
+    at which nodes reach it."""
 
     def __init__(self, host: str, port: int):
         self._socket = _bound(host, port)  # before Flower is imported, which takes a second
@@ -211,14 +208,8 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def answer_messages(address: str, answer: Callable[[Letter], Letter], over: Callable[[], bool], patience: float
                     ) -> None:
-    """Be a node: answer the server's messages until it is over.
-
-    Args:
-        patience: seconds within which the server must be reached.
-
-    Raises:
-        UserError: if it cannot be reached. ConnectionError: if it has gone.
-    """
+    """Be a node: answer the server's messages until it is over; ``patience``: seconds within which the server must be
+    reached. Raises UserError if it cannot be reached. Raises ConnectionError if it has gone."""
     from httpx import HTTPError
 
     failed: Exception | None = None

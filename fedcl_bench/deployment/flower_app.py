@@ -74,11 +74,7 @@ def train(message, context):
 
 
 def export(folder: Path, words: Sequence[str], title: str) -> None:
-    """Write the app of a run; raises UserError.
-
-    Args:
-        words: of the run's command line.
-    """
+    """Write the app of a run; raises UserError. ``words``: of the run's command line."""
     values = {"title": title, "words": json.dumps(json.dumps(list(words))), "folder": json.dumps(str(Path.cwd()))}
     try:
         for name, text in _FILES.items():

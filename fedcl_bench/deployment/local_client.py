@@ -25,11 +25,8 @@ class ClientProcess(ForkedProcess):
 
 @dataclass(frozen=True)
 class LocalClient:
-    """What a client of this machine is started with.
-
-    Attributes:
-        table: of its interactions; in that folder are its states too, and what it says (``log``).
-    """
+    """What a client of this machine is started with; ``table``: of its interactions; in that folder are its states too,
+    and what it says (``log``)."""
 
     table: Path
     server: str

@@ -58,14 +58,8 @@ def parse_address(text: str) -> tuple[str, int]:
 @contextmanager
 def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], note: Callable[[str], None],
               stop: Callable[[], None]) -> Iterator[Federates]:
-    """The clients of a run and of others on the same data.
-
-    Args:
-        load: the data, where the clients are started here.
-
-    Raises:
-        UserError: if Flower is not there, the address is taken, or a client that was started here has ended.
-    """
+    """The clients of a run and of others on the same data; ``load``: the data, where the clients are started here.
+    Raises UserError if Flower is not there, the address is taken, or a client that was started here has ended."""
     flower.require()
     at_grid = how.address == AT_GRID
     host, port = parse_address(how.address) if how.address and not at_grid else (HERE, 0)

@@ -43,11 +43,7 @@ def other_versions(expected: str) -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that this process has joined.
-
-    Attributes:
-        ray: the package.
-    """
+    """A cluster that this process has joined; ``ray``: the package."""
 
     ray: ModuleType
 
@@ -131,11 +127,8 @@ def last_word() -> Iterator[None]:
 
 
 def end_with(raylet: tuple[str, int], left: threading.Event) -> None:
-    """End this process as soon as the raylet does not answer, as Ray would at its next call.
-
-    Args:
-        left: set before the cluster is left.
-    """
+    """End this process as soon as the raylet does not answer, as Ray would at its next call; ``left``: set before the
+    cluster is left."""
     while not left.is_set():
         try:
             with socket.create_connection(raylet, REACH) as connection:
@@ -154,10 +147,7 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
     """Join the cluster at an address, or start one of so many cores on this machine, and leave or end it afterwards.
 
     Meanwhile nothing may be said on standard output: Ray's remarks on lost machines go there and are thrown away.
-
-    Raises:
-        UserError: if Ray is not installed, or the cluster cannot be joined.
-    """
+    Raises UserError if Ray is not installed, or the cluster cannot be joined."""
     ray = _package()
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     if address != LOCAL:

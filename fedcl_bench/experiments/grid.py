@@ -45,11 +45,8 @@ class GridPart:
     figures: tuple[str, ...] = ()
 
     def specs(self) -> list[RunSpec]:
-        """The runs of this part, without their seeds.
-
-        Raises:
-            UserError: if it names too little, or something the paper lacks.
-        """
+        """The runs of this part, without their seeds. Raises UserError if it names too little, or something the paper
+        lacks."""
         if self.paper is None:
             for name in ("methods", "backbones"):
                 if not getattr(self, name):
@@ -125,15 +122,13 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_parts(path: Path | None, given: Mapping[str, Any]) -> list[GridPart]:
-    """The parts of a grid file, or the single part of the command line.
+    """The parts of a grid file, or the single part of the command line. Raises UserError naming the file, the field,
+    what was found and what is accepted.
 
     Args:
         path: a YAML file with fields of ``GridPart``, and optionally ``grids``: a list of such mappings, for which the
             fields beside it are defaults.
         given: fields of ``GridPart`` from the command line; they win over the file's.
-
-    Raises:
-        UserError: naming the file, the field, what was found and what is accepted.
     """
     if path is None:
         return [GridPart(**given)]
@@ -157,7 +152,6 @@ class Task:
 
     @property
     def label(self) -> str:
-        """The run in words."""
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in self.spec.settings)
         return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, "
                 f"seed {self.config.seed}" + (f" ({settings})" if settings else ""))
@@ -173,7 +167,6 @@ class Task:
         return self.config.method.cls.first_step > 0
 
     def record(self, results: Path) -> Record:
-        """Where the run is kept."""
         return Record.of(self.config.name, results)
 
     def command(self, results: Path, data_dir: Path | None, plugins: Iterable[Path]) -> str:
@@ -193,10 +186,7 @@ class Task:
 def make_tasks(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
                tuned: Tuned | None = None, device: str = "cpu") -> list[Task]:
     """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
-
-    Raises:
-        UserError: for anything that is wrong with any of the runs.
-    """
+    Raises UserError for anything that is wrong with any of the runs."""
     tasks: dict[str, Task] = {}
     seeds = list(seeds)
     for spec in (spelled_spec(registry, spec, data_dir) for spec in specs):

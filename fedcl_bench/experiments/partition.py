@@ -28,11 +28,7 @@ _PADDING = {"client_context": 0, "client_state": -1}
 
 
 def check_divisible(federation: Federation, option: str = "--shards") -> None:
-    """Raise UserError for a run whose clients cannot be elsewhere than their server.
-
-    Args:
-        option: that asks for it.
-    """
+    """Raise UserError for a run whose clients cannot be elsewhere than their server; ``option``: that asks for it."""
     def refused(why: str) -> UserError:
         instead = " (`grid --ray` spreads whole runs)" if option == "--shards" else ""
         return UserError(f"{option}: the clients of a run are apart from its server; {why}.\n"
@@ -58,15 +54,8 @@ def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]
     """The ids of the clients of each part, int64, ascending; of domains their numbers.
 
     Of the clients that a block brings, each part gets an interval with about equally many interactions over the whole
-    stream.
-
-    Args:
-        option: where the number is from.
-
-    Raises:
-        UserError: if there are more parts than clients. Of shards each must have somebody to train and to test in every
-            block.
-    """
+    stream; ``option``: where the number is from. Raises UserError if there are more parts than clients. Of shards each
+    must have somebody to train and to test in every block."""
     if stream.domains:
         if parts > (most := len(stream.domains)):
             raise UserError(f"{option}: found {parts}, accepted: at most the number of domains, {most}.")
@@ -132,11 +121,8 @@ def _rows(tables: Tables, names: Tensor) -> Tables:
 
 
 def progress_part(progress: Progress, names: Tensor, domains: Sequence[DomainPart] = ()) -> Progress:
-    """What a run carries of some clients, without the tests and analysis of what is behind it.
-
-    Args:
-        domains: of the run's stream.
-    """
+    """What a run carries of some clients, without the tests and analysis of what is behind it; ``domains``: of the
+    run's stream."""
     if domains:
         return _progress_of_domains(progress, names.tolist(), domains)
 
@@ -192,11 +178,8 @@ def _widened(name: str, table: Tensor, width: int, kind: str) -> Tensor:
 
 
 def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[Tensor]) -> Progress:
-    """A server's progress with what belongs to single clients, each part's from the same point of the run.
-
-    Args:
-        names: ids of each part's clients.
-    """
+    """A server's progress with what belongs to single clients, each part's from the same point of the run; ``names``:
+    ids of each part's clients."""
     if "domains" in progress.strategies:
         return _with_domains(progress, parts)
 

@@ -115,11 +115,8 @@ class Pool:
         self._workers.clear()
 
     def run(self, tasks: Iterable[Task], retry_failed: bool = False) -> list[Outcome]:
-        """Run all tasks that have no record, and return every task's outcome in the order of the tasks.
-
-        Args:
-            retry_failed: run those again whose record says that they failed.
-        """
+        """Run all tasks that have no record, and return every task's outcome in the order of the tasks;
+        ``retry_failed``: run those again whose record says that they failed."""
         tasks = list(tasks)
         board = GridState(len(tasks), self.jobs)
         begun = set()  # runs with a checkpoint

@@ -85,11 +85,7 @@ class Process:
 
 class ForkedProcess(Process):
     """Starts in milliseconds, where the system can fork: from a process that has imported what all of them need, and
-    neither computed anything nor imported a plugin.
-
-    Attributes:
-        preloads: modules that it has imported besides the target's.
-    """
+    neither computed anything nor imported a plugin; ``preloads``: modules that it has imported besides the target's."""
 
     preloads: Sequence[str] = ()
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

@@ -124,11 +124,8 @@ def lost(error: Exception) -> str:
 
 @contextmanager
 def crew(cluster: Cluster, threads: int, results: Path) -> Iterator[Actors]:
-    """Workers for the runs of a results folder.
-
-    Raises:
-        UserError: if the folder cannot be written, or no machine has so many cores.
-    """
+    """Workers for the runs of a results folder. Raises UserError if the folder cannot be written, or no machine has so
+    many cores."""
     proof = results.absolute() / f".ray-{uuid.uuid4().hex}"
     try:
         proof.parent.mkdir(parents=True, exist_ok=True)

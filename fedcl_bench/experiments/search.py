@@ -55,7 +55,6 @@ class Effort:
 
     @property
     def every_seed(self) -> range:
-        """The seeds of a trial."""
         return range(self.seed, self.seed + self.seeds)
 
 
@@ -75,10 +74,7 @@ def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
     """The settings that a combination searches and their values: the plugin's, or the dataset's where it has some.
 
     FT searches the backbone's, as does a bound without settings of its own, which FT's learning rate may not suit.
-
-    Raises:
-        UserError: if the dataset's config searches a setting the plugin lacks, or a value it refuses.
-    """
+    Raises UserError if the dataset's config searches a setting the plugin lacks, or a value it refuses."""
     method = registry.get("method", combination.method).cls
     bare = method.gives_up and method.needs_backbone and not search_space(method.Settings)
     of_backbone = bool(bare) or method.name == REFERENCE
@@ -126,7 +122,6 @@ class Search:
 
     @property
     def sampler(self) -> str:
-        """Who proposes points."""
         return "all points" if self.exhaustive and self.effort.sampler != "grid" else self.effort.sampler
 
     def head(self) -> dict[str, Any]:
@@ -138,12 +133,10 @@ class Search:
                 "inherited": self.inherited, "fixed": self.fixed}
 
     def spec(self, point: Point) -> RunSpec:
-        """The runs of a trial."""
         c = self.combination
         return RunSpec(c.method, c.backbone, c.dataset, tuple({**self.inherited, **self.fixed, **point}.items()))
 
     def command(self) -> str:
-        """The command that repeats this search."""
         effort, c = self.effort, self.combination
         words = ["run_bench.py", "tune", "--methods", c.method, "--backbones", c.backbone, "--datasets", c.dataset]
         for name in ("budget", "seeds", "sampler", "seed", "batch"):
@@ -173,11 +166,7 @@ def default_settings(registry: Registry, c: Combination, effort: Effort, inherit
 
 
 def make_search(registry: Registry, combination: Combination, effort: Effort, inherited: Point) -> Search:
-    """Lay a search out.
-
-    Raises:
-        UserError: for bad settings, or a grid larger than the budget with sampler ``grid``.
-    """
+    """Lay a search out. Raises UserError for bad settings, or a grid larger than the budget with sampler ``grid``."""
     c = combination
     values, fixed = default_settings(registry, c, effort, inherited)
     space = {}
@@ -213,11 +202,8 @@ class TrialRun:
 
 @dataclass
 class Trial:
-    """A point and its runs so far, the first seed's first.
-
-    Attributes:
-        asked: Optuna's trial, whose parameters are positions in the lists of values.
-    """
+    """A point and its runs so far, the first seed's first; ``asked``: Optuna's trial, whose parameters are positions in
+    the lists of values."""
 
     point: Point
     asked: optuna.Trial
@@ -238,10 +224,8 @@ Steps = Generator[list[tuple[Point, int]], list[TrialRun], None]  # yields point
 class Study:
     """Optuna's study of a search, and what the search may spend.
 
-    Numbers are searched by their position in the sorted list of values, so neighbours are near each other.
-
-    Args:
-        reference: FT's runs with default settings on all seeds, by which the budget is counted.
+    Numbers are searched by their position in the sorted list of values, so neighbours are near each other;
+    ``reference``: FT's runs with default settings on all seeds, by which the budget is counted.
 
     Attributes:
         trials: each of another point, the default first.
@@ -302,11 +286,7 @@ class Study:
 
     def _new_points(self, begun: int) -> int:
         """How many points are tried next: there must be room for each, with its share of runs on other seeds, if runs
-        cost what they did so far.
-
-        Args:
-            begun: runs that are to be done besides.
-        """
+        cost what they did so far; ``begun``: runs that are to be done besides."""
         effort, spent, count = self.search.effort, self.spent, sum(len(trial.runs) for trial in self.trials)
         most = min(effort.batch - begun, self.search.points - len(self.trials))
         if self.search.sampler != "grid":
@@ -338,6 +318,5 @@ class Study:
         return value is not None and (trial is self.trials[0] or not pruned)
 
     def _tell(self, trial: Trial) -> None:
-        """What became of a trial."""
         value = trial.value(self.search.effort.seeds)
         self._study.tell(trial.asked, value, None if value is not None else self._pruned)

@@ -32,7 +32,6 @@ class Case:
 
     @property
     def specs(self) -> list[RunSpec]:
-        """What is to be run."""
         return [spec for spec in (self.proposed, self.against) if spec is not None]
 
 
@@ -41,10 +40,8 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
     """The default case, then one for each other value of each of the ``ambiguities`` of the method and the backbone,
     then one for all values of the paper together and of the code.
 
-    A setting changes for both methods if both have it. One without effect beside the others is left out.
-
-    Returns:
-        The cases, and sentences on what is left out.
+    A setting changes for both methods if both have it. One without effect beside the others is left out. Returns the
+    cases, and sentences on what is left out.
 
     Raises:
         UserError: for a setting or value that a run does not take.

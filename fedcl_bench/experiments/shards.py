@@ -71,11 +71,8 @@ class ShardTask:
     progress: Progress | None
 
     def federation(self) -> Federation:
-        """The parts of a run over the shard's clients.
-
-        Raises:
-            UserError: if a plugin or a version here is not the one that the task was made with.
-        """
+        """The parts of a run over the shard's clients. Raises UserError if a plugin or a version here is not the one
+        that the task was made with."""
         from ..runs.registry import discover
 
         if wrong := other_versions(self.versions):
@@ -111,11 +108,7 @@ class Shard:
     """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
     Requests are (kind, tables) of ``remote.MESSAGES``, ("progress", all of it) if the answer before was ``GATHER``, and
-    ("error", (class, text)). Tables are NumPy arrays.
-
-    Args:
-        keep: called with the progress after every round and step.
-    """
+    ("error", (class, text)). Tables are NumPy arrays; ``keep``: called with the progress after every round and step."""
 
     def __init__(self, threads: int = 1, keep: Callable[[Progress], None] = lambda progress: None):
         self._threads, self._keep = threads, keep
@@ -208,10 +201,7 @@ class Conductor(Engine):
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
         """As ``federation.run``, but what it yields has clients' rows as they started until ``whole`` gathers them.
-
-        Raises:
-            UserError: if the run cannot be spread, or its workers die again and again.
-        """
+        Raises UserError if the run cannot be spread, or its workers die again and again."""
         self._federation, self._names = federation, divide(federation.stream, self._shards)
         self._parts = [stream_part(federation.stream, names) for names in self._names]
         self._gathered, self._seen, self._deaths = (0, progress), 0, 0  # how many points are seen, and all there was

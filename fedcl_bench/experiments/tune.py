@@ -51,7 +51,6 @@ class Result:
 
     @property
     def combination(self) -> Combination:
-        """What was tuned."""
         return self.search.combination
 
 
@@ -111,7 +110,6 @@ class Tuning:
         return self._tuned.file(c.method, c.backbone, c.dataset)
 
     def search(self, c: Combination, inherited: Point) -> Search:
-        """The combination's search."""
         return make_search(self.registry, c, self.effort, inherited)
 
     def inherited(self, c: Combination) -> Point:
@@ -216,14 +214,9 @@ def _as_json(trial: Trial, seeds: int) -> dict[str, Any]:
 
 
 def tune(tuning: Tuning, combinations: Iterable[Combination], run: Runner, write: bool = True) -> list[Result]:
-    """Tune combinations and write a file for each; FT goes first where a method needs its backbone settings.
-
-    Args:
-        run: runs tasks and says what became of them (``Pool.run``).
-
-    Raises:
-        UserError: before anything runs, for names, settings or data that do not fit.
-    """
+    """Tune combinations and write a file for each; FT goes first where a method needs its backbone settings. ``run``:
+    runs tasks and says what became of them (``Pool.run``). Raises UserError before anything runs, for names, settings
+    or data that do not fit."""
     first, wanted = _in_order(tuning, combinations)
     done = _stage(tuning, [(c, {}) for c in first], run, write)
     second = []
@@ -294,7 +287,6 @@ def _stage(tuning: Tuning, combinations: list[tuple[Combination, Point]], run: R
 
 
 def _write(tuning: Tuning, result: Result) -> None:
-    """Keep what was chosen."""
     try:
         tuning.folder.mkdir(parents=True, exist_ok=True)
         sweep(tuning.folder)

@@ -86,11 +86,8 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
 
 
 def check_single_updates(backbone: Backbone, what: str, init: str) -> None:
-    """Raise UserError unless each client's upload is a change of what the server sent, and the server averages.
-
-    Args:
-        what: looks at each.
-    """
+    """Raise UserError unless each client's upload is a change of what the server sent, and the server averages;
+    ``what``: looks at each."""
     if init == "per_client":
         raise UserError(f"setting 'init': found per_client, accepted: server with {what}, whose server looks at each "
                         f"client's change of what it was sent.")

@@ -100,11 +100,9 @@ class CrossDevice:
         return progress
 
     def ended(self, stops: Mapping[int, EarlyStopping]) -> bool:
-        """Whether the step's training ends."""
         return all(stop.ended for stop in stops.values())
 
     def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
-        """Local training of a round's participants."""
         yield from ()  # a round is short
         began, key = time.perf_counter(), self.key(self.step.index, progress.round)
         if self.method.trains != "clients":
@@ -175,7 +173,6 @@ class CrossDevice:
         return self.method.sums(self.federation.backbone, self.step.n_items)
 
     def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
-        """The model once the participants here have the sums."""
         return server.receive(self.method, model, self.group.users, sums, count, key)
 
     def _by_method(self, public: Tables) -> Tables:
@@ -195,7 +192,6 @@ class CrossDevice:
         return dict(zip(values.tolist(), counts.tolist()))
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
-        """What the server answers the round's participants."""
         return self._delivered(server.answers(self.method, round_, self.group.users, uploads))
 
     def _delivered(self, answers: Tables) -> Tables:
@@ -211,11 +207,9 @@ class CrossDevice:
         return model if self.cold_start is None else self.cold_start.with_arrivals(model)
 
     def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
-        """Raise RunFailed if training has diverged."""
         require_finite(loss, model, self.federation, self.step.n_items, self.key(unit, round_))
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
-        """The validation metric of a round's model."""
         f = self.federation
         return f.population.mean(self.protocol.validate(model, round_), f.evaluation.valid_metric)
 
@@ -263,7 +257,6 @@ class CrossDevice:
         return {"bytes_up": shared + sent, "bytes_down": down, **arrived}
 
     def more(self, unit: int, model: Snapshot, round_: int, validated: bool) -> dict[str, float]:
-        """More numbers of a round for its curve."""
         return {**self.federation.backbone.diagnostics(model.public),
                 **(self.protocol.extra(model, round_) if validated else {})}
 

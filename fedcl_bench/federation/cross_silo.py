@@ -84,7 +84,6 @@ class CrossSilo:
                      for domain, module in zip(domains, self._modules(domains), strict=True))
 
     def _modules(self, domains: Sequence[Domain]) -> Iterator[Any]:
-        """An untrained module of each domain."""
         f = self.federation
         if not isinstance(f.backbone, ModuleBackbone):
             for domain in domains:
@@ -146,7 +145,6 @@ class CrossSilo:
 
     @property
     def last_stage(self) -> bool:
-        """Whether it is the stage that is tested."""
         return self.stage + 1 == len(self.stages)
 
     @property
@@ -160,7 +158,6 @@ class CrossSilo:
         return self.exchanges and self.stages[self.stage].exchanges
 
     def ended(self, stops: Mapping[int, EarlyStopping]) -> bool:
-        """Whether the stage ends: all domains have ended it."""
         return all(stop.ended for stop in stops.values())
 
     def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
@@ -241,11 +238,7 @@ class CrossSilo:
                                                    for name, value in epoch.state().items()})
 
     def _within(self, epochs: Sequence[Epoch], before: Progress) -> PartialRound:
-        """How far a round is; the tables are copies.
-
-        Raises:
-            RunFailed: if training has diverged.
-        """
+        """How far a round is; the tables are copies. Raises RunFailed if training has diverged."""
         model, state = self._trained(epochs, before)
         points = [(epoch.domains[0].number, epoch.point()) for epoch in epochs]
         for epoch, (_, point) in zip(epochs, points):
@@ -302,7 +295,6 @@ class CrossSilo:
         return replace(update, sent=self._bytes(uploads, downloads))
 
     def _bytes(self, uploads: Sequence[Tables], downloads: Sequence[Tables]) -> dict[int, dict[str, int]]:
-        """Of each domain."""
         return {domain.unit: {"bytes_up": bytes_of(upload), "bytes_down": bytes_of(download)}
                 for domain, upload, download in zip(self.domains, uploads, downloads)}
 
@@ -311,7 +303,6 @@ class CrossSilo:
         return model
 
     def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
-        """Raise RunFailed if training has diverged at a domain."""
         domain = self.units[unit]
         require_finite(loss, domain.part(model), self.federation, domain.step.n_items, self.key(unit, round_))
 
@@ -321,7 +312,6 @@ class CrossSilo:
     # ------------------------------------------------------------------------------------------ validation and tests
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
-        """The validation metric of a domain under a round's model."""
         f = self.federation
         metric, k = f.validation
         ranking = Ranking([k], [metric], None, f.evaluation.mask_history)

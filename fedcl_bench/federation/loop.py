@@ -24,15 +24,13 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     """Run a federation, yielding the progress after every round and after every step.
 
     Call ``federation.check()`` first. Within a round whose clients hold many users it yields the progress before it,
-    with ``fraction_done`` and ``within`` set.
+    with ``fraction_done`` and ``within`` set. Raises RunFailed when the loss, a parameter or a score to rank by is no
+    longer finite.
 
     Args:
         progress: continue from here; the numbers are those of an uninterrupted run.
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
         kind: of the clients, a class made from theirs; None: theirs.
-
-    Raises:
-        RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
     quick_optimisers()
@@ -58,11 +56,8 @@ def clients_of(f: Federation) -> type[CrossDevice] | type[CrossSilo]:
 
 def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStopping], progress: Progress
               ) -> Iterator[Progress]:
-    """One round (F3CRec, Algorithm 1); returns the progress after it.
-
-    Args:
-        stops: of each unit that is validated by itself; they take in the round.
-    """
+    """One round (F3CRec, Algorithm 1); returns the progress after it. ``stops``: of each unit that is validated by
+    itself; they take in the round."""
     # 1. Clients train.
     update = yield from clients.train(progress, stops)
 

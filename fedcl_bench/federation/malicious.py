@@ -28,7 +28,6 @@ def targets_of(attack: Attack, first: Step, seed: int) -> Tensor:
 
 
 def _order(keys: Tensor) -> Tensor:
-    """A random order of what these keys are of."""
     return rng.sort_keys(rng.bits(keys, torch.zeros_like(keys))).argsort()
 
 

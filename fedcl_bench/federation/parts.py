@@ -226,7 +226,6 @@ class Federation:
 
     @property
     def first_step(self) -> int:
-        """The first step on which the method acts."""
         in_sessions = self.method.acts_in_sessions and bool(self.stream.steps[0].sessions)
         return 0 if in_sessions else self.method.first_step
 
@@ -282,7 +281,6 @@ class Federation:
         self.method.check(self.stream.steps[0].training)
 
     def _why_none(self, step: Step) -> str:
-        """Why nothing of a step validates or tests, and what to do."""
         if int(sum(step.split(name).lengths for name in ("train", "valid", "test")).max()) > 2:
             return "; accepted: a split file that has some in every block"
         return ": every user has fewer than 3 rows in it" + ("; use fewer blocks (--set blocks=N)"
@@ -442,7 +440,6 @@ class Federation:
 
 
 def bytes_of(*kinds: Tables) -> int:
-    """What tables take."""
     return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
 
 

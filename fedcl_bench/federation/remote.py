@@ -36,11 +36,8 @@ PER_USER_ANALYSIS = (*drift.PER_USER, *beyond_accuracy.PER_USER)
 
 @dataclass(frozen=True)
 class MessageKind:
-    """A request of a node and the server's answer to it.
-
-    Attributes:
-        sends, gets: what the names of their tables begin with, and what these are.
-    """
+    """A request of a node and the server's answer to it; ``sends``, ``gets``: what the names of their tables begin
+    with, and what these are."""
 
     sends: Mapping[str, str]
     gets: Mapping[str, str]
@@ -225,7 +222,6 @@ class NodeClients(CrossDevice):
 
 
 def rows_of_tests(tests: Sequence[tuple[int, int, UserScores]]) -> Tables:
-    """Tests as the tables of a message."""
     return {f"test/{tested}/{name}": values for _, tested, scores in tests
             for name, values in {"users": scores.users, **scores.values}.items()}
 
@@ -272,11 +268,8 @@ class Server(server.Population):
     late: dict[int, int] = field(default_factory=dict)
 
     def admit(self, progress: Progress, stream: Stream, late: bool = False) -> Stream:
-        """Nodes that have come may take part, from ``progress`` on; ``late``: the step is open already.
-
-        Returns:
-            The stream with their users' sizes.
-        """
+        """Nodes that have come may take part, from ``progress`` on; ``late``: the step is open already. Returns the
+        stream with their users' sizes."""
         return stream
 
     def collect(self, kind: str) -> dict[int, Tables]:
@@ -340,7 +333,6 @@ class Server(server.Population):
 
 
 def added(parts: Sequence[Tables]) -> Tables:
-    """Sums of tables, in the order of the parts."""
     total = {name: table.clone() for name, table in parts[0].items()}
     for part in parts[1:]:
         for name, table in part.items():
@@ -559,7 +551,6 @@ class RemoteProtocol(NamedTuple):
 
 
 def _protocol_of(f: Federation, step: Step, known: Step, training: Training) -> SessionSteps | RemoteProtocol:
-    """What a server knows in place of ``protocols.protocol_of``."""
     return SessionSteps(f, step, training) if step.sessions else RemoteProtocol(known)
 
 

@@ -35,7 +35,6 @@ def prepares_together(f: Federation) -> bool:
 
 
 def _by_domain(kind: str, domains: Sequence[Domain], tables: Sequence[Tables]) -> Tables:
-    """Tables of each domain as those of a message."""
     return {name: table for domain, of_domain in zip(domains, tables)
             for name, table in named(f"{kind}/{domain.number}", of_domain).items()}
 
@@ -159,7 +158,6 @@ class ServerSilos(CrossSilo):
         self._answer(domains, answers)
 
     def _answer(self, domains: Sequence[Domain], of_domains: Sequence[Tables]) -> None:
-        """Answer each node what is for its domains."""
         answers: dict[int, Tables] = {node: {} for node in self._population.arrived}
         for domain, tables in zip(domains, of_domains):
             answers[self._node_of[domain.number]] |= tables

@@ -100,11 +100,8 @@ def _derived(training: Training, model: Snapshot, key: DrawKey) -> Tables:
 
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, key: DrawKey, watched: bool = True
                ) -> Callable[[AnyChunk], Trained]:
-    """The function that trains the clients of one of a round's chunks; arguments as for ``train_clients``.
-
-    Args:
-        watched: whether somebody looks at their samples.
-    """
+    """The function that trains the clients of one of a round's chunks; arguments as for ``train_clients``. ``watched``:
+    whether somebody looks at their samples."""
     backbone, method, settings = training.backbone, training.method, training.settings
     derived = _derived(training, model, key)
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \

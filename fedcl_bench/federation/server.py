@@ -42,7 +42,6 @@ class Population:
         return stream.steps[-1].n_users
 
     def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
-        """The clients of a round."""
         return attendance.of(step, seed, round_)
 
     def mean(self, here: UserScores, metric: str) -> float:
@@ -75,7 +74,6 @@ class Totals:
 
     @property
     def loss(self) -> float:
-        """The mean local loss."""
         return float(self.numbers[0] / self.numbers[1])
 
 
@@ -159,7 +157,6 @@ class RoundSums:
 
     @property
     def losses(self) -> Tensor:
-        """Of the clients so far."""
         return torch.cat(self._losses)
 
     @property
@@ -254,10 +251,8 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tup
 
 def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protection: Protection, key: DrawKey,
                       uploads: Tables, aggregator: Aggregator | None = None) -> tuple[Snapshot, float]:
-    """What an aggregator, or else the method, makes of single clients' uploads, on which their noise is.
-
-    Args:
-        uploads: what they sent besides public parameters.
+    """What an aggregator, or else the method, makes of single clients' uploads, on which their noise is; ``uploads``:
+    what they sent besides public parameters.
 
     Returns:
         As ``mean``.

@@ -136,7 +136,6 @@ class FederationSettings:
 
     @property
     def attendance(self) -> Attendance:
-        """Which clients a round reaches."""
         from .client_sampling import Attendance
 
         return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers, self.fold_in > 0)

@@ -101,7 +101,6 @@ def _as_plain_data(progress: Progress) -> dict[str, Any]:
 
 
 def bytes_from_progress(progress: Progress) -> bytes:
-    """A progress as the bytes of a file."""
     file = io.BytesIO()
     torch.save(_as_plain_data(progress), file)
     return file.getvalue()
@@ -114,17 +113,12 @@ def progress_from_bytes(content: bytes, where: Path) -> Progress:
 
 def load_progress(path: Path, device: str, federation: Federation | None = None, run: str = ""
                   ) -> tuple[Progress, float] | None:
-    """Read a checkpoint, or None if there is none.
+    """Read a checkpoint, or None if there is none. Returns the progress and the seconds that it took. Raises Corrupt if
+    the file is not what was written, or not of this run.
 
     Args:
         federation: of the run that is to go on from it; None: the shapes of its tables are not looked at.
         run: as it was saved with.
-
-    Returns:
-        The progress and the seconds that it took.
-
-    Raises:
-        Corrupt: if the file is not what was written, or not of this run.
     """
     try:
         content = unpack(path, device)

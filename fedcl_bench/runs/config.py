@@ -372,11 +372,8 @@ def metrics_of(registry: Registry, evaluation: EvaluationSettings) -> tuple[Metr
 
 def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> EvaluationSettings:
     """The settings with metrics as the registry spells them. However they are written, equal ones are equal: sorted,
-    and without the metric of the validation, which is in every test.
-
-    Raises:
-        UserError: for a metric that does not exist, is in every run anyway, or cannot choose the best round.
-    """
+    and without the metric of the validation, which is in every test. Raises UserError for a metric that does not exist,
+    is in every run anyway, or cannot choose the best round."""
     name, k = parse_metric(evaluation.valid_metric)
     valid = registry.get("metric", name) if k else None
     if valid and valid.cls.of_items:
@@ -472,7 +469,8 @@ def effective(parts: Iterable[Any]) -> dict[str, Any]:
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
                 overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
                 device: str = "cpu", elsewhere: Callable[[StreamSettings], DatasetSource] | None = None) -> RunConfig:
-    """Put a run together.
+    """Put a run together. Raises UserError for an unknown name or setting, a value or seed out of range, or a missing
+    file.
 
     Args:
         method, backbone, dataset: names, whatever their case; the dataset may be a path.
@@ -481,9 +479,6 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
         data_dir: folder of atomic files; None: ``./data``. What is not there may be bundled with RecBole.
         device: ``cpu`` or ``cuda``.
         elsewhere: gives the source of data that are not here; None: they are.
-
-    Raises:
-        UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
     dataset, backbone = spelled(dataset, data_dir), registry.backbone_for(method, backbone)
     parts = resolve(registry, method, backbone, dataset, overrides)

@@ -30,12 +30,8 @@ _OF_PROCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 @contextmanager
 def nothing_else_changes() -> Iterator[None]:
-    """While a plugin is imported: what it prints goes to standard error.
-
-    Raises:
-        UserError: if it changed what stands for the whole process, or a class or function of the suite or of another
-            plugin. That is put back first.
-    """
+    """While a plugin is imported: what it prints goes to standard error. Raises UserError if it changed what stands for
+    the whole process, or a class or function of the suite or of another plugin. That is put back first."""
     process, members = {name: read() for name, (read, _) in _OF_PROCESS.items()}, list(_members())
     with redirect_stdout(sys.stderr):
         yield

@@ -126,11 +126,8 @@ class Target:
 
 
 def targets(asked: Iterable[tuple[str, Path | None]], results: Path) -> list[Target]:
-    """The logs asked for as (kind, folder or None for ``RESULTS/logs/KIND``).
-
-    Raises:
-        UserError: if a package is missing or two logs of one kind have one folder.
-    """
+    """The logs asked for as (kind, folder or None for ``RESULTS/logs/KIND``). Raises UserError if a package is missing
+    or two logs of one kind have one folder."""
     chosen = [Target(kind, folder or results / "logs" / kind) for kind, folder in asked]
     for target in chosen:
         if chosen.count(target) > 1:
@@ -141,11 +138,8 @@ def targets(asked: Iterable[tuple[str, Path | None]], results: Path) -> list[Tar
 
 
 class RunLog:
-    """All logs of one run; a context that closes them.
-
-    Raises:
-        UserError: if a package is missing or a folder cannot be written.
-    """
+    """All logs of one run; a context that closes them. Raises UserError if a package is missing or a folder cannot be
+    written."""
 
     def __init__(self, config: RunConfig, targets: Iterable[Target]):
         self._config, self._targets = config, list(targets)

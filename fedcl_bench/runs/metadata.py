@@ -81,11 +81,8 @@ def _entry_points(places: tuple[tuple[str, int], ...]) -> importlib.metadata.Ent
 
 
 def _cache() -> Path:
-    """The cache's file: in ``$FEDCL_BENCH_CACHE``, or else in the user's folder for caches.
-
-    Raises:
-        RuntimeError: for a user without a home.
-    """
+    """The cache's file: in ``$FEDCL_BENCH_CACHE``, or else in the user's folder for caches. Raises RuntimeError for a
+    user without a home."""
     if own := os.environ.get("FEDCL_BENCH_CACHE"):
         return Path(own) / "plugins.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcl_bench" / "plugins.json"
@@ -100,11 +97,8 @@ def _files() -> dict[str, _File]:
 
 
 def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
-    """All plugins and the suite's own metrics from the cache; None if importing must tell what there is.
-
-    Args:
-        folders: besides the shipped ones.
-    """
+    """All plugins and the suite's own metrics from the cache; None if importing must tell what there is. ``folders``:
+    besides the shipped ones."""
     if entry_points():  # plugins of installed packages
         return None
     files, found = _files(), list[Metadata]()
@@ -119,10 +113,7 @@ def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
 
 def keep(files: Mapping[Path, tuple[str, list[Metadata]]]) -> None:
     """Write what files hold to the cache where that is new; without a folder that can be written, nothing is kept.
-
-    Args:
-        files: by path, the digest of the content that was imported, and its plugins.
-    """
+    ``files``: by path, the digest of the content that was imported, and its plugins."""
     known, new = _files(), {str(path): _File(*file) for path, file in files.items()}
     if all(known.get(path) == file for path, file in new.items()):
         return
@@ -152,11 +143,8 @@ def unknown_plugin(kind: str, name: str, known: Iterable[str]) -> UserError:
 def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Path] = ()) -> None:
     """Answer a wrong or absent name of a run's method or backbone before anything slow is imported.
 
-    Does nothing where the cache does not say which names there are; the registry answers then.
-
-    Raises:
-        UserError: for a name that no plugin has in any spelling, naming the nearest, or for one that is absent.
-    """
+    Does nothing where the cache does not say which names there are; the registry answers then. Raises UserError for a
+    name that no plugin has in any spelling, naming the nearest, or for one that is absent."""
     known = read_all(folders) if all(Path(folder).is_dir() for folder in folders) else None
     if known is None:
         return

@@ -34,11 +34,8 @@ METADATA = "ir_metadata.yaml"
 
 @dataclass(frozen=True)
 class RankedListWriter:
-    """Writes what a run's tests have ranked.
-
-    Attributes:
-        folder: of its files: ``trainedT-testedS.run.gz`` of every test, ``testedS.qrels.gz``, ``ir_metadata.yaml``.
-    """
+    """Writes what a run's tests have ranked; ``folder``: of its files: ``trainedT-testedS.run.gz`` of every test,
+    ``testedS.qrels.gz``, ``ir_metadata.yaml``."""
 
     folder: Path
     config: RunConfig
@@ -46,18 +43,15 @@ class RankedListWriter:
 
     @classmethod
     def of(cls, config: RunConfig, stream: Stream, results: Path) -> "RankedListWriter":
-        """The lists of a run in a results folder."""
         return cls(folder_of(config.name, results), config, stream)
 
     def write(self, trained: int, tested: int, scores: UserScores) -> None:
-        """Write the lists of a test, best item first, and the items to find.
+        """Write the lists of a test, best item first, and the items to find. Raises OSError if the files cannot be
+        written.
 
         Args:
             trained, tested: numbers of blocks, or of domains' blocks, as records have them.
             scores: with lists, (n, K): of the items of the test's domain, if there are domains.
-
-        Raises:
-            OSError: if the files cannot be written.
         """
         users, items = self._names(scores.users), _words(self._items(tested))
         found_in, to_find = self._to_find(tested, scores)

@@ -35,11 +35,8 @@ def values_of(reading: str, declared: Mapping[str, Mapping[Any, str]]) -> dict[s
 
 
 def requested_reading(layers: Iterable[Layer]) -> tuple[str, str]:
-    """The reading that the last layer with one asks for, and where that is; empty if none does.
-
-    Raises:
-        UserError: for an unknown reading.
-    """
+    """The reading that the last layer with one asks for, and where that is; empty if none does. Raises UserError for an
+    unknown reading."""
     origin, reading = next(((origin, str(layer[READING])) for origin, layer in reversed(list(layers))
                             if READING in layer), ("", ""))
     if origin and reading not in READINGS:
@@ -49,15 +46,13 @@ def requested_reading(layers: Iterable[Layer]) -> tuple[str, str]:
 
 def expanded(layers: Iterable[Layer], declared: Mapping[str, Mapping[Any, str]], usual: Mapping[str, Any],
              inactive: Iterable[str]) -> list[Layer]:
-    """The layers with the settings that their reading stands for in the place of the first ``reading``.
+    """The layers with the settings that their reading stands for in the place of the first ``reading``. Raises
+    UserError if method and backbone have no setting that the reading has a value of.
 
     Args:
         declared: as of ``ambiguities``.
         usual: all settings without the reading. Of several values of a reading, one that a run has anyway stays.
         inactive: settings without effect, which keep their values.
-
-    Raises:
-        UserError: if method and backbone have no setting that the reading has a value of.
     """
     layers = list(layers)
     reading, origin = requested_reading(layers)

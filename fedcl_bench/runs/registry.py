@@ -60,7 +60,6 @@ class Plugin:
 
 
 def _own_metrics() -> dict[tuple[str, str], Plugin]:
-    """The suite's own metrics."""
     return {("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, None) for cls in metrics.SHIPPED}
 
 
@@ -150,11 +149,8 @@ class Registry:
         return alike[0] if len(alike) == 1 else name
 
     def get(self, kind: str, name: str) -> Plugin:
-        """The plugin of this kind and name, whatever its case.
-
-        Raises:
-            UserError: if there is none (naming the nearest) or its file cannot be imported.
-        """
+        """The plugin of this kind and name, whatever its case. Raises UserError if there is none (naming the nearest)
+        or its file cannot be imported."""
         name = self.spelled(kind, name)
         if (kind, name) in self.loaded:
             return self.loaded[kind, name]
@@ -191,11 +187,8 @@ class Registry:
         return tuple({**own, **of_aggregator(settings)})
 
     def pair(self, method: str | None, backbone: str | None) -> tuple[str, str]:
-        """A run's method and backbone in their spelling; a federated recommender as the method is FT on it.
-
-        Raises:
-            UserError: if one of the two is missing, or another backbone stands beside a federated recommender.
-        """
+        """A run's method and backbone in their spelling; a federated recommender as the method is FT on it. Raises
+        UserError if one of the two is missing, or another backbone stands beside a federated recommender."""
         if method and not self.knows("method", method) and self._find("backbone", self.spelled("backbone", method)):
             method = self.spelled("backbone", method)
             if backbone and self.spelled("backbone", backbone) != method:
@@ -337,7 +330,6 @@ def _undeclared(cls: type[Method]) -> str:
 
 
 def _line_of(cls: type) -> int:
-    """The line where a class begins."""
     try:
         return inspect.findsource(cls)[1] + 1
     except (OSError, TypeError):  # made by a call, not by a statement
@@ -394,11 +386,8 @@ def _import_file(path: Path, content: bytes) -> ModuleType:
 
 
 def _content_of(module: ModuleType) -> bytes:
-    """The file of an installed package's module, and behind it all others of the package, which it may import.
-
-    Raises:
-        UserError: if one was edited after a registry first had it. Only a new Python process has the new code.
-    """
+    """The file of an installed package's module, and behind it all others of the package, which it may import. Raises
+    UserError if one was edited after a registry first had it. Only a new Python process has the new code."""
     path, top = Path(module.__file__), sys.modules[module.__name__.partition(".")[0]]
     others = [file for folder in getattr(top, "__path__", ()) for file in sorted(Path(folder).rglob("*.py"))]
     content = b"".join(file.read_bytes() for file in dict.fromkeys([path, *others]))
@@ -416,11 +405,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
     """Find all plugins: the shipped ones, those in ``folders``, and those of installed packages.
 
     Every ``*.py`` of a folder is a plugin, but for those that begin with ``_`` and pytest's own (``test_*.py`` and
-    ``conftest.py``).
-
-    Raises:
-        UserError: if a folder does not exist.
-    """
+    ``conftest.py``). Raises UserError if a folder does not exist."""
     registry = Registry()
     folders = [*shipped_folders(), *map(Path, folders)]
     for folder in folders:

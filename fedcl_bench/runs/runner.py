@@ -149,7 +149,6 @@ class _Job:
 
 
 def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str, Any] | None:
-    """The content of a finished record, or None."""
     try:
         content = record.read()
     except Corrupt as error:
@@ -228,10 +227,7 @@ class _Checkpoints:
 
     def after(self, progress: Progress) -> Progress:
         """Save a round's progress if it is time to; raises Interrupted if the run is asked to stop before its end.
-
-        Returns:
-            The progress, the whole of it if it was saved.
-        """
+        Returns the progress, the whole of it if it was saved."""
         if self._base and progress.trained and progress.step == 0:
             self._base.parent.mkdir(parents=True, exist_ok=True)
             progress = self._engine.complete(progress)

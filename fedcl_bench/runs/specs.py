@@ -65,11 +65,8 @@ class RunSpec:
 
 
 def spelled_spec(registry: Registry, spec: RunSpec, data_dir: Path | None = None) -> RunSpec:
-    """The spec with every name in its spelling, whatever its case, and a path of a dataset made absolute.
-
-    Raises:
-        UserError: if a path leads to no atomic file.
-    """
+    """The spec with every name in its spelling, whatever its case, and a path of a dataset made absolute. Raises
+    UserError if a path leads to no atomic file."""
     return replace(spec, method=registry.spelled("method", spec.method),
                    backbone=registry.backbone_for(spec.method, spec.backbone),
                    dataset=spelled_dataset(spec.dataset, data_dir))
@@ -206,11 +203,8 @@ class Tuned:
         return next((file for file in files if file.is_file()), files[-1])
 
     def settings(self, method: str, backbone: str, dataset: str) -> dict[str, Any]:
-        """The settings that ``tune`` chose for a combination.
-
-        Raises:
-            UserError: if it was never tuned, and has a backbone, or the file is not one of ``tune``.
-        """
+        """The settings that ``tune`` chose for a combination. Raises UserError if it was never tuned, and has a
+        backbone, or the file is not one of ``tune``."""
         path = self.file(method, backbone, dataset)
         try:
             return read_tuned(path)["settings"]

@@ -37,11 +37,8 @@ from .config import RunConfig
 
 
 def failed(config: RunConfig, message: str, updates: Sequence[int] = ()) -> dict[str, Any]:
-    """The content of ``run.json`` of a run that failed.
-
-    Args:
-        updates: participants summed over the rounds that were done, per block.
-    """
+    """The content of ``run.json`` of a run that failed; ``updates``: participants summed over the rounds that were
+    done, per block."""
     return {"error": message, "method": config.method.name, "backbone": config.backbone.name,
             "dataset": config.source.name, "seed": config.seed, "settings": config.settings, "hash": config.hash,
             "environment": environment(config.device), "client_updates": list(updates)}

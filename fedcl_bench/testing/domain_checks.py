@@ -72,7 +72,6 @@ def every_parameter_trained(pair: Pair) -> str:
 
 
 def _loss(f: Federation, silo: Silo, modules: list[DomainModule]) -> Tensor:
-    """The loss of all samples of a silo's domains."""
     batches, targets = zip(*(histories(domain.samples, torch.arange(len(domain.samples.end)),
                                        f.backbone.settings.max_length, module.fixed_length)
                              for domain, module in zip(silo.domains, modules)))
@@ -109,11 +108,8 @@ def _preparing(f: Federation, answered: Callable[[list[DomainData]], list[Domain
 
 
 def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables]:
-    """What the first domain sends, its parameters and its test after each round, when the server answers otherwise.
-
-    Args:
-        answered: what it answers, given what the method made and the number of the answer.
-    """
+    """What the first domain sends, its parameters and its test after each round, when the server answers otherwise;
+    ``answered``: what it answers, given what the method made and the number of the answer."""
     sent: list[Tables] = []
     if isinstance(f.method, DomainMethod):
         aggregate = f.method.aggregate

@@ -45,7 +45,6 @@ def _values(metric: Metric, lists: RankedLists) -> Tensor:
 
 
 def _rows(lists: RankedLists, users: Tensor) -> RankedLists:
-    """The lists of these users."""
     return RankedLists(lists.hits[users], lists.relevant[users], lists.items[users], lists.catalogue)
 
 

@@ -40,7 +40,7 @@ check_method = check_backbone = check_metric = check_attack = check_class
 
 def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),
                  process: bool = True, only: Collection[str] = (), watch: Watch = lambda verdict: None) -> Report:
-    """Check a plugin of a registry.
+    """Check a plugin of a registry. Raises UserError for a name in ``only`` or ``partners`` that does not exist.
 
     Args:
         full: with every partner it goes with, and on a slice of ML-100K; otherwise with a few.
@@ -49,9 +49,6 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         only: names of properties, as reports have them, to try alone; "runs" and "declares its parameters" are always
             tried, as the others build on them.
         watch: called with every verdict as it comes.
-
-    Raises:
-        UserError: for a name in ``only`` or ``partners`` that does not exist.
     """
     for name in only:
         if name not in PROPERTIES:
@@ -87,7 +84,6 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
 
 
 def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
-    """What is asked of a pair that runs."""
     of_every_run = [each for each in properties.OF_PAIRS if each[0] in _OF_EVERY_RUN]
     if pair.kind == "domains":
         return [*of_every_run, *domain_checks.OF_PAIRS[1:]]
@@ -99,7 +95,6 @@ def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
 
 
 def _of_metric(checker: _Checker, registry: Registry, partners: Iterable[str]) -> Report:
-    """What is asked of a metric, which has no partners."""
     if partners:
         raise UserError(f"--with: found {', '.join(partners)}; a metric is checked without partners, leave it out.")
     for name, test in metric_checks.OF_METRICS:

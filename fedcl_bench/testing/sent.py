@@ -108,11 +108,8 @@ def _of_items(f: Federation, start: Progress, sent: Tables) -> Tables:
 
 
 def _of_private(f: Federation, start: Progress, sent: Tables, tables: bool) -> Tables:
-    """Each client's private parameters before and after the round, (clients, numbers), by the words for an entry.
-
-    Args:
-        tables: also those with a row per item, which may have the gradient of a public table, as FedRAP's.
-    """
+    """Each client's private parameters before and after the round, (clients, numbers), by the words for an entry;
+    ``tables``: also those with a row per item, which may have the gradient of a public table, as FedRAP's."""
     result, users = {}, sent["user"]
     personal = () if tables else f.backbone.new_personal(f.seed, range(0))
     for name, table in start.model.private.items():
@@ -123,11 +120,8 @@ def _of_private(f: Federation, start: Progress, sent: Tables, tables: bool) -> T
 
 
 def _numbers_say(values: Tensor, own: Tables, decimals: bool) -> str:
-    """What of the clients' own a column of numbers (clients, numbers) says; empty if none does.
-
-    Args:
-        decimals: whether low decimals are looked at, too.
-    """
+    """What of the clients' own a column of numbers (clients, numbers) says; empty if none does. ``decimals``: whether
+    low decimals are looked at, too."""
     if len(values) < _CLIENTS:
         return ""
     columns = [values]

@@ -12,10 +12,7 @@ from .report import Report, Verdict
 
 
 class CheckDisplay:
-    """Shows verdicts as they come: a line that moves on a terminal, and every failure at once.
-
-    Args:
-        quiet: show nothing.
+    """Shows verdicts as they come: a line that moves on a terminal, and every failure at once; ``quiet``: show nothing.
     """
 
     def __init__(self, plugin: Plugin, quiet: bool = False):
@@ -42,7 +39,6 @@ class CheckDisplay:
                                f"failed; {verdict.pair or 'alone'}: {verdict.property}")
 
     def conclude(self, report: Report) -> None:
-        """Print the report."""
         print(f"{report.kind} {report.name}: {self.plugin.cls.title}")
         for name in dict.fromkeys(verdict.property for verdict in report.verdicts):
             verdicts = [verdict for verdict in report.verdicts if verdict.property == name]

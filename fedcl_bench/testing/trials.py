@@ -77,7 +77,6 @@ class Pair:
 
     @property
     def plugins(self) -> tuple[Plugin, Plugin]:
-        """The method and the backbone."""
         backbone = self.registry.get("backbone", self.backbone)
         return self.registry.get("method", self.method), backbone.of_domains() if self.kind == "domains" else backbone
 

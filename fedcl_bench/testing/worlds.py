@@ -52,12 +52,8 @@ def growing_stream(users: int = 22, items: int = 45, blocks: int = 3) -> Stream:
 
 def session_log(n_items: int) -> list:
     """8 users with 1 to 4 training sessions of 2 to 9 items, then one to validate and one to test on; two users have no
-    validation session, one no test session.
-
-    Returns:
-        For each user (training sessions, validation session or None, test session or None), a session as a list of
-        (item, time).
-    """
+    validation session, one no test session. Returns for each user (training sessions, validation session or None, test
+    session or None), a session as a list of (item, time)."""
     generator = np.random.default_rng(3)
     log, clock = [], 0.0
     for user in range(8):

@@ -113,7 +113,6 @@ class PaperTable:
         return "backbone" not in (*self.stub, *self.across)
 
     def keys(self) -> Iterator[Key]:
-        """All cells."""
         for values in product(self.datasets, self.backbones, self.rows, self.metrics, self.columns):
             key = Key(*values)
             if self.only and (key.backbone, key.row) not in self.only:
@@ -133,7 +132,6 @@ class PaperTable:
         return replace(self, rows=(*self.rows, *methods), only=(*self.only, *only), row_spec=row_spec, added=methods)
 
     def specs(self) -> list[RunSpec]:
-        """All runs."""
         if self.row_spec is None:
             return []
         return [self.row_spec(*name) for name in self.run_names()]
@@ -197,15 +195,13 @@ def _filtered(paper: str, needed: Iterable[RunSpec], datasets: Iterable[str] | N
 
 def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = None,
           backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
-    """Every run that tables of a paper need, each once.
+    """Every run that tables of a paper need, each once. Raises UserError for an unknown paper or table, or a name that
+    none of the tables has.
 
     Args:
         paper: name, as ``f3crec``.
         tables: the tables' numbers.
         datasets, backbones, methods: only these; None is all.
-
-    Raises:
-        UserError: for an unknown paper or table, or a name that none of the tables has.
     """
     needed = [spec for table in select(paper, tables) for spec in table.specs()]
     return _filtered(paper, needed, datasets, backbones, methods)
