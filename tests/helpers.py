@@ -30,7 +30,7 @@ from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
 from fedcl_bench.stats.clip_noise import OPEN

@@ -25,7 +25,7 @@ from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.kernels.memory import available
 from fedcl_bench.kernels.ops import highest
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.testing.trials import Pair, all_tables, finished, is_of_domains, is_sequential, runs_differ, stable

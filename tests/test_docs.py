@@ -33,7 +33,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.experiments import grid
 from fedcl_bench.plugin import metric, sequential, silo, views
 from fedcl_bench.runs import config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec

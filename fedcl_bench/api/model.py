@@ -20,7 +20,7 @@ from ..federation.cold_start import ranks_by
 from ..federation.cross_silo import CrossSilo
 from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
-from ..runs.model_file import SavedModel, read_model
+from ..runs.checkpoints import SavedModel, read_model
 from ..records.store import Run, describe
 from .origin import Origin
 

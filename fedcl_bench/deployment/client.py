@@ -30,8 +30,7 @@ from ..federation.parts import FederationSettings, Progress
 from ..plugin.local_settings import LocalSettings
 from ..plugin.state import Snapshot, score_users
 from ..rng import Tables
-from ..runs.checkpoints import load_progress, progress_from_bytes, save_progress
-from ..runs.model_file import read_model, write_model
+from ..runs.checkpoints import load_progress, progress_from_bytes, read_model, save_progress, write_model
 from .client_files import ClientData, Published, read_client, read_table
 from .domain_files import domain_sizes, read_domains
 from .flower import Letter, answer_messages

@@ -2,6 +2,9 @@
 
 A file begins with the checksum of the rest, and carries the version of its format and the hash of its run. Its tables
 must have the shapes that the run's data and settings give them. Against damage and mix-ups that is enough.
+
+``model.pt`` of a record, with its checksum beside it, holds the tables after the last block, the ids of their rows and
+the method's state.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -18,14 +21,17 @@ import torch
 from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Federation, Progress, PartialRound
-from ..core.files import reading, replacing
+from ..core.files import read_required, reading, replacing, write_atomically
 from ..federation.loop import clients_of
+from ..plugin.method import Method
 from ..plugin.state import Snapshot
+from ..records.record import MODEL, MODEL_SUM
 from .plugin_errors import words
 
 VERSION = 3  # of the format; raised where a former file would be read otherwise than it was meant
 DIGEST = 32  # bytes of a checksum
 CURE = "Delete the file; what it held is computed again."
+_MODEL_CURE = "Delete the file: no table needs it. Running the record again makes it."
 _SNAPSHOTS = "model", "previous"
 
 
@@ -167,3 +173,65 @@ def check_tables(path: Path, progress: Progress, federation: Federation) -> None
 def _form(table: torch.Tensor | None) -> str:
     """Type and shape of a table in words."""
     return "none" if table is None else f"{str(table.dtype).removeprefix('torch.')} {tuple(table.shape)}"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What ``model.pt`` holds.
+
+    Attributes:
+        tables: after the last block, of its best round.
+        user_ids, item_ids: original ids in the order of the tables' rows.
+        client_state, server_state: the method's in that round, empty if it does not rank by them.
+    """
+
+    tables: Snapshot
+    user_ids: list[str]
+    item_ids: list[str]
+    client_state: dict[str, torch.Tensor]
+    server_state: dict[str, torch.Tensor]
+
+
+def ranks_by_state(method: Method) -> bool:
+    """Whether a method's state may change how a model ranks. Others' states are left out of models: they hold whole
+    tables of the step before."""
+    return any(map(method.overrides, ("rescore", "rescore_session", "represent")))
+
+
+def write_model(folder: Path, progress: Progress, federation: Federation) -> None:
+    """Write ``model.pt`` and its checksum to a run's folder."""
+    best, stream, stateful = progress.best, federation.stream, ranks_by_state(federation.method)
+    content = {**vars(best.model), "user_ids": stream.user_tokens.astype(str, copy=False).tolist(),
+               "item_ids": stream.item_tokens.astype(str, copy=False).tolist(),
+               "client_state": best.client_state if stateful else {},
+               "server_state": best.server_state if stateful else {}}
+    with replacing(folder / MODEL) as file:
+        torch.save(content, file)
+        checksum = digest_from(file, 0)
+    write_atomically(folder / MODEL_SUM, f"{checksum.hex()}  {MODEL}\n".encode())
+
+
+def read_model(folder: Path) -> SavedModel:
+    """The model of a finished run's folder; raises Corrupt if the file was deleted or has changed."""
+    content = _content(folder)
+    try:
+        tables = Snapshot(**{f.name: content.pop(f.name) for f in fields(Snapshot)})
+        return SavedModel(tables, **content)
+    except (AttributeError, KeyError, TypeError):
+        raise Corrupt(f"{folder / MODEL}: is not a model of this version", _MODEL_CURE) from None
+
+
+def _content(folder: Path) -> Any:
+    """What ``model.pt`` holds, if its checksum fits; raises Corrupt."""
+    path = folder / MODEL
+    if not path.is_file():
+        raise Corrupt(f"{path}: is {'no file' if path.exists() else 'missing'}", _MODEL_CURE)
+    recorded = read_required(folder / MODEL_SUM, _MODEL_CURE).split()
+    try:
+        with open(path, "rb") as file:
+            if recorded[:1] != [digest_from(file, 0).hex().encode()]:
+                raise Corrupt(f"{path}: its hash does not match its content", _MODEL_CURE)
+            file.seek(0)
+            return read_tensors(file, path, "cpu")
+    except OSError as error:
+        raise Corrupt(f"{path}: cannot be read ({error.strerror})", _MODEL_CURE) from None

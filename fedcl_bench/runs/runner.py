@@ -17,10 +17,9 @@ from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..core.files import sweep
 from ..records.record import Record
-from .checkpoints import CURE, load_progress, save_progress
+from .checkpoints import CURE, load_progress, save_progress, write_model
 from .config import SHARED, RunConfig
 from .memory_check import ended, require, require_disk
-from .model_file import write_model
 from .ranked_lists import RankedListWriter, folder_of, require_lists
 from .summary import failed, frames, summary
 

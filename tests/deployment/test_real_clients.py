@@ -29,7 +29,7 @@ from fedcl_bench.experiments.shards import Conductor
 from fedcl_bench.federation.remote import MESSAGES, Node, Undeclared, check_declared
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.runner import RunOptions, execute
 
 needs_flower = pytest.mark.skipif(sys.version_info < (3, 11), reason="Flower 1.42 needs Python 3.11")

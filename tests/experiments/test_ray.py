@@ -20,7 +20,7 @@ from fedcl_bench.cli.grid_view import GridView
 from fedcl_bench.cli.main import main
 from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.records.record import Record
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.experiments import cluster as joining
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments.ray_crew import Runner, ShardStarter, lost

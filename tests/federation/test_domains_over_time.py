@@ -17,7 +17,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.method import NoSettings
 from fedcl_bench.plugin.silo import DomainMethod
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 
 SMALL = {"max_length": 4, "dim": 6, "batch_size": 16, "rounds": 2, "topk": [3], "valid_metric": "recall@3",
          "base_share": 0.4, "domain_blocks": 3}

@@ -25,9 +25,8 @@ from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.runs.checkpoints import load_progress, save_progress
+from fedcl_bench.runs.checkpoints import load_progress, read_model, save_progress
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 

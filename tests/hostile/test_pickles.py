@@ -17,7 +17,7 @@ from fedcl_bench.data.source import PublishedDataset
 from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 
 
 class Planted:

@@ -30,7 +30,7 @@ from fedcl_bench.recbole.domain_facts import READS_TEXT, DomainFacts
 from fedcl_bench.recbole.domain_models import TextTable, configuration, of_ids
 from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, SameTarget, of_similar_lengths
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.testing import check_plugin
 from fedcl_bench.testing.report import assert_passed
 

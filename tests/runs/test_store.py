@@ -27,7 +27,7 @@ from fedcl_bench.records import published
 from fedcl_bench.records.frames import still_improving
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.model_file import read_model
+from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.summary import nearly_best
