@@ -9,7 +9,7 @@ import torch
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation import server
 from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.cross_device import open_step
+from fedcl_bench.federation.cross_device import CrossDevice
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.round import Work, train_clients
 from fedcl_bench.plugin.state import Snapshot
@@ -25,7 +25,7 @@ def block0(backbone, dataset="ml-100k", data_dir=None):
     step, f = stream.steps[0], config.federation(stream)
     model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
     users = Attendance().of(step, 0, 0).users
-    opened = open_step(f, step, model)
+    opened = CrossDevice(f, step, model)
     return SimpleNamespace(config=config, step=step, f=f, model=model, users=users, opened=opened,
                            chunks=opened.protocol.chunks(users, 0, model))
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcl_bench.core.parallel import workers
 from fedcl_bench.core.settings import parse_assignments
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation.cross_device import open_step
+from fedcl_bench.federation.cross_device import CrossDevice
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.memory import keep_freed_blocks
 from fedcl_bench.plugin.state import Snapshot
@@ -90,7 +90,7 @@ def main():
     stream = load_stream(config.source, config.stream)
     f, step = config.federation(stream), stream.steps[0]
     model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
-    users, opened = (step.train.lengths > 0).nonzero().flatten(), open_step(f, step, model)
+    users, opened = (step.train.lengths > 0).nonzero().flatten(), CrossDevice(f, step, model)
     chunks = opened.protocol.chunks(users, 0, model)
     first, kept = Client(step.n_items, f.backbone.settings), {}
     server = copy.deepcopy(first)

@@ -24,7 +24,7 @@ from machine import heading
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.federation.cross_device import open_step
+from fedcl_bench.federation.cross_device import CrossDevice
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.memory import keep_freed_blocks
@@ -42,7 +42,7 @@ def one_round(name: str, args, streams: dict):
     whole = replace(step, old_users=0, old_items=0)
     model = grow(Snapshot({}, {}), f.backbone, 0, whole, torch.float32, torch.device("cpu"))
     users = Attendance().of(step, 0, 0).users
-    opened = open_step(f, step, model)
+    opened = CrossDevice(f, step, model)
     chunks = opened.protocol.chunks(users, 0, model)
 
     def run():

@@ -21,7 +21,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.plugin.silo import TOPOLOGIES, ModuleBackbone
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.cross_device import begin_step, open_step
+from fedcl_bench.federation.cross_device import CrossDevice, begin_step
 from fedcl_bench.kernels.memory import available
 from fedcl_bench.kernels.ops import highest
 from fedcl_bench.runs.config import make_config
@@ -155,7 +155,7 @@ def test_a_round_waits_for_the_host_once(registry, method, backbone):
     step = f.stream.steps[0].to(CUDA)
     acting = f.acting_in(step)
     model = begin_step(f, step, Progress()).model
-    chunks = open_step(f, step, model).protocol.chunks((step.train.lengths > 0).nonzero().flatten(), 1, model)
+    chunks = CrossDevice(f, step, model).protocol.chunks((step.train.lengths > 0).nonzero().flatten(), 1, model)
 
     def one_round():
         acting.begin_round(step, 1, f.backbone)

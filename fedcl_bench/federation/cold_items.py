@@ -8,7 +8,7 @@ more rounds of which the server keeps these rows alone. From the next step on th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,32 +16,34 @@ from torch import Tensor
 
 from ..data.stream import Step
 from ..plugin import checks
-from ..plugin.method import Method, NoSettings
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
-from ..training.strategies import Training, choose_strategy
+from .cold_start import fine_tuning
 from .parts import Federation, bytes_of
 from .protocols import list_chunks
 from .round import Work, train_clients
 
 
-@dataclass(frozen=True)
 class ColdItems:
     """The new items of a step.
 
+    Args:
+        step: with all its interactions. model: with rows for all its items.
+
     Attributes:
-        step: with its training interactions with new items. users: who is there for it, and has any interactions.
+        users: who is there for it, and has any interactions.
         count: how many these are, wherever they are, as the server knows it.
         start: the rows that the backbone gives the new items, each (new items, ...).
         training: FT's, with private and dense parameters frozen.
     """
 
-    federation: Federation
-    step: Step
-    users: Tensor
-    count: int
-    start: Tables
-    training: Training
+    def __init__(self, f: Federation, step: Step, model: Snapshot):
+        self.federation, self.step = f, step
+        there = (step.train.lengths[:step.old_users if f.server.fold_in else step.n_users] > 0).nonzero().flatten()
+        self.users, self.count = there if f.population.clients_here else there[:0], len(there)
+        rows = f.backbone.new_rows(f.seed, range(0), range(step.old_items, step.n_items))[0]
+        self.start = {name: of_items.to(model.public[name]) for name, of_items in rows.items()}
+        self.training = fine_tuning(f, step, model, "private")
 
     def with_arrivals(self, model: Snapshot) -> Snapshot:
         """A model after the new items have got their rows."""
@@ -111,25 +113,10 @@ class ColdItems:
                 for name, table in model.public.items()}
 
 
-def cold_items_of(f: Federation, step: Step, model: Snapshot, clients: bool = True) -> ColdItems | None:
-    """The new items of a step if they arrive after its training.
-
-    Args:
-        step: with all its interactions.
-        model: with rows for all its items.
-        clients: whether there are any here.
-    """
-    if f.server.cold_items == "none" or step.index == 0 or step.n_items == step.old_items:
-        return None
-    items = range(step.old_items, step.n_items)
-    rows = f.backbone.new_rows(f.seed, range(0), items)[0]
-    start = {name: of_items.to(model.public[name]) for name, of_items in rows.items()}
-    there = step.old_users if f.server.fold_in else step.n_users
-    users = (step.train.lengths[:there] > 0).nonzero().flatten()
-    method = Method(NoSettings())
-    training = Training(f.backbone_in(step.index), method, f.local,
-                        choose_strategy(f.backbone, method, model, f.local, sessions=False), frozen="private")
-    return ColdItems(f, step, users if clients else users[:0], len(users), start, training)
+def cold_items_of(f: Federation, step: Step, model: Snapshot) -> ColdItems | None:
+    """The new items of a step if they arrive after its training; arguments as of ``ColdItems``."""
+    none = f.server.cold_items == "none" or step.index == 0 or step.n_items == step.old_items
+    return None if none else ColdItems(f, step, model)
 
 
 def _similar(f: Federation, step: Step) -> Tensor:

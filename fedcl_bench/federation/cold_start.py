@@ -8,7 +8,7 @@ step on they are clients like all others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,9 +26,12 @@ from .protocols import list_chunks
 from .round import Work, train_clients
 
 
-@dataclass(frozen=True)
 class ColdStart:
     """The new users of a step, numbered from 0.
+
+    Args:
+        step: as its clients know it (see ``FederationSettings.as_known``).
+        model: with rows for all its users.
 
     Attributes:
         step: with their data alone, of each its first interactions; ``old``: users known before.
@@ -37,12 +40,14 @@ class ColdStart:
         training: FT's, with public parameters frozen.
     """
 
-    federation: Federation
-    step: Step
-    old: int
-    count: int
-    start: Tables
-    training: Training
+    def __init__(self, f: Federation, step: Step, model: Snapshot):
+        self.federation, self.old, users = f, step.old_users, range(step.old_users, step.n_users)
+        here = torch.arange(users.start, users.stop, device=step.train.values.device)
+        parts = {name: step.split(name).part(here) for name in ("train", "valid", "test")}
+        self.step = replace(step, n_users=len(users), old_users=0, **parts)
+        self.count = int(_everywhere(f, {"count": (self.step.train.lengths > 0).sum()[None]})["count"])
+        self.start = initial_private(model, f.backbone, f.seed, users)
+        self.training = fine_tuning(f, step, model, "public")
 
     def with_arrivals(self, model: Snapshot) -> Snapshot:
         """A model after the new users have received it and made their private parameters."""
@@ -87,22 +92,15 @@ class ColdStart:
 
 
 def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | None:
-    """The new users of a step if they arrive after its training.
+    """The new users of a step if they arrive after its training; arguments as of ``ColdStart``."""
+    return None if f.server.fold_in == 0 or step.index == 0 else ColdStart(f, step, model)
 
-    Args:
-        step: as its clients know it (see ``FederationSettings.as_known``).
-        model: with rows for all its users.
-    """
-    if f.server.fold_in == 0 or step.index == 0:
-        return None
-    old, users = step.old_users, torch.arange(step.old_users, step.n_users, device=step.train.values.device)
-    parts = {name: step.split(name).part(users) for name in ("train", "valid", "test")}
-    alone = replace(step, n_users=len(users), old_users=0, **parts)
+
+def fine_tuning(f: Federation, step: Step, model: Snapshot, frozen: str) -> Training:
+    """How FT trains in a step without sessions, with ``frozen`` parameters."""
     method = Method(NoSettings())
     strategy = choose_strategy(f.backbone, method, model, f.local, sessions=False)
-    count = _everywhere(f, {"count": (alone.train.lengths > 0).sum()[None]})["count"]
-    return ColdStart(f, alone, old, int(count), initial_private(model, f.backbone, f.seed, range(old, step.n_users)),
-                     Training(f.backbone_in(step.index), method, f.local, strategy, frozen="public"))
+    return Training(f.backbone_in(step.index), method, f.local, strategy, frozen=frozen)
 
 
 def notes(f: Federation) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -18,25 +18,25 @@ from ..data.stream import Step
 from ..evaluation.drift import Drift
 from ..rng import DrawKey, Tables
 from ..core.parallel import workers
-from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from . import server
-from .client_sampling import Attendance, Participants
-from .cold_items import ColdItems, cold_items_of
-from .cold_start import ColdStart, cold_start_of, ranks_by
+from .client_sampling import Participants
+from .cold_items import cold_items_of
+from .cold_start import cold_start_of, ranks_by
 from .early_stopping import EarlyStopping, require_finite
-from .malicious import Malicious
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of
-from .protocols import Lists, SessionSteps, protocol_of
+from .protocols import Lists, SessionSteps
 from .round import Work, train_clients, upload_first
 
 Observer = Callable[[DrawKey, Snapshot, Trained], None]
 
 
-@dataclass
 class CrossDevice:
     """A step's clients and what is decided once for all its rounds; they are validated as one, the step's number.
+
+    Args:
+        step: with rows for all its users and items in ``model``.
 
     Attributes:
         step, earlier: it as its clients know it and the one before, on the run's device; None before the first.
@@ -54,21 +54,27 @@ class CrossDevice:
 
     threads, stages, last_stage, together = workers, ("train",), True, True
 
-    federation: Federation
-    step: Step
-    earlier: Step | None
-    method: Method
-    training: Training
-    protocol: Lists | SessionSteps
-    attendance: Attendance
-    same_group: bool
-    cold_start: ColdStart | None
-    cold_items: ColdItems | None
-    observe: Observer | None = None
-    malicious: Malicious | None = None
-    group: Participants | None = None
-    work: Sequence[Work] = ()
-    answered: tuple[str, ...] = ()
+    def __init__(self, f: Federation, step: Step, model: Snapshot):
+        step = step.to(f.device)
+        self.federation, self.step, self.attendance = f, f.as_trained_on(step), f.server.attendance
+        self.earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
+        self.training = training_of(f, step, model)
+        self.method = self.training.method
+        self.protocol = self._protocol(step)
+        self.same_group = (self.attendance.complete and self.attendance.punctual(f.local.local_epochs)
+                           and not self.protocol.changes_every_round)
+        self.cold_start, self.cold_items = cold_start_of(f, self.step, model), cold_items_of(f, step, model)
+        self.observe: Observer | None = None
+        self.malicious = f.malicious_in(self.step)
+        self.group: Participants | None = None
+        self.work: Sequence[Work] = ()
+        self.answered: tuple[str, ...] = ()
+
+    def _protocol(self, step: Step) -> Any:
+        """What its participants train on, and how a model is tested, in a step with all its interactions."""
+        f = self.federation
+        return SessionSteps(f, step, self.training) if step.sessions else Lists(
+            f, step, self.step, self.training, ranks_by(f, step, self.method))
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
@@ -79,7 +85,7 @@ class CrossDevice:
             f.attack.state = dict(progress.attack_state)
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step.to(f.device), progress)
-        opened = open_step(f, step, progress.model, cls)
+        opened = cls(f, step, progress.model)
         opened.observe, opened.answered = observe, progress.answered
         return opened, progress
 
@@ -107,17 +113,21 @@ class CrossDevice:
         began, key = time.perf_counter(), self.key(self.step.index, progress.round)
         if self.method.trains != "clients":
             return self._without_clients(progress.model, key, began)
-        if self.group is None or not self.same_group:
-            self._choose_participants(progress)
-        weights = self.weights(key.round)
+        self._choose_participants(progress)
         self.method.begin_round(self.step.training, key.round, self.federation.backbone)
-        uploads, answers = {}, {}
-        if self.method.uploads_first:
-            uploads = upload_first(self.work, progress.model, key)
-            answers = self._answer(key.round, uploads)
-        observe = self.observe and partial(self.observe, key, progress.model)
-        sums = train_clients(self.work, progress.model, key, weights, observe, self.malicious)
+        uploads, answers = self._upload_first(progress.model, key) if self.method.uploads_first else ({}, {})
+        sums = self._sums(progress.model, key)
         return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
+
+    def _upload_first(self, model: Snapshot, key: DrawKey) -> tuple[Tables, Tables]:
+        """What participants upload before they train, and the server's answers."""
+        uploads = upload_first(self.work, model, key)
+        return uploads, self._answer(key.round, uploads)
+
+    def _sums(self, model: Snapshot, key: DrawKey) -> server.RoundSums:
+        """What the participants' training adds up to."""
+        observe = self.observe and partial(self.observe, key, model)
+        return train_clients(self.work, model, key, self.weights(key.round), observe, self.malicious)
 
     def _without_clients(self, model: Snapshot, key: DrawKey, began: float) -> Update:
         """A round in which the server trains, or nobody."""
@@ -294,6 +304,8 @@ class CrossDevice:
 
     def _choose_participants(self, progress: Progress) -> None:
         """Those of the next round, and their work."""
+        if self.group is not None and self.same_group:
+            return
         f = self.federation
         self.group = f.population.participants(self.step, self.attendance, f.seed, progress.round)
         if self.malicious is not None:
@@ -354,16 +366,3 @@ def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
     strategy = choose_strategy(backbone, method, model, f.local, sessions=bool(step.sessions))
     return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client",
                     keeps=f.server.single_updates is not None)
-
-
-def open_step(f: Federation, step: Step, model: Snapshot, kind: type[CrossDevice] = CrossDevice) -> CrossDevice:
-    """A step with rows for all its users and items in ``model``; ``kind`` of its clients."""
-    step = step.to(f.device)
-    earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training, known = training_of(f, step, model), f.as_trained_on(step)
-    protocol = protocol_of(f, step, known, training, ranks_by(f, step, training.method))
-    attendance = f.server.attendance
-    same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
-                  and not protocol.changes_every_round)
-    return kind(f, known, earlier, training.method, training, protocol, attendance, same_group,
-                cold_start_of(f, known, model), cold_items_of(f, step, model), malicious=f.malicious_in(known))

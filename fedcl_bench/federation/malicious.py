@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Iterator, Mapping
 
 import torch
@@ -45,9 +45,8 @@ def known_to(attack: Attack, step: Step, seed: int) -> Ragged:
     return train.where(order < (train.lengths.double() * attack.known_share - 1e-9).ceil()[owners])
 
 
-@dataclass
 class Malicious:
-    """The malicious clients of a step.
+    """The malicious clients of a step as its clients know it.
 
     Attributes:
         users: of those among the users, ids, ascending; none of clients that are added.
@@ -55,29 +54,15 @@ class Malicious:
         active: the numbers of those that take part in the round.
     """
 
-    attack: Attack
-    step: Step
-    server: FederationSettings
-    seed: int
-    targets: Tensor
-    users: Tensor
-    count: int
-    known: Ragged
-    active: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    _taken: list[Trained] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, attack: Attack, step: Step, server: FederationSettings, seed: int, targets: Tensor
-           ) -> "Malicious | None":
-        """Those of a step as its clients know it; None if there are none."""
+    def __init__(self, attack: Attack, step: Step, server: FederationSettings, seed: int, targets: Tensor):
+        self.attack, self.step, self.server, self.seed, self.targets = attack, step, server, seed, targets
         users = server.attendance.able(step)
-        count = int(server.malicious * len(users) + 1e-9)
-        if not count or 0 < server.attack_blocks <= step.index:
-            return None
-        chosen = users[:0]
-        if attack.among_users:
-            chosen = users[_order(rng.client_keys(rng.key(seed, "malicious"), users))[:count]].sort().values
-        return cls(attack, step, server, seed, targets, chosen, count, known_to(attack, step, seed))
+        self.count = 0 if 0 < server.attack_blocks <= step.index else int(server.malicious * len(users) + 1e-9)
+        among = self.count if attack.among_users else 0
+        order = _order(rng.client_keys(rng.key(seed, "malicious"), users))
+        self.users, self.known = users[order[:among]].sort().values, known_to(attack, step, seed)
+        self.active = torch.zeros(0, dtype=torch.int64)
+        self._taken: list[Trained] = []
 
     def join(self, group: Participants, round_: int) -> Participants:
         """A round's participants with the malicious ones; of those that are added the share that the server asks."""

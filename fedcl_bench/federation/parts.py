@@ -238,7 +238,8 @@ class Federation:
         """The malicious clients of a step as its clients know it; None if there are none."""
         if self.attack is None:
             return None
-        return Malicious.of(self.attack, step, self.server, self.seed, self.targets)
+        malicious = Malicious(self.attack, step, self.server, self.seed, self.targets)
+        return malicious if malicious.count else None
 
     def backbone_in(self, step: int) -> Backbone:
         """The backbone as the clients of a step (its number) train it: with ``lr_later``, if there is one, from step 1

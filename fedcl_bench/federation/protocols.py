@@ -34,7 +34,7 @@ Tests = list[tuple[int, int, UserScores]]
 
 
 class Lists:
-    """A step of blocks, or the static stream."""
+    """A step of blocks, or the static stream; ``known``: it as its clients know it, ``method``: as it ranks."""
 
     changes_every_round = False
 
@@ -191,9 +191,3 @@ def _without_new_items(step: Step) -> Step:
     splits = {name: step.split(name) for name in ("train", "valid", "test")}
     return replace(step, n_items=step.old_items, **{
         name: lists.where(lists.values < step.old_items) for name, lists in splits.items()})
-
-
-def protocol_of(f: Federation, step: Step, known: Step, training: Training, method: Method) -> Lists | SessionSteps:
-    """What the step's participants train on, and how a model is tested; ``known``: the step as they know it,
-    ``method``: as it ranks."""
-    return SessionSteps(f, step, training) if step.sessions else Lists(f, step, known, training, method)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Callable, ClassVar, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, ClassVar, Mapping, NamedTuple, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -20,14 +20,10 @@ from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
-from ..training.strategies import Training
 from ..training.trained import Change, Trained
 from . import server
 from .client_sampling import Attendance, Participants
-from .cold_items import cold_items_of
-from .cold_start import cold_start_of
-from .cross_device import CrossDevice, Observer, begin_step, training_of
-from .early_stopping import EarlyStopping
+from .cross_device import CrossDevice, Observer
 from .parts import Best, Federation, Progress, Update
 from .protocols import SessionSteps
 
@@ -257,6 +253,7 @@ class Server(server.Population):
             after it was.
     """
 
+    clients_here = False
     clients_leave: ClassVar[bool] = False
 
     nodes: Nodes
@@ -375,39 +372,26 @@ class ServerClients(CrossDevice):
 
     @classmethod
     def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
-             ) -> tuple["ServerClients", Progress]:
-        f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+             ) -> tuple[CrossDevice, Progress]:
         f.population.sums = []
         f = replace(f, stream=f.population.admit(progress, f.stream))
-        step = f.stream.steps[step.index]
-        if progress.round == 0 and not progress.trained:
-            progress = begin_step(f, step, progress)
-        known, training = f.as_trained_on(step), training_of(f, step, progress.model)
-        earlier = f.stream.steps[step.index - 1] if step.index > 0 else None
-        f.population.method = training.method
-        protocol = _protocol_of(f, step, known, training)
-        return cls(f, known, earlier, training.method, training, protocol, f.server.attendance, False,
-                   cold_start_of(f, known, progress.model),
-                   cold_items_of(f, step, progress.model, clients=False)), progress
+        opened, progress = super().open(f, f.stream.steps[step.index], progress, observe)
+        f.population.method = opened.method
+        return opened, progress
 
-    def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
-        yield from ()  # a round is short
-        began, key = time.perf_counter(), self.key(self.step.index, progress.round)
-        if self.method.trains != "clients":
-            return self._without_clients(progress.model, key, began)
+    def _protocol(self, step: Step) -> SessionSteps | RemoteProtocol:
+        return SessionSteps(self.federation, step, self.training) if step.sessions else RemoteProtocol(self.step)
+
+    def _choose_participants(self, progress: Progress) -> None:
         if progress.round:
             self._admit_late(progress)
-        population = self._population
-        self.group = population.group = self.attendance.of(self.step, key.seed, progress.round)
-        self.method.begin_round(self.step.training, key.round, self.federation.backbone)
-        uploads, answers = {}, {}
-        if self.method.uploads_first:
-            uploads, answers = self._upload_first(key.round)
-        replies = population.collect("update")
+        self.group = self._population.group = self.attendance.of(self.step, self.federation.seed, progress.round)
+
+    def _sums(self, model: Snapshot, key: DrawKey) -> server.RoundSums:
+        replies = self._population.collect("update")
         self._count(replies)
-        sums = ReceivedSums(progress.model, population, replies, self.weights(key.round),
-                            self.training.own_start and key.round == 0)
-        return Update(sums=sums, began=began, uploads=uploads or sums.uploads, answers=answers)
+        own_start = self.training.own_start and key.round == 0
+        return ReceivedSums(model, self._population, replies, self.weights(key.round), own_start)
 
     def _admit_late(self, progress: Progress) -> None:
         """Let clients take part that have come since the step was opened, and count their users among its own."""
@@ -417,7 +401,7 @@ class ServerClients(CrossDevice):
         f = self.federation = replace(f, stream=stream)
         step = stream.steps[self.step.index]
         self.step = f.as_trained_on(step)
-        self.protocol = _protocol_of(f, step, self.step, self.training)
+        self.protocol = self._protocol(step)
 
     def _count(self, replies: Mapping[int, Tables]) -> None:
         """Participants whose node has not replied are dropped."""
@@ -431,12 +415,11 @@ class ServerClients(CrossDevice):
         arrived = users[there]
         self.group = population.group = Participants(arrived, len(arrived), dropped + len(users) - len(arrived))
 
-    def _upload_first(self, round_: int) -> tuple[Tables, Tables]:
-        """What participants upload before they train, and the server's answers, which are sent."""
+    def _upload_first(self, model: Snapshot, key: DrawKey) -> tuple[Tables, Tables]:
         replies = self._population.collect("uploads")
         self._count(replies)
         _, uploads = self._population.rows("upload", replies)
-        answers = self._answer(round_, uploads)
+        answers = self._answer(key.round, uploads)
         self._population.nodes.answer({node: self._rows("answer", answers, node) for node in replies})
         return uploads, answers
 
@@ -545,13 +528,10 @@ class RemoteProtocol(NamedTuple):
     """What the server knows of a block's clients in place of their protocol: how many interactions each trains on."""
 
     step: Step
+    changes_every_round = True
 
     def lengths(self, round_: int) -> Tensor:
         return self.step.train.lengths
-
-
-def _protocol_of(f: Federation, step: Step, known: Step, training: Training) -> SessionSteps | RemoteProtocol:
-    return SessionSteps(f, step, training) if step.sessions else RemoteProtocol(known)
 
 
 def sizes_of(stream: Stream) -> Stream:

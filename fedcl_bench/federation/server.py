@@ -33,9 +33,11 @@ class Population:
     Attributes:
         all_reduce: adds up tables over all clients, given the sums over the clients here; None: they are all of them.
             May reuse the memory of what it is given.
+        clients_here: whether some are here.
     """
 
     all_reduce: Callable[[Tables], Tables] | None = None
+    clients_here = True
 
     def clients(self, stream: Stream) -> int:
         """All of the run, given the stream of those here."""

@@ -21,7 +21,7 @@ from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.client_updates import HeldUpdates
 from ..federation.server import aggregate, mean, with_new_users
-from ..federation.cross_device import open_step
+from ..federation.cross_device import CrossDevice
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
 from ..stats.clip_noise import OPEN
@@ -219,7 +219,7 @@ def server_knows(pair: Pair) -> str:
     for start in rounds_to_test(pair):
         f = pair.federation()
         step, begun = about_to_train(f, start)
-        opened, users = open_step(f, step, begun.model), _users(f, step, start)
+        opened, users = CrossDevice(f, step, begun.model), _users(f, step, start)
         work = Work(replace(opened.training, protection=OPEN), opened.protocol.chunks(users, start.round, begun.model))
         key = opened.key(opened.step.index, start.round)
         sent = upload_first([work], begun.model, key) if opened.method.uploads_first else {}

@@ -28,7 +28,7 @@ from ..training.session_trainer import input_rows, window
 from ..plugin.silo import DomainMethod, TextSettings
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
-from ..federation.cross_device import open_step
+from ..federation.cross_device import CrossDevice
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate_updates
@@ -271,7 +271,7 @@ def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:
     def made(split: Callable[[Tensor], Iterable[Tensor]]) -> Tables:
         f = pair.federation()
         step, progress = about_to_train(f, start)
-        opened, key = open_step(f, step, progress.model), DrawKey(f.seed, step.index, progress.round)
+        opened, key = CrossDevice(f, step, progress.model), DrawKey(f.seed, step.index, progress.round)
         groups = split(f.server.attendance.of(step, f.seed, progress.round).users)
         work = [Work(opened.training, [chunk for users in groups for chunk in
                                        opened.protocol.chunks(users, progress.round, progress.model)])]

@@ -23,7 +23,7 @@ from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation import compatibility
 from ..federation.round import Work, trainer_of, upload_first
-from ..federation.cross_device import CrossDevice, begin_step, open_step
+from ..federation.cross_device import CrossDevice, begin_step
 from ..training.trained import Trained
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
@@ -219,7 +219,7 @@ def client_round(f: Federation, progress: Progress,
     """
     step, progress = about_to_train(f, progress)
     round_, model = progress.round, progress.model
-    opened = open_step(f, step, model)
+    opened = CrossDevice(f, step, model)
     users = f.server.attendance.of(step, f.seed, round_).users
     rows: dict[str, list[Tensor]] = {}
     for group in split(users):

@@ -23,7 +23,7 @@ from fedcl_bench.evaluation.ranking import pairs_of
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.round import Work, train_clients
 from fedcl_bench.federation.server import aggregate_sums, mean
-from fedcl_bench.federation.cross_device import begin_step, open_step
+from fedcl_bench.federation.cross_device import CrossDevice, begin_step
 from fedcl_bench.kernels import ops
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
@@ -135,7 +135,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     f.method.client_state, f.method.server_state = {}, {}
     model, step, acting = opened(f)
     users = (step.train.lengths > 0).nonzero().flatten()[:8]
-    step_opened = open_step(f, step, model)
+    step_opened = CrossDevice(f, step, model)
     chunks = step_opened.protocol.chunks(users, 1, model)
     acting.begin_round(step, 1, f.backbone)
     replays = acting.overrides("replayed_sessions") and is_sequential(backbone)

@@ -20,7 +20,7 @@ from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.settings import DISCLOSURES, FederationSettings
-from fedcl_bench.federation.cross_device import begin_step, most_rounds, open_step
+from fedcl_bench.federation.cross_device import CrossDevice, begin_step, most_rounds
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
@@ -54,7 +54,7 @@ def part(registry, case, block=1, **server):
     acting = f.acting_in(step)
     model = begin_step(f, step, progress).model
     model = replace(model, public={name: table + 0.01 for name, table in model.public.items()})  # off Reg's anchor
-    chunks = open_step(f, step, model).protocol.chunks(Attendance().of(step, f.seed, 0).users, 0, model)
+    chunks = CrossDevice(f, step, model).protocol.chunks(Attendance().of(step, f.seed, 0).users, 0, model)
     return f, acting, model, chunks
 
 
