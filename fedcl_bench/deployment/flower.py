@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -23,25 +23,35 @@ VERSION = "1.42"  # the extra [flower]; Flower's interfaces change with its mino
 POLL, RARELY = 0.02, 0.5  # seconds between two looks for a message: a fifth of the wait so far, within these
 NODE_MODULES = ("flwr.app.message", "flwr.supercore.inflatable.inflatable_utils",
                 "flwr.supernode.fleet_http_connection")  # what a node imports of Flower
-Arrays = dict[str, np.ndarray]
 
 
-class Letter(NamedTuple):
+class Letter(msgspec.Struct, array_like=True):
     """What a message says.
 
     Attributes:
         kind: see ``docs/real-clients.md``. text: JSON, empty if there is none.
+        nonce: random bytes: Flower names objects by their content, and two nodes that send the same one at the same
+            time get into each other's way.
     """
 
     kind: str
-    tables: Arrays = {}
+    tables: dict[str, np.ndarray] = {}
     text: str = ""
     blob: bytes = b""
+    nonce: bytes = b""
 
 
 def pause(since: float) -> None:
     """Sleep between two looks for a message that is waited for since then (``time.monotonic``)."""
     time.sleep(min(max(0.2 * (time.monotonic() - since), POLL), RARELY))
+
+
+def host_and_port(address: str, wrong: str) -> tuple[str, int]:
+    """HOST and PORT of an address; raises UserError, which says what is wrong with it, if it has none."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(wrong)
+    return host, int(port)
 
 
 def require() -> None:
@@ -57,35 +67,17 @@ def require() -> None:
                         f"install -c constraints.txt -e \".[flower]\" (Python 3.11 or later).")
 
 
-class _Table(msgspec.Struct, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class _Letter(msgspec.Struct, array_like=True):
-    kind: str
-    tables: dict[str, _Table]
-    text: str
-    blob: bytes
-    nonce: bytes = b""
-
-
-_DECODER = msgspec.msgpack.Decoder(_Letter)
-
-
 def as_bytes(letter: Letter) -> bytes:
-    """With random bytes: Flower names objects by their content, and two nodes that send the same one at the same time
-    get into each other's way."""
-    tables = {name: _Table(table.dtype.str, table.shape, table.tobytes()) for name, table in letter.tables.items()}
-    return msgspec.msgpack.encode(_Letter(letter.kind, tables, letter.text, letter.blob, os.urandom(8)))
+    return msgspec.msgpack.encode(msgspec.structs.replace(letter, nonce=os.urandom(8)), enc_hook=lambda table: (
+        table.dtype.str, table.shape, table.tobytes()))
 
 
 def from_bytes(content: bytes) -> Letter:
     """The inverse of ``as_bytes``; its tables can only be read."""
-    letter = _DECODER.decode(content)
-    return Letter(letter.kind, {name: np.frombuffer(table.data, np.dtype(table.dtype)).reshape(table.shape)
-                                for name, table in letter.tables.items()}, letter.text, letter.blob)
+    def table(_: type, parts: tuple[str, list[int], bytes]) -> np.ndarray:
+        dtype, shape, data = parts
+        return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
+    return msgspec.msgpack.decode(content, type=Letter, dec_hook=table)
 
 
 def record_of(letter: Letter) -> Any:
@@ -281,13 +273,11 @@ def _connection(address: str, patience: float) -> Iterator[tuple]:
     """Flower's connection of a SuperNode; it would end the process where the server is not there."""
     from flwr.supernode.fleet_http_connection import http_request_response
 
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"--server {address}: accepted: HOST:PORT as the server shows it.")
+    place = host_and_port(address, f"--server {address}: accepted: HOST:PORT as the server shows it.")
     end = time.monotonic() + patience
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=5.0).close()
+            socket.create_connection(place, timeout=5.0).close()
             break
         except OSError as error:
             if time.monotonic() > end:

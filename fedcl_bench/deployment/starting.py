@@ -47,14 +47,6 @@ class RealClients:
     threads: int = 1
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST and PORT; raises UserError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"--engine flower:{text}: accepted: flower, or flower:HOST:PORT, as flower:0.0.0.0:9092.")
-    return host, int(port)
-
-
 @contextmanager
 def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], note: Callable[[str], None],
               stop: Callable[[], None]) -> Iterator[Federates]:
@@ -62,7 +54,9 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
     Raises UserError if Flower is not there, the address is taken, or a client that was started here has ended."""
     flower.require()
     at_grid = how.address == AT_GRID
-    host, port = parse_address(how.address) if how.address and not at_grid else (HERE, 0)
+    host, port = flower.host_and_port(
+        how.address, f"--engine flower:{how.address}: accepted: flower, or flower:HOST:PORT, as flower:0.0.0.0:9092."
+    ) if how.address and not at_grid else (HERE, 0)
     with ExitStack() as stack:
         started: dict[Path, ClientProcess] = {}
         clients, published, tables = how.clients, how.published, []
