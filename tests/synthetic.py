@@ -1,4 +1,4 @@
-"""Finished runs made up for tests, with numbers that are known."""
+"""Finished runs made up for tests, with numbers that are known, and streams for whole runs in a moment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from fedcl_bench.data.files.recbole_files import Interactions
+from fedcl_bench.data.settings import StreamSettings
+from fedcl_bench.data.stream import Stream, build_blocks
 from fedcl_bench.records.store import Run
 
 SETTINGS = {"blocks": 4, "split_seed": 0, "split_file": "", "eps": 0.006, "beta": 0.9, "lambda_kd": 0.1,
@@ -47,3 +50,17 @@ def flat_runs(method: str, averages: Mapping[int, float], **options) -> list[Run
     """Runs (seed to average) in which 3 users have the same score in blocks 0-3."""
     return [make_run(method, seed, {t: {user: value for user in range(3)} for t in range(4)}, **options)
             for seed, value in averages.items()]
+
+
+def small_interactions(users: int = 40, items: int = 60, each: tuple[int, int] = (6, 25)) -> Interactions:
+    """Random rows in random order of time; no user has an item twice."""
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
+    user = np.repeat(np.arange(users), list(map(len, lists)))
+    return Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
+                        np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
+
+
+def small_stream(blocks: int = 4, **shape) -> Stream:
+    """Blocks of few users and items, for whole runs in a moment."""
+    return build_blocks(small_interactions(**shape), StreamSettings(blocks=blocks), "small")

@@ -150,13 +150,9 @@ def stream_of_domains(published: Published, sizes: Sequence[tuple[Tensor, dict[s
               for kind in ("users", "items"))
     shapes = {number: shape for numbers, said in sizes if "features" in said
               for number, shape in zip(numbers.tolist(), said["features"].tolist())}
-    features = tuple(_of_shape(len(part.items), *shapes[number]) for number, part in enumerate(parts)) if shapes else ()
+    features = tuple((torch.arange(len(part.items)) >= zero).float()[:, None, None].expand(len(part.items), layers, dim)
+                     for part, (zero, layers, dim) in zip(parts, map(shapes.get, range(len(parts))))) if shapes else ()
     return Stream(tuple(steps), *tokens, domains=parts, features=features)
-
-
-def _of_shape(items: int, zero: int, layers: int, dim: int) -> Tensor:
-    """Vectors of which only so much is known, (items, layers, dim), in the memory of one number each."""
-    return (torch.arange(items) >= zero).float()[:, None, None].expand(items, layers, dim)
 
 
 def _of_first_users(parts: Sequence[DomainPart], lengths: Tensor, n_users: int, one: bool) -> Sessions:

@@ -166,16 +166,14 @@ class Pool:
 
         Among tasks with the same block 0, one computes it and the others wait until its file exists.
         """
-        making = {r.task.config.base_hash for r in board.running if r.task.shares_base and not self._has_base(r.task)}
+        making = {r.task.config.base_hash for r in board.running
+                  if r.task.shares_base and not r.task.config.base_file(self.folders.results).exists()}
         for task in board.waiting:
             if retry_at.get(task.config.hash, 0.0) <= time.monotonic() \
                     and not (task.shares_base and task.config.base_hash in making):
                 board.waiting.remove(task)
                 return task
         return None
-
-    def _has_base(self, task: Task) -> bool:
-        return task.config.base_file(self.folders.results).exists()
 
     def _give(self, task: Task, board: GridState) -> None:
         spec, folders = task.spec, self.folders

@@ -211,10 +211,6 @@ def _is_sequential(cls: type) -> bool:
     return issubclass(cls, SequentialBackbone)
 
 
-def _has_representations(cls: type) -> bool:
-    return _is_sequential(cls) and cls.inner_products
-
-
 def _reads_representations(cls: type[Method]) -> bool:
     """Whether a method may work on what a sequential backbone makes of each position."""
     return (bool(cls.needs_sequential) or cls.trains != "clients" or cls.represent is not Method.represent
@@ -239,7 +235,7 @@ def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions
     if (method.needs_sequential or method.uploads_first) and not sequential:
         raise Incompatible(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found "
                            f"'{backbone.name}'.",
-                           "backbone", _has_representations)
+                           "backbone", lambda cls: _is_sequential(cls) and cls.inner_products)
     if not (sessions or method.needs_backbone or method.overrides("rescore")):
         raise UserError(f"method '{method.name}' continues sessions and needs {_SESSIONS}.")
     if sequential and method.topology == "local":

@@ -23,7 +23,6 @@ from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Federation, Progress, PartialRound
 from ..core.files import read_required, reading, replacing, write_atomically
 from ..federation.loop import clients_of
-from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..records.record import MODEL, MODEL_SUM
 from .plugin_errors import words
@@ -192,15 +191,11 @@ class SavedModel:
     server_state: dict[str, torch.Tensor]
 
 
-def ranks_by_state(method: Method) -> bool:
-    """Whether a method's state may change how a model ranks. Others' states are left out of models: they hold whole
-    tables of the step before."""
-    return any(map(method.overrides, ("rescore", "rescore_session", "represent")))
-
-
 def write_model(folder: Path, progress: Progress, federation: Federation) -> None:
     """Write ``model.pt`` and its checksum to a run's folder."""
-    best, stream, stateful = progress.best, federation.stream, ranks_by_state(federation.method)
+    best, stream = progress.best, federation.stream
+    # State that changes no ranking is left out: it may hold whole tables of the step before.
+    stateful = any(map(federation.method.overrides, ("rescore", "rescore_session", "represent")))
     content = {**vars(best.model), "user_ids": stream.user_tokens.astype(str, copy=False).tolist(),
                "item_ids": stream.item_tokens.astype(str, copy=False).tolist(),
                "client_state": best.client_state if stateful else {},

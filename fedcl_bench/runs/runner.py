@@ -130,7 +130,10 @@ class _Job:
             self.lists.require(progress, self.record.folder)
 
         def mark_failed(why: str) -> None:
-            self.record.fail(failed(self.config, why, _client_updates(progress, len(stream.units()))))
+            updates = [0] * len(stream.units())
+            for row in progress.curve if progress else ():
+                updates[row["step"]] += int(row["participants"])
+            self.record.fail(failed(self.config, why, updates))
         with _explained(self.record, self.federation, self.results, mark_failed):
             for progress in engine.run(self.federation, progress):
                 self.watch.progress(stream, progress)
@@ -260,12 +263,6 @@ def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
     if (reached := largest(progress.model)) > LARGE:
         warn(f"block {progress.step - 1}: a parameter has grown to {reached:.1g}, so the training is about to diverge "
              f"and its numbers mean little; a smaller lr may help.")
-
-
-def _client_updates(progress: Progress | None, blocks: int) -> list[int]:
-    """Participants summed over the rounds so far, per block."""
-    rows = progress.curve if progress else ()
-    return [sum(int(row["participants"]) for row in rows if row["step"] == block) for block in range(blocks)]
 
 
 @contextmanager

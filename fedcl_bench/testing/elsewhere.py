@@ -4,6 +4,7 @@ with its clients apart from their server."""
 from __future__ import annotations
 
 import queue
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from ..runs.config import RunConfig
 from ..runs.registry import RECBOLE, Registry
 from .properties import similarity, random_state
 from .report import Inapplicable, Violated
-from .trials import ROUNDS, Pair, finished, module_of, runs_differ, where
+from .trials import ROUNDS, Pair, finished, runs_differ, where
 
 PARTS = 2  # nodes that have a pair's clients
 _APART = 1e-7  # sums over nodes are rounded otherwise, and methods divide by small deviations
@@ -49,7 +50,8 @@ class SmallRun:
     @classmethod
     def of(cls, pair: Pair) -> "SmallRun":
         plugins = [plugin for plugin in pair.plugins if not plugin.name.startswith(RECBOLE)]  # made by their names
-        if any(getattr(module_of(plugin.cls), plugin.cls.__name__, None) is not plugin.cls for plugin in plugins):
+        if any(getattr(sys.modules[cls.__module__], cls.__name__, None) is not cls for cls in (
+                plugin.cls for plugin in plugins)):
             raise Inapplicable("the class is defined inside a function: another process cannot import it")
         return cls(tuple(plugin.path for plugin in plugins), pair.method, pair.backbone, pair.kind, dict(pair.settings))
 

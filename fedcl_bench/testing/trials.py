@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -350,7 +349,3 @@ def where(error: BaseException, path: Path) -> str:
         line = frame.lineno if frame.filename == str(path) else line
     position = f" ({path.name}, line {line})" if line else ""
     return f"{type(error).__name__}: {error}{position}"
-
-
-def module_of(cls: type):
-    return sys.modules[cls.__module__]

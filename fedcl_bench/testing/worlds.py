@@ -20,20 +20,6 @@ def ragged(*lists) -> Ragged:
     return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
 
 
-def small_interactions(users: int = 40, items: int = 60, each: tuple[int, int] = (6, 25)) -> Interactions:
-    """Random rows in random order of time; no user has an item twice."""
-    rng = np.random.default_rng(0)
-    lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
-    user = np.repeat(np.arange(users), list(map(len, lists)))
-    return Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
-                        np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
-
-
-def small_stream(blocks: int = 4, **shape) -> Stream:
-    """Blocks of few users and items, for whole runs in a moment."""
-    return build_blocks(small_interactions(**shape), StreamSettings(blocks=blocks), "small")
-
-
 def growing_stream(users: int = 22, items: int = 45, blocks: int = 3) -> Stream:
     """60 % of the interactions, then equal parts of the rest: of three blocks the second and the third bring two new
     users and items each, of two the second brings four."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from fabricate import config_of
 from helpers import ITEM, build, federation
+from synthetic import small_stream
 
 from fedcl_bench import rng
 from fedcl_bench.audit import attack, audit
@@ -27,7 +28,6 @@ from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import epsilon
 from fedcl_bench.stats.clip_noise import OPEN, Protection, upload_key
-from fedcl_bench.testing.worlds import small_stream
 
 
 def yes(*rows):

@@ -15,6 +15,8 @@ from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 import fedcl_bench as fb
+from synthetic import small_interactions
+
 from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
@@ -32,7 +34,7 @@ from fedcl_bench.runs.config import STREAM_DEFAULTS, layers, make_config
 from fedcl_bench.records.record import Record
 from fedcl_bench.training.sampling import draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.testing.worlds import ragged, small_interactions
+from fedcl_bench.testing.worlds import ragged
 
 STATIC = StreamSettings(stream="static", k_core=0)
 SAMPLED = EvaluationSettings(topk=(10,), valid_metric="hit@10", candidates="sampled")

@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 from helpers import build, federation
+from synthetic import small_stream
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.testing.worlds import small_stream
 
 
 @pytest.fixture(scope="module")

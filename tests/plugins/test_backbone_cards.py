@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import ITEM, USER, build, federation, finish, grown, module_of, one_step, train_once
+from synthetic import small_interactions, small_stream
 
 from fedcl_bench import Backbone, BackboneSettings, LocalSettings, Snapshot, pair_keys
 from fedcl_bench.data.settings import StreamSettings
@@ -16,7 +17,7 @@ from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
+from fedcl_bench.testing.worlds import ragged
 
 LN2 = math.log(2.0)
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from helpers import ITEM, USER, build, federation, finish, module_of
+from synthetic import small_stream
 
 from fedcl_bench import Snapshot, UserError
 from fedcl_bench.toolbox.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.loop import run
 from fedcl_bench.kernels import ops
-from fedcl_bench.testing.worlds import small_stream
 
 
 @pytest.fixture(scope="module")

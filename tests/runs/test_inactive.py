@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 import torch
 from helpers import build, federation, finish, numbers_of, output_of
+from synthetic import small_stream
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import PluginError, UserError
@@ -17,7 +18,7 @@ from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.runs.config import make_config, resolve, setting_notes
 from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.core.settings import inactive, inherited, setting
-from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
+from fedcl_bench.testing.worlds import session_log, session_stream
 
 SMALL = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--quiet"]
 # Of every setting that an ablation leaves inactive another value, far from the default.

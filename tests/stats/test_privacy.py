@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import build, executed, federation, train_round, trainer_of
 from scipy import optimize, stats
+from synthetic import small_stream
 
 from fedcl_bench import rng
 from fedcl_bench.rng import DrawKey
@@ -26,7 +27,7 @@ from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
 from fedcl_bench.stats.clip_noise import OPEN, Protection
-from fedcl_bench.testing.worlds import growing_stream, ragged, session_log, session_stream, small_stream
+from fedcl_bench.testing.worlds import growing_stream, ragged, session_log, session_stream
 
 # Every kind of upload: touched rows of one and of several tables, dense parameters, whole tables, personal tables, the
 # client's own copy, penalties on rows that a client does not touch (with several numbers of local batches), sessions.
