@@ -89,7 +89,7 @@ class ColdItems:
         weights = None if f.server.weighting == "uniform" else step.train.lengths.to(model.item_vectors)
         sums = train_clients(work, model, DrawKey(f.seed, step.index, round_), weights)
         changes = {f"change/{name}": sums.change[name][step.old_items:] for name in model.public}
-        return {**changes, "weight": sums.totals().numbers[2]}
+        return {**changes, "weight": sums.tables()["numbers"][2]}
 
     def new_rows(self, model: Snapshot, sums: Tables) -> Tables:
         """What the server makes of sums over all clients: the rows of the new items, by table.

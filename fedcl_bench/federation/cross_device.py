@@ -159,7 +159,7 @@ class CrossDevice:
             model = replace(model, dense=checks.checked_tables(
                 method, "aggregate_dense", method.aggregate_dense(model.dense), model.dense))
         if declared and method.overrides("receive"):
-            model = self._receive(model, sums.totals().change, self.group.count, key)
+            model = self._receive(model, sums.change, self.group.count, key)
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
         return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,

@@ -450,7 +450,7 @@ class ServerClients(CrossDevice):
                  **named("broadcast", self.method.broadcast),
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
         if self.sums and self.method.overrides("receive"):
-            alike |= {**named("sum", update.sums.totals().change), "count": torch.tensor(self.group.count)}
+            alike |= {**named("sum", update.sums.change), "count": torch.tensor(self.group.count)}
         self._population.nodes.answer({
             node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
             for node in self._population.arrived})

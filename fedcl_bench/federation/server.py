@@ -5,7 +5,7 @@ Chunks of clients are added in their own order, whichever thread trained them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Callable, Mapping
 
@@ -57,26 +57,6 @@ class Population:
     def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
         """The rows of a step's new items, which the server makes of sums over all clients, given those here."""
         return make(here)
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The sums of a round over all clients of a run.
-
-    Attributes:
-        change: of the public parameters, each as long as its table.
-        numbers: sum of the clients' losses, how many they are, sum of their weights; float64 of shape (3,).
-        squares: of the weights that touched each item, (items,), and square: of all; where clients drew their starts.
-    """
-
-    change: Tables
-    numbers: Tensor
-    squares: Tensor | None = None
-    square: Tensor | None = None
-
-    @property
-    def loss(self) -> float:
-        return float(self.numbers[0] / self.numbers[1])
 
 
 class RoundSums:
@@ -169,7 +149,11 @@ class RoundSums:
         return {name: torch.cat(parts)[order] for name, parts in self._uploads.items()}
 
     def tables(self) -> Tables:
-        """The sums over the clients here, by name; float64 but for the changes of parameters."""
+        """The sums, by name; float64 but for those of parameters, ``change/NAME``.
+
+        ``numbers``, (3,): of losses, of clients and of their weights; where clients drew their starts also ``squares``
+        of the weights that touched each item, (items,), and ``square`` of all.
+        """
         count = sum(map(len, self._order))
         numbers = torch.full((3,), count, dtype=torch.float64, device=self._squares.device)
         numbers[0] = self.losses.sum()
@@ -182,11 +166,11 @@ class RoundSums:
             tables |= {"squares": self._squares, "square": square}
         return tables
 
-    def totals(self) -> Totals:
-        """The sums over all clients of the run."""
-        tables = self.tables()
-        return Totals({name: tables[f"change/{name}"] for name in self.change}, tables["numbers"],
-                      tables.get("squares"), tables.get("square"))
+    @property
+    def loss(self) -> float:
+        """The mean local loss."""
+        numbers = self.tables()["numbers"]
+        return float(numbers[0] / numbers[1])
 
 
 def _others_rows(table: Tensor, users: int) -> Tensor:
@@ -237,18 +221,19 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tup
     Returns:
         (the model after the round; the mean local loss).
     """
-    totals = sums.totals()
+    tables, change = sums.tables(), sums.change
     private = {name: sums.private.get(name, table) for name, table in model.private.items()}
-    whole = totals.numbers[2]
+    whole = tables["numbers"][2]
     if sums.own_start:  # nothing of the server's own start is left
+        rest = float(tables["square"]) - tables["squares"]
         for name in model.public:
-            rest = float(totals.square) - totals.squares
-            totals.change[name] += start_elsewhere(backbone, seed, name, rest).to(totals.change[name])
-        public, dense = ({name: totals.change[name] / whole for name in kind} for kind in (model.public, model.dense))
-        return Snapshot(public, private, dense, client_context=model.client_context), totals.loss
-    public, dense = ({name: _mean(totals.change[name], whole, table) for name, table in kind.items()}
+            change[name] += start_elsewhere(backbone, seed, name, rest).to(change[name])
+        public, dense = ({name: change[name] / whole for name in kind} for kind in (model.public, model.dense))
+        return Snapshot(public, private, dense, client_context=model.client_context), sums.loss
+    # What the server sent plus the mean change, in the sum's memory.
+    public, dense = ({name: change[name].div_(whole).add_(table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, sums.local, model.personalised, model.client_context), totals.loss
+    return Snapshot(public, private, dense, sums.local, model.personalised, model.client_context), sums.loss
 
 
 def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protection: Protection, key: DrawKey,
@@ -265,7 +250,7 @@ def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protecti
     public, dense = ({name: table + change[name] for name, table in kind.items()}
                      for kind in (model.public, model.dense))
     return replace(model, public=public, private={**model.private, **sums.private}, dense=dense,
-                   local=sums.local), sums.totals().loss
+                   local=sums.local), sums.loss
 
 
 def aggregate_sums(sums: RoundSums, model: Snapshot, method: Method, key: DrawKey, count: int
@@ -275,13 +260,13 @@ def aggregate_sums(sums: RoundSums, model: Snapshot, method: Method, key: DrawKe
     Returns:
         As ``mean``.
     """
-    totals, public = sums.totals(), {**model.public, **model.dense}
+    public = {**model.public, **model.dense}
     change = checks.checked_tables(method, "aggregate_sums", method.aggregate_sums(
-        totals.change, count, public, key), public)
+        sums.change, count, public, key), public)
     after = {name: table + change[name] for name, table in public.items()}
     return replace(model, public={name: after[name] for name in model.public},
                    private={**model.private, **sums.private}, dense={name: after[name] for name in model.dense},
-                   local=sums.local), totals.loss
+                   local=sums.local), sums.loss
 
 
 def receive(method: Method, model: Snapshot, users: Tensor, sums: Tables, count: int, key: DrawKey) -> Snapshot:
@@ -294,11 +279,6 @@ def receive(method: Method, model: Snapshot, users: Tensor, sums: Tables, count:
                 private[name] = model.private[name].clone()
             private[name].index_copy_(0, part, rows)
     return replace(model, private=private)
-
-
-def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
-    """What the server sent plus the mean change, in the sum's memory."""
-    return change.div_(whole).add_(table)
 
 
 def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, key: DrawKey,

@@ -227,7 +227,7 @@ def server_knows(pair: Pair) -> str:
         sent = sent or sums.uploads
         if opened.sums:
             model = replace(begun.model, private={**begun.model.private, **sums.private})
-            heard = sent, None, (sums.totals().change, len(users))
+            heard = sent, None, (sums.change, len(users))
         elif sums.held is None:
             model, _ = mean(sums, begun.model, f.backbone, f.seed)
             heard = sent, None, None
