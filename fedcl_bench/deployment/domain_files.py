@@ -47,7 +47,6 @@ def deal_domains(published: Published, source: DatasetSource, stream: Stream, na
 
 def deal_all(published: Published, source: DatasetSource, stream: Stream, names: Sequence[Tensor], out: Path
              ) -> list[Path]:
-    """Deal out users or domains, whichever the clients are."""
     if stream.domains:
         return deal_domains(published, source, stream, names, out)
     tables = deal(published, stream, names, out)
@@ -83,7 +82,6 @@ def read_domains(path: Path, published: Published) -> ClientData:
 
 
 def _stream(path: Path, rows: pd.DataFrame, part: DomainPart, published: Published) -> Stream:
-    """The stream of a domain alone."""
     (user, users), (item, items) = (pd.factorize(rows[column].to_numpy(str)) for column in ("user", "item"))
     data = Interactions(user, item, rows["timestamp"].to_numpy(float), users, items)
     stream = build_domains([(part.name, data)], published.stream)

@@ -106,7 +106,11 @@ class SuperLink:
     at which nodes reach it."""
 
     def __init__(self, host: str, port: int):
-        self._socket = _bound(host, port)  # before Flower is imported, which takes a second
+        try:
+            self._socket = socket.create_server((host, port))  # before Flower is imported, which takes a second
+        except OSError as error:
+            raise UserError(f"--engine flower:{host}:{port}: cannot listen there ({error.strerror}); take another "
+                            f"port, or 0 for a free one.") from None
         import uvicorn
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.supercore.constant import TaskType
@@ -135,7 +139,6 @@ class SuperLink:
         self._socket.close()
 
     def nodes(self) -> set[int]:
-        """Those that are connected."""
         return set(self._state.get_nodes(self._run))
 
     def send(self, node: int, letter: Letter) -> None:
@@ -185,14 +188,6 @@ class SuperLink:
             self._state.delete_messages(message_ins_ids={sent})
         self._incomplete = rest
         return found
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port))
-    except OSError as error:
-        raise UserError(f"--engine flower:{host}:{port}: cannot listen there ({error.strerror}); take another port, or "
-                        f"0 for a free one.") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- a node

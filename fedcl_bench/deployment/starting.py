@@ -97,7 +97,6 @@ def _others_states(folder: Path, results: Path) -> bool:
 
 
 def _end(found: Federates, processes: Iterable[ClientProcess]) -> None:
-    """End the federation, and the clients that were started."""
     found.stop = lambda: None
     found.close()
     for process in processes:

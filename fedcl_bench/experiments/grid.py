@@ -170,7 +170,6 @@ class Task:
         return Record.of(self.config.name, results)
 
     def command(self, results: Path, data_dir: Path | None, plugins: Iterable[Path]) -> str:
-        """The command that does this run alone."""
         words = ["run_bench.py", "--method", self.spec.method, "--backbone", self.spec.backbone,
                  "--dataset", self.spec.dataset, "--seed", str(self.config.seed)]
         for name, value in {name: value for _, layer in self.layers for name, value in layer.items()}.items():

@@ -40,7 +40,6 @@ class GridState:
     waiting: list[Task] = field(default_factory=list)
 
     def count(self, *statuses: str) -> int:
-        """How many tasks ended so."""
         return sum(outcome.status in statuses for outcome in self.outcomes)
 
     def time_left(self) -> float | None:

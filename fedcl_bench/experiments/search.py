@@ -147,7 +147,6 @@ class Search:
 
 
 def known_settings(registry: Registry, combination: Combination) -> set[str]:
-    """Names of all settings that a combination's runs have."""
     classes = [*CORE_SETTINGS, registry.get("backbone", combination.backbone).cls.Settings,
                registry.get("method", combination.method).cls.Settings]
     return {f.name for cls in classes for f in dataclasses.fields(cls)}

@@ -99,5 +99,4 @@ def settings_of(registry: Registry, spec: RunSpec, tuned: Tuned | None) -> dict[
 
 
 def value_text(value: Any) -> str:
-    """A setting's value for people."""
     return as_text(value).lower() if isinstance(value, bool) else as_text(value)

@@ -98,7 +98,6 @@ class Tuning:
     where: Where = Where()
 
     def file(self, c: Combination) -> Path:
-        """The file that the combination's choice is written to."""
         return tuned_file(self.folder, c.method, c.backbone, c.dataset)
 
     @property
@@ -117,7 +116,6 @@ class Tuning:
         return self._tuned.settings(REFERENCE, c.backbone, c.dataset)
 
     def tasks(self, search: Search, points: Iterable[tuple[Point, int]]) -> list[Task]:
-        """The runs of points, each on a seed."""
         return [make_tasks(self.registry, [search.spec(point)], [seed], self.data_dir)[0] for point, seed in points]
 
     def references(self, search: Search) -> tuple[list[Task], list[Task]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..plugin.views import ClientUpdates
 from ..rng import Tables
+from .settings import FederationSettings
 
 
 @dataclass(frozen=True)
@@ -31,41 +32,37 @@ class Aggregator:
     - ``norm_bound``: the mean of changes scaled by min(1, M / ||d||) (Sun et al., 2019). They fix M, as ``upload_clip``
       does at the clients; here it follows the training, as a multiple of the round's median norm.
 
-    Attributes:
-        kind: one of these. share: β. malicious, selected: f and m of Krum. bound: that multiple.
+    The settings ``aggregator``, ``trimmed_share`` (β), ``krum_malicious`` (f), ``krum_selected`` (m) and ``norm_bound``
+    (that multiple) say which it is.
     """
 
-    kind: str
-    share: float
-    malicious: int
-    selected: int
-    bound: float
+    settings: FederationSettings
 
     def __call__(self, updates: ClientUpdates) -> Tables:
         """The change of every public parameter."""
-        if self.kind in ("median", "trimmed_mean"):
-            return updates.coordinatewise(_median if self.kind == "median" else self._trimmed_mean)
-        if self.kind == "krum":
+        kind = self.settings.aggregator
+        if kind in ("median", "trimmed_mean"):
+            return updates.coordinatewise(_median if kind == "median" else self._trimmed_mean)
+        if kind == "krum":
             return updates.weighted_sum(self._chosen(updates.products()))
         norms = updates.norms()
-        bounded = (self.bound * norms.median() / norms.clamp(min=1e-30)).clamp(max=1.0)
+        bounded = (self.settings.norm_bound * norms.median() / norms.clamp(min=1e-30)).clamp(max=1.0)
         return updates.weighted_sum(bounded * updates.weights / updates.weights.sum())
 
     def check(self, participants: int) -> None:
-        """Raise UserError if so few clients take part that nothing is guaranteed."""
-        if self.kind != "krum":
-            return
-        if participants <= 2 * self.malicious + 2:
-            raise UserError(f"setting 'krum_malicious': found {self.malicious}, accepted: less than (N - 2) / 2 of the "
+        """Raise UserError if so few clients take part that Krum guarantees nothing."""
+        malicious = self.settings.krum_malicious
+        if participants <= 2 * malicious + 2:
+            raise UserError(f"setting 'krum_malicious': found {malicious}, accepted: less than (N - 2) / 2 of the "
                             f"N clients that take part in a round, which are {participants} in one.")
-        if self.selected > participants - self.malicious:
-            raise UserError(f"setting 'krum_selected': found {self.selected}, accepted: at most "
-                            f"{participants - self.malicious}, the {participants} that take part in a round without "
+        if self.settings.krum_selected > participants - malicious:
+            raise UserError(f"setting 'krum_selected': found {self.settings.krum_selected}, accepted: at most "
+                            f"{participants - malicious}, the {participants} that take part in a round without "
                             f"krum_malicious.")
 
     def _trimmed_mean(self, changes: Tensor, sent: Tensor) -> Tensor:
         count = sent.sum(0)
-        cut = (self.share * count + 1e-9).long()  # of .29 * 100 it is 29
+        cut = (self.settings.trimmed_share * count + 1e-9).long()  # of .29 * 100 it is 29
         place = torch.arange(len(changes), device=changes.device)[:, None]
         kept = _ordered(changes, sent).where((place >= cut) & (place < count - cut), 0.0).sum(0)
         return kept / (count - 2 * cut).clamp(min=1) * count / len(changes)
@@ -75,9 +72,9 @@ class Aggregator:
         self.check(len(products))
         squares = products.diagonal()
         distances = (squares[:, None] + squares - 2.0 * products).clamp(min=0.0).fill_diagonal_(inf)
-        nearest = distances.topk(len(products) - self.malicious - 2, largest=False).values.sum(1)
-        factors = torch.zeros_like(squares)
-        return factors.index_fill(0, nearest.argsort(stable=True)[:self.selected], 1.0 / self.selected)
+        nearest = distances.topk(len(products) - self.settings.krum_malicious - 2, largest=False).values.sum(1)
+        selected = self.settings.krum_selected
+        return torch.zeros_like(squares).index_fill(0, nearest.argsort(stable=True)[:selected], 1.0 / selected)
 
 
 def _median(changes: Tensor, sent: Tensor) -> Tensor:

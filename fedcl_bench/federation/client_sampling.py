@@ -76,7 +76,6 @@ class Attendance:
         return Participants(arrived, len(arrived), len(users) - len(arrived))
 
     def punctual(self, local_epochs: int) -> bool:
-        """Whether all participants do all their local epochs."""
         return self.stragglers == 0.0 or local_epochs == 1
 
     def epochs(self, users: Tensor, local_epochs: int, seed: int, step: int, round_: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Callable, Iterator
 
@@ -110,8 +109,3 @@ class HeldUpdates(views.ClientUpdates):
             change = public[name].within(part) if sent.dim() else public[name]
             block[positions] = change.against(before).reshape(len(positions), -1)
         return block
-
-
-def public_part(trained: Trained) -> Trained:
-    """What the server needs of a chunk's clients."""
-    return replace(trained, private={}, local={}, uploads={})

@@ -65,7 +65,6 @@ class ColdItems:
         return self.federation.server.fold_in_rounds * self.count * bytes_of(self.start)
 
     def _of_method(self, model: Snapshot) -> Tables:
-        """The rows that the method's server makes."""
         method, old = self.federation.acting_in(self.step), self.step.old_items
         made = method.new_item_rows(range(old, self.step.n_items), {name: table[:old] for name, table in
                                                                     model.public.items()})

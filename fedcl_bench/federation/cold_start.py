@@ -104,7 +104,6 @@ def fine_tuning(f: Federation, step: Step, model: Snapshot, frozen: str) -> Trai
 
 
 def notes(f: Federation) -> list[str]:
-    """What the user should know before a run."""
     if not f.server.fold_in or f.server.cold_start != "fold_in":
         return []
     if f.backbone.new_rows(f.seed, range(1), range(0))[1] or f.backbone.new_personal(f.seed, range(1)):

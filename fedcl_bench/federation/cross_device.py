@@ -125,7 +125,6 @@ class CrossDevice:
         return uploads, self._answer(key.round, uploads)
 
     def _sums(self, model: Snapshot, key: DrawKey) -> server.RoundSums:
-        """What the participants' training adds up to."""
         observe = self.observe and partial(self.observe, key, model)
         return train_clients(self.work, model, key, self.weights(key.round), observe, self.malicious)
 
@@ -303,7 +302,6 @@ class CrossDevice:
         return DrawKey(self.federation.seed, unit, round_)
 
     def _choose_participants(self, progress: Progress) -> None:
-        """Those of the next round, and their work."""
         if self.group is not None and self.same_group:
             return
         f = self.federation

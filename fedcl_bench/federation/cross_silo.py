@@ -75,7 +75,6 @@ class CrossSilo:
 
     @staticmethod
     def numbers(f: Federation) -> Iterable[int]:
-        """Those of the domains here."""
         return range(f.stream.per_step)
 
     def _with_modules(self, domains: Sequence[Domain]) -> tuple[Domain, ...]:
@@ -256,7 +255,6 @@ class CrossSilo:
         return self._received(replace(update, moments=moments), uploads, downloads)
 
     def _uploads(self, round_: int, model: Snapshot) -> list[Tables]:
-        """What each domain sends after its epoch."""
         f, uploads = self.federation, []
         for domain in self.domains:
             part = domain.part(model)

@@ -50,7 +50,6 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
 
 
 def clients_of(f: Federation) -> type[CrossDevice] | type[CrossSilo]:
-    """The kind of a run's clients."""
     return CrossSilo if f.cross_silo else CrossDevice
 
 

@@ -368,7 +368,7 @@ class Federation:
             raise UserError(f"setting 'aggregator': found {self.server.aggregator}, accepted: mean with method "
                             f"'{self.method.name}', whose server sees sums over clients alone.")
         compatibility.check_single_updates(self.backbone, what, self.server.init)
-        for step in self.stream.steps if aggregator.kind == "krum" else ():
+        for step in self.stream.steps if self.server.aggregator == "krum" else ():
             if self.acting_in(step).trains == "clients":
                 aggregator.check(self._fewest_participants(step))
 

@@ -113,7 +113,6 @@ class Lists:
         return [lists.where(~torch.isin(*pairs))]
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
-        """More numbers of a validated round for its curve."""
         return {}
 
 
@@ -168,7 +167,6 @@ class SessionSteps:
                  *analysis])
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
-        """The forgetting curve, if asked for: how well each client's first training session is still predicted."""
         if not self.f.evaluation.early_session:
             return {}
         _, k = self.validation

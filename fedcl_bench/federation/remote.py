@@ -348,16 +348,13 @@ class ReceivedSums(server.RoundSums):
                                if name.startswith("change/") or name in ("numbers", "squares", "square")}
                               for part in parts])
         self.change = tables_of("change", self._totals)
-        (users, held), (_, local), (_, self._received) = (
+        (users, held), (_, local), (sent, uploads) = (
             population.rows(kind, replies) for kind in ("held", "table", "upload"))
+        self._order, self._uploads = [sent], {name: [values] for name, values in uploads.items()}
         self.local = {**model.local, **{name: model.local[name].index_copy(0, users, table)
                                         for name, table in local.items()}}
         self.held = [Trained(users, None, {name: Change(table) for name, table in held.items()}, {}, {}, users, {})] \
             if held else None
-
-    @property
-    def uploads(self) -> Tables:
-        return self._received
 
     def tables(self) -> Tables:
         return self._totals
@@ -438,7 +435,6 @@ class ServerClients(CrossDevice):
         return answers
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
-        """The server's part, and its answer to every node."""
         result = super().aggregate(progress, update)
         if update.sums is None:
             return result

@@ -131,7 +131,6 @@ class ServerSilos(CrossSilo):
 
     @property
     def _node_of(self) -> dict[int, int]:
-        """The node of each domain, by its number."""
         names = self._population.names
         nodes = names.items() if isinstance(names, Mapping) else enumerate(names)
         return {number: node for node, numbers in nodes for number in numbers.tolist()}
@@ -191,7 +190,6 @@ class ServerSilos(CrossSilo):
         return Update(model=progress.model)
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
-        """The server's part, and its answer to every node."""
         said, uploads, downloads = self._population.collect("epochs"), [], []
         for domain in self.domains:
             of_node, number = said[self._node_of[domain.number]], domain.number

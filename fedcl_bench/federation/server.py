@@ -24,7 +24,7 @@ from ..plugin.state import Snapshot, in_pieces, with_trailing_dims
 from ..stats.clip_noise import Protection, upload_key
 from .aggregators import Aggregator
 from .client_sampling import Attendance, Participants
-from .client_updates import HeldUpdates, public_part
+from .client_updates import HeldUpdates
 
 
 class Population:
@@ -95,11 +95,10 @@ class RoundSums:
         self._order = [torch.zeros(0, dtype=torch.int64, device=device)]
 
     def add(self, trained: Trained) -> None:
-        """Add the clients of a chunk."""
         self._losses.append(trained.loss)
         self._order.append(trained.users)
         if self.held is not None:
-            self.held.append(public_part(trained))
+            self.held.append(replace(trained, private={}, local={}, uploads={}))  # what the server needs
         weights = None if self.weights is None else self.weights[trained.users]
         for name, change in trained.public.items() if self.held is None else ():
             change.add_to(self.change[name], self.model.public.get(name, self.model.dense.get(name)), weights)
@@ -328,7 +327,6 @@ def answers(method: Method, round_: int, users: Tensor, uploads: Tables) -> Tabl
 
 
 def keep(method: Method, answers: Tables, users: Tensor, n_users: int) -> None:
-    """Keep the server's answers to ``users`` in ``client_state``."""
     for name, rows in answers.items():
         checks.check_answer(method, name, rows, method.client_state.get(name))
         kept = with_new_users(method.client_state.get(name, rows[:0]), n_users)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..rng import Tables
+from .settings import FederationSettings
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,16 @@ class ServerOptimiser:
           yogi     v_t = v_{t-1} - (1 - β2) Δ_t² sign(v_{t-1} - Δ_t²)
           adam     v_t = β2 v_{t-1} + (1 - β2) Δ_t²
 
-    Attributes:
-        kind: momentum, adam, yogi or adagrad. lr: η. beta1, beta2, epsilon: β1, β2 and τ.
+    Which it is says the setting ``server_optimiser``, η ``server_optimiser_lr``, β1 ``server_momentum``, β2
+    ``server_beta2`` and τ ``server_epsilon``.
     """
 
-    kind: str
-    lr: float
-    beta1: float
-    beta2: float
-    epsilon: float
+    settings: FederationSettings
 
     @property
     def tables(self) -> int:
         """How many it remembers for each public one."""
-        return 1 if self.kind == "momentum" else 2
+        return 1 if self.settings.server_optimiser == "momentum" else 2
 
     def step(self, sent: Tables, mean: Tables, moments: Tables) -> tuple[Tables, Tables]:
         """What the server answers, and what it remembers.
@@ -46,23 +43,25 @@ class ServerOptimiser:
             sent: x_t; mean: of the uploads, the same names.
             moments: from the round before, by ``m/NAME`` and ``v/NAME``; empty before the first.
         """
-        after, kept = {}, {}
+        after, kept, s = {}, {}, self.settings
+        momentum = s.server_optimiser == "momentum"
         for name, value in mean.items():
             delta = value - sent[name]
-            m = moments.get(f"m/{name}", torch.zeros_like(delta)) * self.beta1
-            kept[f"m/{name}"] = m = m + delta * (1.0 if self.kind == "momentum" else 1.0 - self.beta1)
-            if self.kind == "momentum":
-                after[name] = sent[name] + self.lr * m
+            m = moments.get(f"m/{name}", torch.zeros_like(delta)) * s.server_momentum
+            kept[f"m/{name}"] = m = m + delta * (1.0 if momentum else 1.0 - s.server_momentum)
+            if momentum:
+                after[name] = sent[name] + s.server_optimiser_lr * m
                 continue
-            v = moments.get(f"v/{name}", torch.full_like(delta, self.epsilon ** 2))
+            v = moments.get(f"v/{name}", torch.full_like(delta, s.server_epsilon ** 2))
             kept[f"v/{name}"] = v = self._second(v, delta.square())
-            after[name] = sent[name] + self.lr * m / (v.sqrt() + self.epsilon)
+            after[name] = sent[name] + s.server_optimiser_lr * m / (v.sqrt() + s.server_epsilon)
         return after, kept
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:
         """v_t, given v_{t-1} and Δ_t²."""
-        if self.kind == "adagrad":
+        kind, beta2 = self.settings.server_optimiser, self.settings.server_beta2
+        if kind == "adagrad":
             return v + square
-        if self.kind == "yogi":
-            return v - (1.0 - self.beta2) * square * torch.sign(v - square)
-        return self.beta2 * v + (1.0 - self.beta2) * square
+        if kind == "yogi":
+            return v - (1.0 - beta2) * square * torch.sign(v - square)
+        return beta2 * v + (1.0 - beta2) * square

@@ -145,17 +145,14 @@ class FederationSettings:
         """What makes a step of the mean change; None: it is added."""
         from .server_optimiser import ServerOptimiser
 
-        return None if self.server_optimiser == "none" else ServerOptimiser(
-            self.server_optimiser, self.server_optimiser_lr, self.server_momentum, self.server_beta2,
-            self.server_epsilon)
+        return None if self.server_optimiser == "none" else ServerOptimiser(self)
 
     @property
     def single_updates(self) -> Aggregator | None:
         """What the server makes of clients' single changes; None: their mean, or what the method does."""
         from .aggregators import Aggregator
 
-        return None if self.aggregator == "mean" else Aggregator(
-            self.aggregator, self.trimmed_share, self.krum_malicious, self.krum_selected, self.norm_bound)
+        return None if self.aggregator == "mean" else Aggregator(self)
 
     @property
     def protection(self) -> Protection:
@@ -166,7 +163,6 @@ class FederationSettings:
 
     @property
     def disclosures(self) -> list[Disclosure]:
-        """What the server learns beside uploads."""
         return [each for each in DISCLOSURES if getattr(self, each.name) == each.value
                 and (not each.needs or getattr(self, each.needs))]
 

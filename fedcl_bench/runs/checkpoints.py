@@ -141,7 +141,6 @@ def load_progress(path: Path, device: str, federation: Federation | None = None,
 
 
 def _progress_from(saved: dict[str, Any]) -> Progress:
-    """The progress that ``save_progress`` took apart."""
     for name in _SNAPSHOTS:
         saved[name] = Snapshot(**saved[name])
     saved["best"] = Best(**{**saved["best"], "model": Snapshot(**saved["best"]["model"])})
@@ -192,7 +191,6 @@ class SavedModel:
 
 
 def write_model(folder: Path, progress: Progress, federation: Federation) -> None:
-    """Write ``model.pt`` and its checksum to a run's folder."""
     best, stream = progress.best, federation.stream
     # State that changes no ranking is left out: it may hold whole tables of the step before.
     stateful = any(map(federation.method.overrides, ("rescore", "rescore_session", "represent")))
@@ -208,16 +206,6 @@ def write_model(folder: Path, progress: Progress, federation: Federation) -> Non
 
 def read_model(folder: Path) -> SavedModel:
     """The model of a finished run's folder; raises Corrupt if the file was deleted or has changed."""
-    content = _content(folder)
-    try:
-        tables = Snapshot(**{f.name: content.pop(f.name) for f in fields(Snapshot)})
-        return SavedModel(tables, **content)
-    except (AttributeError, KeyError, TypeError):
-        raise Corrupt(f"{folder / MODEL}: is not a model of this version", _MODEL_CURE) from None
-
-
-def _content(folder: Path) -> Any:
-    """What ``model.pt`` holds, if its checksum fits; raises Corrupt."""
     path = folder / MODEL
     if not path.is_file():
         raise Corrupt(f"{path}: is {'no file' if path.exists() else 'missing'}", _MODEL_CURE)
@@ -227,6 +215,9 @@ def _content(folder: Path) -> Any:
             if recorded[:1] != [digest_from(file, 0).hex().encode()]:
                 raise Corrupt(f"{path}: its hash does not match its content", _MODEL_CURE)
             file.seek(0)
-            return read_tensors(file, path, "cpu")
+            content = read_tensors(file, path, "cpu")
+        return SavedModel(Snapshot(**{f.name: content.pop(f.name) for f in fields(Snapshot)}), **content)
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read ({error.strerror})", _MODEL_CURE) from None
+    except (AttributeError, KeyError, TypeError):
+        raise Corrupt(f"{path}: is not a model of this version", _MODEL_CURE) from None

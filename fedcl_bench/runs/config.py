@@ -97,7 +97,6 @@ class RunConfig:
 
     @property
     def attack(self) -> Plugin | None:
-        """The attack of malicious clients, if there is one."""
         return attack_of(self.registry, self.server.attack)
 
     @property
@@ -153,7 +152,6 @@ class RunConfig:
         return _hash(self._identity(with_method=False))
 
     def base_file(self, results: Path) -> Path:
-        """Where block 0 lies for other runs."""
         return results / SHARED / f"{self.base_hash}.pt"
 
     @cached_property
@@ -175,7 +173,6 @@ class RunConfig:
         return f"{plugins}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
 
     def federation(self, stream: Stream) -> Federation:
-        """The run's parts over a loaded stream."""
         from ..federation.parts import Federation
 
         method = self.method.cls(self.method_settings)

@@ -65,7 +65,6 @@ def plugin_files(folder: Path) -> list[Path]:
 
 
 def digest(content: bytes) -> str:
-    """Hash of a plugin file's content."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -162,6 +161,5 @@ def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Pat
 
 
 def missing(kind: str, known: Iterable[str]) -> UserError:
-    """The error for a run without ``--method`` or ``--backbone``."""
     return UserError(f"--{kind} is missing. Known: {', '.join(known)}.\nThe main job is: "
                      f"run_bench.py --method f3crec --backbone fedmf")

@@ -69,7 +69,6 @@ def expanded(layers: Iterable[Layer], declared: Mapping[str, Mapping[Any, str]],
 
 
 def without_reading(layers: Iterable[Layer]) -> list[Layer]:
-    """The layers without the setting ``reading``."""
     return [(origin, {name: value for name, value in layer.items() if name != READING}) for origin, layer in layers]
 
 

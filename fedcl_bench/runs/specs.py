@@ -105,7 +105,6 @@ def expected_settings(registry: Registry, spec: RunSpec, tuned: Tuned | None = N
 
 
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
-    """Where the tuned settings of a combination are."""
     return folder / f"{dataset_name(dataset)}-{backbone}-{method}.json".replace(":", "-")
 
 
@@ -156,7 +155,6 @@ class Where:
         return cls(tuple(plugins), data_dir, records if addable else None)
 
     def words(self) -> list[str]:
-        """The options, as words of a command line."""
         words = ["--results", str(self.records)] if self.records else []
         words += ["--data-dir", str(self.data_dir)] if self.data_dir else []
         return words + [word for folder in self.plugins for word in ("--plugins", str(folder))]

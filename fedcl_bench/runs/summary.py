@@ -50,7 +50,6 @@ def method_uploads(config: RunConfig) -> list[str]:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Versions and hardware of this process."""
     return {"fedcl_bench": __version__, "python": platform.python_version(), **_packages(),
             "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
             "instructions": torch.backends.cpu.get_cpu_capability(),  # that PyTorch uses: they round differently
@@ -82,7 +81,6 @@ def test_means(progress: Progress) -> list[dict[str, Any]]:
 
 
 def frames(progress: Progress) -> dict[str, pa.Table]:
-    """The Parquet files of a record, by name."""
     tests = [((t, s, metric), scores.users, values) for t, s, scores in progress.tests
              for metric, values in scores.values.items()]
     means = test_means(progress)

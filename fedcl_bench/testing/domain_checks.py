@@ -32,7 +32,6 @@ _CALLS = 12  # of a server after a run
 
 
 def of_domain(f: Federation, progress: Progress, number: int) -> Tables:
-    """A domain's parameters after a round."""
     tables, prefix = progress.model.public | progress.model.dense, f"{f.stream.domains[number].name}/"
     return {name: table for name, table in tables.items() if name.startswith(prefix)}
 

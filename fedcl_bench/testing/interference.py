@@ -150,7 +150,6 @@ def _scored(f: Federation, start: Progress, alone: bool = False) -> dict[str, Te
 
 
 def _client_states(f: Federation, start: Progress) -> dict[str, Tensor]:
-    """What each client keeps when a step ends."""
     f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
     step, model = f.stream.steps[start.step], start.best.model
     model = replace(model, private={name: table.clone() for name, table in model.private.items()})
@@ -311,7 +310,6 @@ def _begun_state(pair: Pair, start: Progress) -> Tables:
 
 
 def _server_tables(f: Federation, begun: Progress) -> Tables:
-    """The server's state and public parameters."""
     return {**f.method.server_state, **begun.model.public, **begun.model.dense}
 
 

@@ -32,7 +32,6 @@ class CheckDisplay:
             self.status.stop()
 
     def add(self, verdict: Verdict) -> None:
-        """Take note of a verdict."""
         self.count[verdict.passed] += 1
         if self.status is not None:
             self.status.update(f"{self.plugin.kind} {self.plugin.name}: {self.count[True]} passed, {self.count[False]} "

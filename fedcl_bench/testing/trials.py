@@ -180,7 +180,6 @@ def stable(pair: Pair) -> Pair:
 
 
 def finished(f: Federation, progress: Progress | None = None) -> Progress:
-    """The last state of a run."""
     for progress in run(f, progress):
         pass
     return progress
@@ -338,7 +337,6 @@ def is_sequential(cls: type) -> bool:
 
 
 def is_of_domains(cls: type) -> bool:
-    """Whether a plugin is made for domains alone."""
     return issubclass(cls, (DomainMethod, ModuleBackbone))
 
 

@@ -65,7 +65,6 @@ def sessions_of(lists) -> Sessions:
 
 
 def session_stream(log: list, n_items: int) -> Stream:
-    """The stream of a log as ``session_log`` makes it."""
     sessions = {"train": sessions_of([train for train, _, _ in log])}
     splits = {"train": ragged(*[[item for session in train for item, _ in session] for train, _, _ in log])}
     for k, name in ((1, "valid"), (2, "test")):
