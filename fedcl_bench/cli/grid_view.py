@@ -133,7 +133,7 @@ def show_plan(tasks: Sequence[Task], args: argparse.Namespace, about: dict[str, 
     states = [state(task, args.results) for task in tasks]
     if args.json:
         runs = [{"method": t.spec.method, "backbone": t.spec.backbone, "dataset": t.spec.dataset,
-                 "seed": t.config.seed, "settings": t.config.settings, "hash": t.config.hash, "state": s.name}
+                 "seed": t.config.seed, "settings": t.config.settings, "hash": t.config.hash, "state": s.status}
                 for t, s in zip(tasks, states)]
         print_json(runs if about is None else {**about, "runs": runs})
         return 0
@@ -142,12 +142,12 @@ def show_plan(tasks: Sequence[Task], args: argparse.Namespace, about: dict[str, 
         spec = task.spec
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in spec.settings)
         row = rows.setdefault((spec.method, spec.backbone, spec.dataset, settings), {})
-        row.setdefault(its.name, []).append(task.config.seed)
+        row.setdefault(its.status, []).append(task.config.seed)
     print_table(("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run"),
                 [(method, backbone, dataset_name(dataset), settings,
                   *(seed_text(seeds.get(name, ())) for name in ("finished", "failed", "interrupted", "missing")))
                  for (method, backbone, dataset, settings), seeds in rows.items()])
-    counts = {name: sum(its.name == name for its in states) for name in ("finished", "failed", "interrupted")}
+    counts = {name: sum(its.status == name for its in states) for name in ("finished", "failed", "interrupted")}
     print(f"{len(tasks)} runs: " + ", ".join(f"{count} {name}" for name, count in counts.items())
           + f", {len(tasks) - sum(counts.values())} to run. The columns on the right are seeds.")
     return 0

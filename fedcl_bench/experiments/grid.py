@@ -206,42 +206,13 @@ def merged(lists: Iterable[list[Task]]) -> list[Task]:
 
 
 @dataclass(frozen=True)
-class State:
-    """What the disk says about a run.
-
-    Attributes:
-        name: ``finished``, ``failed``, ``interrupted`` (there is a checkpoint) or ``missing``.
-        seconds: wall time of a finished run.
-        error: message of a failed one.
-    """
-
-    name: str
-    seconds: float | None = None
-    error: str = ""
-
-
-def state(task: Task, results: Path) -> State:
-    """Look a run up. A damaged record counts as missing: running it sets it aside and repeats it."""
-    record = task.record(results)
-    try:
-        content = record.read()
-    except Corrupt:
-        content = None
-    if content and content["status"] == "finished":
-        return State("finished", seconds=content["seconds"]["total"])
-    if content:
-        return State("failed", error=content.get("error", ""))
-    return State("interrupted" if record.checkpoint.exists() else "missing")
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What became of a task.
 
     Attributes:
         status: ``finished``; ``failed``: it cannot be run to its end and its record says so; ``error``: it ended
             without a record; ``busy``: another process is at it; ``stopped``: asked to stop, its checkpoint is saved;
-            ``waiting``: never begun.
+            ``waiting``: never begun. On the disk also ``interrupted``: there is a checkpoint; ``missing``.
         seconds: wall time of a finished run from its record, with that of a block 0 it shares.
         took: wall time here, in seconds; None if it did not begin here.
         error: why it did not finish.
@@ -256,3 +227,17 @@ class Outcome:
     @property
     def new(self) -> bool:
         return self.took is not None
+
+
+def state(task: Task, results: Path) -> Outcome:
+    """What the disk says of a run. A damaged record counts as missing: running it sets it aside and repeats it."""
+    record = task.record(results)
+    try:
+        content = record.read()
+    except Corrupt:
+        content = None
+    if content and content["status"] == "finished":
+        return Outcome(task, "finished", content["seconds"]["total"])
+    if content:
+        return Outcome(task, "failed", error=content.get("error", ""))
+    return Outcome(task, "interrupted" if record.checkpoint.exists() else "missing")

@@ -121,13 +121,11 @@ class Pool:
         begun = set()  # runs with a checkpoint
         for task in tasks:
             recorded = state(task, self.folders.results)
-            if recorded.name == "finished":
-                board.outcomes.append(Outcome(task, "finished", recorded.seconds))
-            elif recorded.name == "failed" and not retry_failed:
-                board.outcomes.append(Outcome(task, "failed", error=recorded.error))
+            if recorded.status == "finished" or recorded.status == "failed" and not retry_failed:
+                board.outcomes.append(recorded)
             else:
                 board.waiting.append(task)
-                begun.update([task.config.hash] if recorded.name == "interrupted" else [])
+                begun.update([task.config.hash] if recorded.status == "interrupted" else [])
         _order(board, begun)
         self._work(board)
         by_hash = {outcome.task.config.hash: outcome for outcome in board.outcomes}

@@ -232,9 +232,8 @@ def tune(tuning: Tuning, combinations: Iterable[Combination], run: Runner, write
 def outlook(tuning: Tuning, combinations: Iterable[Combination]) -> list[Result]:
     """What ``tune`` comes to with the records that there are; nothing is run or written. Errors as for ``tune``."""
     def look(tasks: list[Task]) -> list[Outcome]:
-        states = [state(task, tuning.results) for task in tasks]
-        return [Outcome(task, s.name if s.name in ("finished", "failed") else "waiting", error=s.error)
-                for task, s in zip(tasks, states)]
+        found = [state(task, tuning.results) for task in tasks]
+        return [each if each.status in ("finished", "failed") else replace(each, status="waiting") for each in found]
     return tune(tuning, combinations, look, write=False)
 
 

@@ -97,57 +97,34 @@ class RunOptions:
     save_lists: bool = False
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A run that is about to be trained.
+def _train(config: RunConfig, federation: Federation, record: Record, results: Path, watch: Watch, options: RunOptions,
+           began: float, lists: RankedListWriter | None) -> dict[str, Any]:
+    """Go on from what is saved, to the end; returns the content of ``run.json``. ``began``: when this part of the run
+    did, in seconds of ``perf_counter``; ``lists``: where its ranked lists are written, if they are."""
+    engine, stream = options.engine, federation.stream
+    checkpoints = _Checkpoints(config, federation, record, results, watch, options, began)
+    progress = checkpoints.take_start()
+    if lists and progress:
+        lists.require(progress, record.folder)
 
-    Attributes:
-        lists: where its ranked lists are written, if they are.
-        began: when this part of the run did, in seconds of ``perf_counter``.
-    """
-
-    config: RunConfig
-    federation: Federation
-    record: Record
-    results: Path
-    watch: Watch
-    options: RunOptions
-    lists: RankedListWriter | None
-    began: float
-
-    def require(self) -> None:
-        """Raise UserError, before anything is written, if the run cannot be done here."""
-        self.config.check(self.federation)
-        self.options.engine.check(self.federation)
-        if self.options.engine.keeps_all:
-            require_disk(self.federation, self.results)
-
-    def train(self) -> dict[str, Any]:
-        """Go on from what is saved, to the end; returns the content of ``run.json``."""
-        checkpoints, stream = _Checkpoints(self), self.federation.stream
-        progress, engine = checkpoints.take_start(), self.options.engine
-        if self.lists and progress:
-            self.lists.require(progress, self.record.folder)
-
-        def mark_failed(why: str) -> None:
-            updates = [0] * len(stream.units())
-            for row in progress.curve if progress else ():
-                updates[row["step"]] += int(row["participants"])
-            self.record.fail(failed(self.config, why, updates))
-        with _explained(self.record, self.federation, self.results, mark_failed):
-            for progress in engine.run(self.federation, progress):
-                self.watch.progress(stream, progress)
-                progress = checkpoints.after(progress)
-                if progress.round == 0:  # a step has ended
-                    _warn_if_large(progress, self.watch.warn)
-            progress = replace(progress, model=progress.best.model, previous=progress.best.model)  # frees the others
-            content = summary(self.config, progress, checkpoints.elapsed(), checkpoints.shared,
-                              engine.known(stream))
-            content["environment"] |= engine.about
-            write_model(self.record.folder, engine.for_record(progress), self.federation)
-            content = self.record.finish(content, frames(progress))
-            sweep(self.results / SHARED)
-        return content
+    def mark_failed(why: str) -> None:
+        updates = [0] * len(stream.units())
+        for row in progress.curve if progress else ():
+            updates[row["step"]] += int(row["participants"])
+        record.fail(failed(config, why, updates))
+    with _explained(record, federation, results, mark_failed):
+        for progress in engine.run(federation, progress):
+            watch.progress(stream, progress)
+            progress = checkpoints.after(progress)
+            if progress.round == 0:  # a step has ended
+                _warn_if_large(progress, watch.warn)
+        progress = replace(progress, model=progress.best.model, previous=progress.best.model)  # frees the others
+        content = summary(config, progress, checkpoints.elapsed(), checkpoints.shared, engine.known(stream))
+        content["environment"] |= engine.about
+        write_model(record.folder, engine.for_record(progress), federation)
+        content = record.finish(content, frames(progress))
+        sweep(results / SHARED)
+    return content
 
 
 def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str, Any] | None:
@@ -169,24 +146,25 @@ class _Checkpoints:
         shared: its block 0 is from another run.
     """
 
-    def __init__(self, job: _Job):
-        config, engine, options = job.config, job.options.engine, job.options
-        self._config, self._federation, self._engine, self._watch = config, job.federation, engine, job.watch
+    def __init__(self, config: RunConfig, federation: Federation, record: Record, results: Path, watch: Watch,
+                 options: RunOptions, began: float):
+        self._config, self._federation, self._watch = config, federation, watch
+        self._engine = engine = options.engine
         # In a stream of one step no method acts after it, so there is nothing to share block 0 for.
-        shares = config.method.cls.first_step > 0 and len(job.federation.stream.steps) > 1 and engine.keeps_all
-        self._own, self._base = job.record.checkpoint, config.base_file(job.results) if shares else None
+        shares = config.method.cls.first_step > 0 and len(federation.stream.steps) > 1 and engine.keeps_all
+        self._own, self._base = record.checkpoint, config.base_file(results) if shares else None
         self._hash = config.hash if engine.keeps_all else f"{config.hash} without clients"
         self.start, seconds = self._loaded(self._own, self._hash)
         self.shared = False
         if self.start:
-            job.watch.note(self._where(self.start))
+            watch.note(self._where(self.start))
         elif self._base and not (options.rerun or options.save_lists):
             self.start, seconds = self._loaded(self._base, config.base_hash)
             self.shared = self.start is not None
         if self.shared:
-            job.watch.note(f"block 0: from an earlier run with the same block 0 ({self.start.round} rounds, best "
-                           f"validation {job.federation.evaluation.valid_metric} {self.start.best_value:.4f})")
-        self._began, self._last_saved = job.began - seconds, job.began
+            watch.note(f"block 0: from an earlier run with the same block 0 ({self.start.round} rounds, best "
+                       f"validation {federation.evaluation.valid_metric} {self.start.best_value:.4f})")
+        self._began, self._last_saved = began - seconds, began
         self._save_every = SAVE_EVERY if engine.save_every is None else engine.save_every
         self._step = self.start.step if self.start else 0
 
@@ -308,12 +286,15 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
     stream = load()
     lists = RankedListWriter.of(config, stream, results) if options.save_lists else None
     federation = replace(config.federation(stream), on_test=lists and lists.write)
-    job = _Job(config, federation, record, results, watch, options, lists, began)
-    job.require()
+    config.check(federation)
+    options.engine.check(federation)
+    if options.engine.keeps_all:
+        require_disk(federation, results)
     with record.locked():
         if options.rerun:
             record.clear()
         elif done := _finished(record, lambda error: watch.warn(f"{error.wrong}; set aside as "
                                                                 f"{record.set_aside().name}, running again.")):
             return {**done, **there, "reused": True}
-        return {**job.train(), **there, "reused": False}
+        content = _train(config, federation, record, results, watch, options, began, lists)
+        return {**content, **there, "reused": False}

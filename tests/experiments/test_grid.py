@@ -288,7 +288,7 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, monkeypatch):
         first, second = workers.run(two)
         assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
         assert second.status == "finished"
-        assert grid.state(two[0], tmp_path).name != "failed"  # nothing is wrong with the run itself
+        assert grid.state(two[0], tmp_path).status != "failed"  # nothing is wrong with the run itself
     monkeypatch.setattr(pool, "Processes", SameProcess)
     with Pool(pool.Folders(tmp_path), jobs=1) as workers:
         assert [o.status for o in workers.run(two)] == ["finished", "finished"]
@@ -301,7 +301,7 @@ def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeyp
     with task.record(tmp_path).locked(), Pool(pool.Folders(tmp_path), jobs=1) as workers:
         outcome, = workers.run([task])
     assert outcome.status == "busy" and "another process is at this run" in outcome.error
-    assert grid.state(task, tmp_path).name == "missing"
+    assert grid.state(task, tmp_path).status == "missing"
 
 
 # Scheduling

@@ -80,7 +80,7 @@ def _refuse_runs_without_lists(tasks: Sequence[Task], results: Path) -> None:
     from ...runs.ranked_lists import folder_of
 
     lacking = [task for task in tasks
-               if state(task, results).name == "finished" and not folder_of(task.config.name, results).is_dir()]
+               if state(task, results).status == "finished" and not folder_of(task.config.name, results).is_dir()]
     if lacking:
         raise UserError(f"--save-lists: {lacking[0].record(results).folder} is finished, and its run wrote no lists, "
                         f"as {len(lacking)} of {len(tasks)} runs.\nUse another --results DIR, or delete their folders.")

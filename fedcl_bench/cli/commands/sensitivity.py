@@ -118,7 +118,7 @@ def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results
     from ...records.store import load_record
 
     runs = {spec: [load_record(task.record(results).folder) for task in of_spec
-                   if state(task, results).name == "finished"] for spec, of_spec in tasks.items()}
+                   if state(task, results).status == "finished"] for spec, of_spec in tasks.items()}
     check_metric([run for of_spec in runs.values() for run in of_spec], metric)
     measured = effects({case: (runs[case.proposed], runs[case.against] if case.against else []) for case in planned},
                     metric)
