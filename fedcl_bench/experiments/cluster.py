@@ -153,10 +153,8 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
     if address != LOCAL:
         _check_address(address)
     try:
-        if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=cores, include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
+        own = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
+        ray.init(address=address, **own, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise UserError(f"--ray {address}: cannot be joined ({(str(error).splitlines() or ['no reason given'])[0]}).\n"

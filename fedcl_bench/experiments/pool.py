@@ -43,10 +43,8 @@ class GridState:
         return sum(outcome.status in statuses for outcome in self.outcomes)
 
     def time_left(self) -> float | None:
-        """Seconds until the last run ends if every run takes the mean of those like it; None before the first.
-
-        Times measured here count; before there are any, those of earlier records.
-        """
+        """Seconds until the last run ends if every run takes the mean of those like it; None before the first. Times
+        measured here count; before there are any, those of earlier records."""
         known: dict[tuple[str, ...], list[float]] = {}
         finished = [outcome for outcome in self.outcomes if outcome.status == "finished"]
         for outcome in [o for o in finished if o.new] or finished:
@@ -159,10 +157,8 @@ class Pool:
         return [worker for worker in self._workers if worker.running]
 
     def _next(self, board: GridState, retry_at: Mapping[str, float]) -> Task | None:
-        """The first waiting task that may begin.
-
-        Among tasks with the same block 0, one computes it and the others wait until its file exists.
-        """
+        """The first waiting task that may begin. Among tasks with the same block 0, one computes it and the others wait
+        until its file exists."""
         making = {r.task.config.base_hash for r in board.running
                   if r.task.shares_base and not r.task.config.base_file(self.folders.results).exists()}
         for task in board.waiting:

@@ -153,10 +153,8 @@ def known_settings(registry: Registry, combination: Combination) -> set[str]:
 
 
 def default_settings(registry: Registry, c: Combination, effort: Effort, inherited: Point) -> tuple[Point, Point]:
-    """All settings with an effect of a combination's run without any choice, and those that are fixed.
-
-    A fixed setting stays although its value is neutral, as the dataset's config may have another.
-    """
+    """All settings with an effect of a combination's run without any choice, and those that are fixed. A fixed setting
+    stays although its value is neutral, as the dataset's config may have another."""
     names = known_settings(registry, c)
     fixed = {name: value for name, value in effort.fixed.items() if name in names}
     parts = resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)])

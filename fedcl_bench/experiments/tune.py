@@ -55,10 +55,8 @@ class Result:
 
 
 def finished_run(task: Task, folder: Path) -> TrialRun:
-    """What a search reads of a finished run's record.
-
-    The first step, which most methods share, counts only where there is no other.
-    """
+    """What a search reads of a finished run's record. The first step, which most methods share, counts only where there
+    is no other."""
     path = folder / "rounds.parquet"  # of a record that was verified before
     curve = parsed(read_bytes(path, CURE), path, CURE, ["step", "valid", "participants"], [STAGE])
     curve["valid"] = of_last_stage(curve)
@@ -238,10 +236,8 @@ def outlook(tuning: Tuning, combinations: Iterable[Combination]) -> list[Result]
 
 
 def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list[Combination], list[Combination]]:
-    """FT's combinations that must be searched, or looked up, first, and those that were asked for, each once.
-
-    Raises UserError for names, settings or data that do not fit, before the first trial.
-    """
+    """FT's combinations that must be searched, or looked up, first, and those that were asked for, each once. Raises
+    UserError for names, settings or data that do not fit, before the first trial."""
     wanted = list(dict.fromkeys(combinations))
     references = [Combination(REFERENCE, c.backbone, c.dataset) for c in wanted]
     known = set().union(*(known_settings(tuning.registry, c) for c in wanted))

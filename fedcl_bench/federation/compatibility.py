@@ -160,10 +160,8 @@ def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
 
 
 def check_classes(backbone: type, method: type) -> None:
-    """Raise UserError if of a backbone and a method one is for domains, and the other cannot go with it.
-
-    It is asked before their settings are looked at, of which two of one name need not go together then.
-    """
+    """Raise UserError if of a backbone and a method one is for domains, and the other cannot go with it. It is asked
+    before their settings are looked at, of which two of one name need not go together then."""
     if issubclass(method, DomainMethod):
         needs = method.needs
         if not issubclass(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges):

@@ -165,10 +165,8 @@ class CrossDevice:
                       uploads=update.uploads, moments=moments)
 
     def _optimised(self, begun: Snapshot, model: Snapshot, moments: Tables) -> tuple[Snapshot, Tables]:
-        """The model after the step of the server's optimiser, if there is one, and what that remembers.
-
-        It begins anew with every block: its clients' losses are another objective, which starts from another model.
-        """
+        """The model after the step of the server's optimiser, if there is one, and what that remembers. It begins anew
+        with every block: its clients' losses are another objective, which starts from another model."""
         optimiser = self.federation.server.optimiser
         if optimiser is None:
             return model, {}

@@ -531,10 +531,8 @@ class RemoteProtocol(NamedTuple):
 
 
 def sizes_of(stream: Stream) -> Stream:
-    """A stream as a server knows it: of each user how many interactions there are, and not which.
-
-    In training data the first new item of a block stands for all of its new ones, and item 0 for the others.
-    """
+    """A stream as a server knows it: of each user how many interactions there are, and not which. In training data the
+    first new item of a block stands for all of its new ones, and item 0 for the others."""
     def lists(each: Ragged, old_items: int = 0) -> Ragged:
         new = each.values >= old_items if old_items else torch.zeros_like(each.values)
         return Ragged(each.indptr, new * old_items)

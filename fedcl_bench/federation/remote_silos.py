@@ -120,10 +120,8 @@ class _Elsewhere(tuple):
 
 
 class ServerSilos(CrossSilo):
-    """A step's domains as the server sees them: they are elsewhere.
-
-    Its progress has parameters' names alone, those of the first domain, and no number of them.
-    """
+    """A step's domains as the server sees them: they are elsewhere. Its progress has parameters' names alone, those of
+    the first domain, and no number of them."""
 
     @property
     def _population(self) -> Server:

@@ -179,10 +179,8 @@ def _others_rows(table: Tensor, users: int) -> Tensor:
 
 
 def clip(trained: Trained, model: Snapshot, protection: Protection) -> Trained:
-    """The clients of a chunk with their changes of public parameters scaled down to the norm that is allowed.
-
-    What moves rows that a client does not touch counts too: it depends on its data through its local batches.
-    """
+    """The clients of a chunk with their changes of public parameters scaled down to the norm that is allowed. What
+    moves rows that a client does not touch counts too: it depends on its data through its local batches."""
     if not protection.clip > 0.0:
         return trained
     sizes, public = torch.zeros(len(trained.users), dtype=torch.float64, device=trained.users.device), {}

@@ -44,10 +44,8 @@ def digest_from(file: BinaryIO, start: int) -> bytes:
 
 
 def write_packed(path: Path, value: Any) -> None:
-    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest.
-
-    Checkpoints are replaced while a run may be killed, and two files are never replaced at once. So theirs is inside.
-    """
+    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest. Checkpoints
+    are replaced while a run may be killed, and two files are never replaced at once. So theirs is inside."""
     with replacing(path) as file:
         file.write(bytes(DIGEST))
         torch.save(value, file)
@@ -67,10 +65,8 @@ def unpack(path: Path, device: str) -> Any:
 
 
 def read_tensors(file: IO[bytes], path: Path, device: str) -> Any:
-    """What ``torch.save`` wrote, if that is tensors, numbers, texts and containers of them. Raises Corrupt.
-
-    Anything else is pickled, and reading it would run code of whoever wrote it.
-    """
+    """What ``torch.save`` wrote, if that is tensors, numbers, texts and containers of them. Raises Corrupt. Anything
+    else is pickled, and reading it would run code of whoever wrote it."""
     try:
         return torch.load(file, map_location=device, weights_only=True)
     except (torch.OutOfMemoryError, MemoryError):

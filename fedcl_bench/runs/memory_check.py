@@ -30,10 +30,8 @@ _PER_SCORE = 3  # numbers that live for each score of a mini-batch: itself, its 
 
 
 def require_item_tables(f: Federation) -> None:
-    """Raise UserError if the public item tables alone need more memory than there is.
-
-    Asked before anything else, with tables of no row: what looks closer makes rows, of which one may be too long.
-    """
+    """Raise UserError if the public item tables alone need more memory than there is. Asked before anything else, with
+    tables of no row: what looks closer makes rows, of which one may be too long."""
     if isinstance(f.backbone, ModuleBackbone):
         return
     made = f.backbone.new_rows(f.seed, range(0), range(0))
@@ -50,9 +48,7 @@ def require(f: Federation) -> None:
 
 def require_disk(f: Federation, results: Path) -> None:
     """Raise UserError if the disk has no room for two of a run's checkpoints, as one is written beside the last.
-
-    Clients that hold many users have few parameters, which are not counted.
-    """
+    Clients that hold many users have few parameters, which are not counted."""
     if f.cross_silo:
         return
     needed, without_users = (2 * max(_of_checkpoint(f, step) for step in steps)

@@ -40,10 +40,8 @@ def at_import(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Whatever a plugin's code raises inside comes out as ``HookFailed``, with that as its cause.
-
-    ``UserError`` and ``RunFailed`` pass, as do errors that no plugin's code was at.
-    """
+    """Whatever a plugin's code raises inside comes out as ``HookFailed``, with that as its cause. ``UserError`` and
+    ``RunFailed`` pass, as do errors that no plugin's code was at."""
     try:
         yield
     except (UserError, RunFailed):

@@ -263,10 +263,8 @@ def of_aggregator(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _unfit(kind: str, cls: type) -> str:
-    """Why a class is no plugin that can be used, in words; empty if it is one.
-
-    Its name becomes part of paths, commands and tables.
-    """
+    """Why a class is no plugin that can be used, in words; empty if it is one. Its name becomes part of paths, commands
+    and tables."""
     if not is_safe(cls.name, LONGEST_OF_PLUGIN):
         return f"its name is {quoted(cls.name)}, accepted: at most {LONGEST_OF_PLUGIN} {ACCEPTED}"
     if kind == "metric" and not re.fullmatch(_METRIC_NAME, cls.name):

@@ -73,10 +73,8 @@ def spelled_spec(registry: Registry, spec: RunSpec, data_dir: Path | None = None
 
 
 def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """``"f3crec:without=arm,eps=0.01"`` as its name and settings; raises UserError for anything else.
-
-    A part without ``=`` continues the value before it, as in ``ft:topk=5,20``.
-    """
+    """``"f3crec:without=arm,eps=0.01"`` as its name and settings; raises UserError for anything else. A part without
+    ``=`` continues the value before it, as in ``ft:topk=5,20``."""
     prefix = text[:len(RECBOLE)] if text.lower().startswith(RECBOLE) else ""
     name, colon, rest = text[len(prefix):].partition(":")
     parts: list[str] = []

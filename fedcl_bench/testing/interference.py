@@ -51,10 +51,8 @@ def _trained(pair: Pair) -> Progress:
 
 
 def other_clients(pair: Pair) -> str:
-    """(a) What other clients have does not change what a client uploads, learns, keeps after a step or ranks.
-
-    The others have other interactions, private parameters and state: each one of them alone, and half of all at once.
-    """
+    """(a) What other clients have does not change what a client uploads, learns, keeps after a step or ranks. The
+    others have other interactions, private parameters and state: each one of them alone, and half of all at once."""
     _ranked_alone(pair)
     moments = [*((start, client_round) for start in rounds_to_test(pair)), (_trained(pair), _after_step)]
     for start, looks in moments:

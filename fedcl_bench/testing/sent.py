@@ -22,10 +22,8 @@ _BITS = 53  # of the whole numbers that are exact in float64
 
 
 def uploads(pair: Pair) -> str:
-    """(b) A client's upload has public parameters and declared statistics only, in their declared shapes.
-
-    The engine refuses undeclared uploads, other shapes and private parameters; here their content is looked at.
-    """
+    """(b) A client's upload has public parameters and declared statistics only, in their declared shapes. The engine
+    refuses undeclared uploads, other shapes and private parameters; here their content is looked at."""
     names: dict[str, tuple[int, ...]] = {}
     sums: dict[str, tuple[int, ...]] = {}
     for start in [Progress(), *rounds_to_test(pair)]:
