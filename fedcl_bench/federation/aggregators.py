@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..plugin.views import ClientUpdates
 from ..rng import Tables
-from .settings import FederationSettings
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Aggregator:
     (that multiple) say which it is.
     """
 
-    settings: FederationSettings
+    settings: Any  # FederationSettings, which make it
 
     def __call__(self, updates: ClientUpdates) -> Tables:
         """The change of every public parameter."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Callable, ClassVar, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, ClassVar, Mapping, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from . import server
 from .client_sampling import Attendance, Participants
 from .cross_device import CrossDevice, Observer
 from .parts import Best, Federation, Progress, Update
-from .protocols import SessionSteps
 
 PER_USER_ANALYSIS = (*drift.PER_USER, *beyond_accuracy.PER_USER)
 
@@ -376,9 +375,6 @@ class ServerClients(CrossDevice):
         f.population.method = opened.method
         return opened, progress
 
-    def _protocol(self, step: Step) -> SessionSteps | RemoteProtocol:
-        return SessionSteps(self.federation, step, self.training) if step.sessions else RemoteProtocol(self.step)
-
     def _choose_participants(self, progress: Progress) -> None:
         if progress.round:
             self._admit_late(progress)
@@ -518,16 +514,6 @@ class ServerClients(CrossDevice):
                 ids, values = ids[order], torch.cat([tables[f"{kind}/values"] for tables in parts.values()])[order]
             found.append((self.step.index, kind, ids, values))
         return found
-
-
-class RemoteProtocol(NamedTuple):
-    """What the server knows of a block's clients in place of their protocol: how many interactions each trains on."""
-
-    step: Step
-    changes_every_round = True
-
-    def lengths(self, round_: int) -> Tensor:
-        return self.step.train.lengths
 
 
 def sizes_of(stream: Stream) -> Stream:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..rng import Tables
-from .settings import FederationSettings
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ServerOptimiser:
     ``server_beta2`` and τ ``server_epsilon``.
     """
 
-    settings: FederationSettings
+    settings: Any  # FederationSettings, which make it
 
     @property
     def tables(self) -> int:
