@@ -21,8 +21,7 @@ from ..core.parallel import workers
 from ..plugin.state import Snapshot
 from . import server
 from .client_sampling import Participants
-from .cold_items import cold_items_of
-from .cold_start import cold_start_of, ranks_by
+from .cold_start import cold_items_of, cold_start_of, ranks_by
 from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow, reset_private
 from .parts import Best, Federation, Progress, Update, bytes_of

@@ -11,7 +11,7 @@ from ..federation.loop import run
 from ..plugin.method import does_something
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Plugin, Registry
-from . import attack_checks, domain_checks, elsewhere, interference, metric_checks, properties
+from . import domain_checks, elsewhere, interference, metric_checks, properties
 from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
 
@@ -20,7 +20,7 @@ from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plug
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
 PROPERTIES = ("names of hooks", "settings", "declares its parameters", "finite losses", "has a partner",
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS,
-                                     *attack_checks.OF_ATTACKS)),
+                                     *properties.OF_ATTACKS)),
               "clients elsewhere", "a new process", "worlds of their own", "ML-100K",
               "reads its settings")
 # Properties by the statement of docs/constraints.md that they show, which a method may give up.
@@ -108,7 +108,7 @@ def _of_attack(checker: _Checker, registry: Registry, partners: Iterable[str]) -
     for backbone in partners or ("fedmf",):
         pair = Pair(registry, "ft", backbone, "blocks", {"attack": checker.plugin.name, "malicious": 0.2})
         if checker.holds("runs", str(pair), lambda: properties.runs(pair)):
-            for name, test in (*attack_checks.OF_ATTACKS, *(p for p in properties.OF_PAIRS if p[0] in _OF_EVERY_RUN)):
+            for name, test in (*properties.OF_ATTACKS, *(p for p in properties.OF_PAIRS if p[0] in _OF_EVERY_RUN)):
                 checker.holds(name, str(pair), lambda: test(pair))
     return checker.report
 

@@ -14,8 +14,7 @@ from fedcl_bench.api import running
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.cold_items import cold_items_of
-from fedcl_bench.federation.cold_start import notes, ranks_by
+from fedcl_bench.federation.cold_start import cold_items_of, notes, ranks_by
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.settings import truncated_for_new_users
 from fedcl_bench.runs.config import make_config

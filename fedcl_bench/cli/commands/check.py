@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ...runs.registry import RECBOLE, discover
     from ...testing import check_plugin
-    from ...testing.show import CheckDisplay
+    from ...testing.report import CheckDisplay
 
     if (args.name is None) == (not args.all):
         raise UserError("check: found " + ("a name and --all" if args.all else "no name") +

@@ -73,7 +73,7 @@ def _check(args: argparse.Namespace, found: list[dict[str, str]]) -> bool:
     """Whether the method and all plugins of the submission pass their check, with every partner."""
     from ...leaderboard.submission import PLUGINS, read, registry_of
     from ...testing import check_plugin
-    from ...testing.show import CheckDisplay
+    from ...testing.report import CheckDisplay
 
     registry, folder = registry_of(args.folder), (args.folder / PLUGINS).resolve()
     chosen = [plugin for plugin in registry.plugins.values() if plugin.path.parent == folder]
