@@ -34,25 +34,19 @@ FEDERATION, TABLE = "federation.json", "interactions.csv"
 
 @dataclass(frozen=True)
 class Published:
-    """What the server says of the data, the same to all clients.
+    """What the server says of the data, the same to all clients."""
 
-    Attributes:
-        dataset, fingerprint: name, and what stands for the data in the hashes of runs.
-        stream: settings of blocks and splits.
-        items, users: publishers' ids in the order of the server's numbers.
-        steps: of each block the users and items that are there by its end, and its interactions over all clients.
-        until: the last time of each block but the last; empty if tables have the column ``block``.
-        domains: of a stream of domains name, users, items, and interactions of each block; ``items`` and ``users`` are
-            empty then.
-    """
-
+    # Name, and what stands for the data in the hashes of runs.
     dataset: str
     fingerprint: str
-    stream: StreamSettings
+    stream: StreamSettings  # settings of blocks and splits
+    # Publishers' ids in the order of the server's numbers.
     items: list[str]
     users: list[str]
+    # Of each block the users and items that are there by its end, and its interactions over all clients.
     steps: list[tuple[int, int, int]]
-    until: list[float]
+    until: list[float]  # the last time of each block but the last; empty if tables have the column ``block``
+    # Of a stream of domains name, users, items, and interactions of each block; ``items`` and ``users`` are empty then.
     domains: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
 
     @staticmethod
@@ -175,17 +169,12 @@ def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Pat
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a client has.
+    """What a client has."""
 
-    Attributes:
-        stream: its part of the federation's stream. names: the server's numbers of its users, ascending.
-        clients: of the whole federation. unknown: interactions left out, as the server does not know their items.
-    """
-
-    stream: Stream
-    names: Tensor
-    clients: int
-    unknown: int
+    stream: Stream  # its part of the federation's stream
+    names: Tensor  # the server's numbers of its users, ascending
+    clients: int  # of the whole federation
+    unknown: int  # interactions left out, as the server does not know their items
 
 
 def read_client(path: Path, published: Published) -> ClientData:

@@ -40,26 +40,18 @@ class TooFewClients(Exception):
 
 @dataclass
 class Member:
-    """A client that has joined.
+    """A client that has joined."""
 
-    Attributes:
-        node: Flower's number of its connection. identity: what it shows to be the same client again.
-        names: the federation's numbers of its users, or of its domains, ascending.
-        sizes: see ``client.sizes``.
-        points: block and round of its states of the run that was announced last; None: it has not said.
-        request: what it asks; None: it is at work since ``asked``.
-        active: it is in step with the others. counted: its users are among those of the stream.
-    """
-
-    node: int
-    identity: str
-    names: Tensor
-    sizes: Mapping[str, Any]
+    node: int  # Flower's number of its connection
+    identity: str  # what it shows to be the same client again
+    names: Tensor  # the federation's numbers of its users, or of its domains, ascending
+    sizes: Mapping[str, Any]  # see ``client.sizes``
+    # Block and round of its states of the run that was announced last; None: it has not said.
     points: list[list[int]] | None = None
-    request: tuple[str, Tables] | None = None
+    request: tuple[str, Tables] | None = None  # what it asks; None: it is at work since ``asked``
     asked: float = 0.0
-    active: bool = False
-    counted: bool = False
+    active: bool = False  # it is in step with the others
+    counted: bool = False  # its users are among those of the stream
 
     @property
     def number(self) -> int:

@@ -26,18 +26,14 @@ NODE_MODULES = ("flwr.app.message", "flwr.supercore.inflatable.inflatable_utils"
 
 
 class Letter(msgspec.Struct, array_like=True):
-    """What a message says.
+    """What a message says."""
 
-    Attributes:
-        kind: see ``docs/real-clients.md``. text: JSON, empty if there is none.
-        nonce: random bytes: Flower names objects by their content, and two nodes that send the same one at the same
-            time get into each other's way.
-    """
-
-    kind: str
+    kind: str  # see ``docs/real-clients.md``
     tables: dict[str, np.ndarray] = {}
-    text: str = ""
+    text: str = ""  # JSON, empty if there is none
     blob: bytes = b""
+    # Random bytes: Flower names objects by their content, and two nodes that send the same one at the same time get
+    # into each other's way.
     nonce: bytes = b""
 
 

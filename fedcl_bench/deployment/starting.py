@@ -25,23 +25,14 @@ HERE = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RealClients:
-    """How real clients take part.
+    """How real clients take part."""
 
-    Attributes:
-        address: HOST:PORT to listen at; empty: this machine alone, where the clients are started too.
-        published: what the server publishes of the data, where the clients are others'.
-        clients: that must join before a run begins; 0: on this machine 4, or one per domain.
-        least: with how many a round goes on; 0: all.
-        timeout: seconds within which a client must answer.
-        plugins, results, threads: of clients that are started here: folders of plugins, where they keep their states,
-            threads of PyTorch.
-    """
-
-    address: str
-    published: Published | None
-    clients: int
-    least: int
-    timeout: float
+    address: str  # HOST:PORT to listen at; empty: this machine alone, where the clients are started too
+    published: Published | None  # what the server publishes of the data, where the clients are others'
+    clients: int  # that must join before a run begins; 0: on this machine 4, or one per domain
+    least: int  # with how many a round goes on; 0: all
+    timeout: float  # seconds within which a client must answer
+    # Of clients that are started here: folders of plugins, where they keep their states, threads of PyTorch.
     plugins: Sequence[Path] = ()
     results: Path = Path("results")
     threads: int = 1

@@ -23,23 +23,19 @@ from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text, split_me
 
 @dataclass(frozen=True)
 class GridPart:
-    """A product of runs, or the runs of a paper's tables.
+    """A product of runs, or the runs of a paper's tables."""
 
-    Attributes:
-        methods, backbones, datasets: names; methods may have settings, as ``f3crec:without=arm``, which win over
-            ``set``. With ``paper`` they choose among its runs, and None means all.
-        seeds, first_seed: how many seeds, and the first.
-        set: settings of every run. vary: setting to the values it takes in turn.
-        paper, tables, figures: a paper's name, the numbers of its tables and the names of its figures.
-    """
-
+    # Names; methods may have settings, as ``f3crec:without=arm``, which win over ``set``. With ``paper`` they choose
+    # among its runs, and None means all.
     methods: tuple[str, ...] | None = None
     backbones: tuple[str, ...] | None = None
     datasets: tuple[str, ...] | None = None
+    # How many seeds, and the first.
     seeds: int = 1
     first_seed: int = 0
-    set: Mapping[str, Any] = field(default_factory=dict)
-    vary: Mapping[str, tuple] = field(default_factory=dict)
+    set: Mapping[str, Any] = field(default_factory=dict)  # settings of every run
+    vary: Mapping[str, tuple] = field(default_factory=dict)  # setting to the values it takes in turn
+    # A paper's name, the numbers of its tables and the names of its figures.
     paper: str | None = None
     tables: tuple[int, ...] = ()
     figures: tuple[str, ...] = ()
@@ -207,22 +203,16 @@ def merged(lists: Iterable[list[Task]]) -> list[Task]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
-
-    Attributes:
-        status: ``finished``; ``failed``: it cannot be run to its end and its record says so; ``error``: it ended
-            without a record; ``busy``: another process is at it; ``stopped``: asked to stop, its checkpoint is saved;
-            ``waiting``: never begun. On the disk also ``interrupted``: there is a checkpoint; ``missing``.
-        seconds: wall time of a finished run from its record, with that of a block 0 it shares.
-        took: wall time here, in seconds; None if it did not begin here.
-        error: why it did not finish.
-    """
+    """What became of a task."""
 
     task: Task
+    # ``finished``; ``failed``: it cannot be run to its end and its record says so; ``error``: it ended without a
+    # record; ``busy``: another process is at it; ``stopped``: asked to stop, its checkpoint is saved; ``waiting``:
+    # never begun. On the disk also ``interrupted``: there is a checkpoint; ``missing``.
     status: str
-    seconds: float | None = None
-    took: float | None = None
-    error: str = ""
+    seconds: float | None = None  # wall time of a finished run from its record, with that of a block 0 it shares
+    took: float | None = None  # wall time here, in seconds; None if it did not begin here
+    error: str = ""  # why it did not finish
 
     @property
     def new(self) -> bool:

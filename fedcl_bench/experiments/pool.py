@@ -65,17 +65,12 @@ class GridState:
 
 @dataclass(frozen=True)
 class PoolWatch:
-    """What hears of the runs of a pool, and may stop them.
+    """What hears of the runs of a pool, and may stop them."""
 
-    Attributes:
-        show: called with the board a few times per second. ended: called with every outcome and the board.
-        warn: called with a line of text when a record is set aside.
-        stop: asked all the time; once true, the workers end their rounds, save and stop.
-    """
-
-    show: Callable[[GridState], None] = lambda board: None
-    ended: Callable[[Outcome, GridState], None] = lambda outcome, board: None
-    warn: Callable[[str], None] = lambda message: None
+    show: Callable[[GridState], None] = lambda board: None  # called with the board a few times per second
+    ended: Callable[[Outcome, GridState], None] = lambda outcome, board: None  # called with every outcome and the board
+    warn: Callable[[str], None] = lambda message: None  # called with a line of text when a record is set aside
+    # Asked all the time; once true, the workers end their rounds, save and stop.
     stop: Callable[[], bool] = lambda: False
 
 

@@ -37,21 +37,14 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to search, the same for every combination.
+    """How hard to search, the same for every combination."""
 
-    Attributes:
-        budget: of client-updates, in trials on all seeds of FT's default run.
-        seeds: of a trial. seed: the first of them; the sampler follows from it too.
-        batch: runs of a combination at a time: ``tpe`` proposes them before it sees their values.
-        fixed: settings of all trials.
-    """
-
-    budget: int = 24
-    seeds: int = 2
+    budget: int = 24  # of client-updates, in trials on all seeds of FT's default run
+    seeds: int = 2  # of a trial
     sampler: str = "tpe"
-    seed: int = 0
-    batch: int = 4
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0  # the first of them; the sampler follows from it too
+    batch: int = 4  # runs of a combination at a time: ``tpe`` proposes them before it sees their values
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings of all trials
 
     @property
     def every_seed(self) -> range:
@@ -94,21 +87,14 @@ def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
 
 @dataclass(frozen=True)
 class Search:
-    """The search of one combination, before its first trial.
-
-    Attributes:
-        space: setting to its values; the default is always among them.
-        default: the point without any choice.
-        inherited: FT's tuned backbone settings (empty for FT itself).
-        fixed: settings of all trials that this combination knows.
-    """
+    """The search of one combination, before its first trial."""
 
     combination: Combination
     effort: Effort
-    space: Mapping[str, tuple]
-    default: Point
-    inherited: Point
-    fixed: Point
+    space: Mapping[str, tuple]  # setting to its values; the default is always among them
+    default: Point  # the point without any choice
+    inherited: Point  # FT's tuned backbone settings (empty for FT itself)
+    fixed: Point  # settings of all trials that this combination knows
 
     @property
     def points(self) -> int:
@@ -179,17 +165,12 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
 
 @dataclass(frozen=True)
 class TrialRun:
-    """What became of a point on a seed.
-
-    Attributes:
-        best: the best validation value of each block that counts; empty if the run diverged.
-        updates: client-updates in these blocks.
-    """
+    """What became of a point on a seed."""
 
     seed: int
     hash: str
-    best: tuple[float, ...] = ()
-    updates: int = 0
+    best: tuple[float, ...] = ()  # the best validation value of each block that counts; empty if the run diverged
+    updates: int = 0  # client-updates in these blocks
 
     @property
     def value(self) -> float | None:

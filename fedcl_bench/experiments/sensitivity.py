@@ -15,18 +15,15 @@ from ..core.settings import as_text, flat
 
 @dataclass(frozen=True)
 class Case:
-    """The runs of one reading, but for their seeds.
+    """The runs of one reading, but for their seeds."""
 
-    Attributes:
-        proposed, against: the method looked at, and the one that its lead is over, or None.
-        setting: the one setting in which it differs from the default case, which has none; ``reading`` for all in
-            which the default case differs from a reading.
-        default, other: that setting's values there and here, each with whose reading it is, for people.
-    """
-
+    # The method looked at, and the one that its lead is over, or None.
     proposed: RunSpec
     against: RunSpec | None
+    # The one setting in which it differs from the default case, which has none; ``reading`` for all in which the
+    # default case differs from a reading.
     setting: str = ""
+    # That setting's values there and here, each with whose reading it is, for people.
     default: str = ""
     other: str = ""
 

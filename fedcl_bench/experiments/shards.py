@@ -45,30 +45,23 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What a shard is to do, in plain data.
+    """What a shard is to do, in plain data."""
 
-    Attributes:
-        method, backbone: name, what stands for the code in hashes, and settings.
-        metrics: name and the same of those besides the metrics of every run.
-        versions: of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others.
-        stream: the data of its clients. names: their ids, or of domains their numbers. clients: of the whole run.
-        progress: what the run carries of them; None: it begins.
-    """
-
+    # Name, what stands for the code in hashes, and settings.
     method: tuple[str, str, dict[str, Any]]
     backbone: tuple[str, str, dict[str, Any]]
-    metrics: tuple[tuple[str, str], ...]
+    metrics: tuple[tuple[str, str], ...]  # name and the same of those besides the metrics of every run
     local: LocalSettings
     server: FederationSettings
     evaluation: EvaluationSettings
     seed: int
     topology: str
     plugins: tuple[Path, ...]
-    versions: str
-    stream: Stream
-    names: Tensor
-    clients: int
-    progress: Progress | None
+    versions: str  # of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others
+    stream: Stream  # the data of its clients
+    names: Tensor  # their ids, or of domains their numbers
+    clients: int  # of the whole run
+    progress: Progress | None  # what the run carries of them; None: it begins
 
     def federation(self) -> Federation:
         """The parts of a run over the shard's clients. Raises UserError if a plugin or a version here is not the one

@@ -32,22 +32,14 @@ Runner = Callable[[list[Task]], list[Outcome]]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a search.
-
-    Attributes:
-        status: ``tuned``, ``kept`` (an equal search was done before), ``failed`` or ``stopped``.
-        content: of the file of tuned settings.
-        error: why there is none.
-        runs: those of its trials that ended; None if its points are not known, as FT's choice is not.
-        spent: the share of the budget that they took.
-    """
+    """What became of a search."""
 
     search: Search
-    status: str
-    content: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    runs: int | None = 0
-    spent: float = 0.0
+    status: str  # ``tuned``, ``kept`` (an equal search was done before), ``failed`` or ``stopped``
+    content: Mapping[str, Any] = field(default_factory=dict)  # of the file of tuned settings
+    error: str = ""  # why there is none
+    runs: int | None = 0  # those of its trials that ended; None if its points are not known, as FT's choice is not
+    spent: float = 0.0  # the share of the budget that they took
 
     @property
     def combination(self) -> Combination:
@@ -78,21 +70,15 @@ def failed_run(task: Task, folder: Path) -> TrialRun:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How combinations are tuned, and where.
-
-    Attributes:
-        folder: where chosen settings are written. results: of run records.
-        again: search even if an equal search was done before.
-        below: folder of the settings of combinations that ``folder`` lacks; never written.
-    """
+    """How combinations are tuned, and where."""
 
     registry: Registry
     effort: Effort
-    folder: Path
-    results: Path
+    folder: Path  # where chosen settings are written
+    results: Path  # of run records
     data_dir: Path | None = None
-    again: bool = False
-    below: Path | None = None
+    again: bool = False  # search even if an equal search was done before
+    below: Path | None = None  # folder of the settings of combinations that ``folder`` lacks; never written
     where: Where = Where()
 
     def file(self, c: Combination) -> Path:

@@ -22,26 +22,19 @@ STREAMS = 2  # streams kept: consecutive runs are mostly of one dataset
 
 @dataclass(frozen=True)
 class Job:
-    """A run in plain data, so that another process can put it together again.
-
-    Attributes:
-        layers: overrides for ``make_config``.
-        device: where it computes.
-        hash: the run's hash in the parent; the worker refuses to run anything else.
-        save_lists: whether its ranked lists are written.
-    """
+    """A run in plain data, so that another process can put it together again."""
 
     method: str
     backbone: str
     dataset: str
     seed: int
-    layers: list[tuple[str, Mapping[str, Any]]]
+    layers: list[tuple[str, Mapping[str, Any]]]  # overrides for ``make_config``
     data_dir: Path | None
     results: Path
     plugins: tuple[Path, ...]
-    hash: str
-    device: str = "cpu"
-    save_lists: bool = False
+    hash: str  # the run's hash in the parent; the worker refuses to run anything else
+    device: str = "cpu"  # where it computes
+    save_lists: bool = False  # whether its ranked lists are written
 
 
 def serve(pipe: Connection, threads: int) -> None:

@@ -15,40 +15,31 @@ _DAY, _AWAKE = 24, 12  # rounds
 
 
 class Participants(NamedTuple):
-    """The clients of a round.
+    """The clients of a round."""
 
-    Attributes:
-        users: ids of those here whose update arrives, ascending; count: how many arrive in all.
-        dropped: how many others were asked and failed after their training.
-    """
-
-    users: Tensor
-    count: int
-    dropped: int
+    users: Tensor  # ids of those here whose update arrives, ascending
+    count: int  # how many arrive in all
+    dropped: int  # how many others were asked and failed after their training
 
 
 @dataclass(frozen=True)
 class Attendance:
-    """Who takes part in a round, a function of seed, step and round alone.
+    """Who takes part in a round, a function of seed, step and round alone."""
 
-    Attributes:
-        ratio: share of the available clients that the server asks, at least one (McMahan et al., AISTATS 2017, C).
-        availability: ``always``; ``day``: a round is an hour, and a client is there for 12 of 24, from an hour of its
-            own on; ``activity``: the more training interactions a client has in the step, the more often it is there,
-            with probability rank / n.
-        stragglers: probability that a participant ends its round after 1, ..., E - 1 of its E local epochs, each as
-            likely, and sends what it has. FedProx (Li et al., MLSys 2020, section 5.2) draws from 1, ..., E: there some
-            stragglers are not late.
-        dropout: probability that a client which was asked fails after its training. Its update and its new private
-            parameters are lost, so the round goes on as if it had not been asked; it has received the model.
-        known_only: nobody takes part in the rounds of the step that it is new in, but for the first step.
-    """
-
+    # Share of the available clients that the server asks, at least one (McMahan et al., AISTATS 2017, C).
     ratio: float = 1.0
+    # ``always``; ``day``: a round is an hour, and a client is there for 12 of 24, from an hour of its own on;
+    # ``activity``: the more training interactions a client has in the step, the more often it is there, with
+    # probability rank / n.
     availability: str = "always"
+    # Probability that a client which was asked fails after its training. Its update and its new private parameters are
+    # lost, so the round goes on as if it had not been asked; it has received the model.
     dropout: float = 0.0
+    # Probability that a participant ends its round after 1, ..., E - 1 of its E local epochs, each as likely, and sends
+    # what it has. FedProx (Li et al., MLSys 2020, section 5.2) draws from 1, ..., E: there some stragglers are not
+    # late.
     stragglers: float = 0.0
-    known_only: bool = False
+    known_only: bool = False  # nobody takes part in the rounds of the step that it is new in, but for the first step
 
     @property
     def complete(self) -> bool:

@@ -33,99 +33,75 @@ STAGE = "stage"  # of a round: the number of its stage, where a method has sever
 
 @dataclass(frozen=True)
 class Best:
-    """The round of a step whose model is tested.
+    """The round of a step whose model is tested."""
 
-    Attributes:
-        model: its tables; round: its number, from 0.
-        client_state, server_state: the method's after it: what a method keeps from round to round belongs to that
-            round's model.
-    """
-
-    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
-    round: int = 0
+    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))  # its tables
+    round: int = 0  # its number, from 0
+    # The method's after it: what a method keeps from round to round belongs to that round's model.
     client_state: dict[str, Tensor] = field(default_factory=dict)
     server_state: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PartialRound:
-    """How far a round is whose clients hold many users, so that a run goes on from within it.
+    """How far a round is whose clients hold many users, so that a run goes on from within it."""
 
-    Attributes:
-        model, server_state: as a ``Progress``'s, after the batches so far.
-        epochs: of each model that trains in the round, in their order: the number of its first domain, its batches so
-            far, the sum of their samples' losses, and the seconds that they took.
-    """
-
+    # As a ``Progress``'s, after the batches so far.
     model: Snapshot
     server_state: dict[str, Tensor]
+    # Of each model that trains in the round, in their order: the number of its first domain, its batches so far, the
+    # sum of their samples' losses, and the seconds that they took.
     epochs: tuple[tuple[int, int, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a round has made before it is validated.
+    """What a round has made before it is validated."""
 
-    Attributes:
-        loss, seconds: mean local loss, and time of training, of each unit that is validated and took part.
-        model: after the server has aggregated; state: what silos' optimisers remember.
-        moments: what the server's optimiser remembers.
-        sent: bytes of each silo.
-        sums: of the clients' changes, before the server has aggregated, whose training ``began`` then.
-        uploads, answers: of the method, of clients of one user.
-    """
-
+    # Mean local loss, and time of training, of each unit that is validated and took part.
     loss: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
-    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
-    state: dict[str, Tensor] = field(default_factory=dict)
-    moments: dict[str, Tensor] = field(default_factory=dict)
-    sent: dict[int, dict[str, int]] = field(default_factory=dict)
+    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))  # after the server has aggregated
+    state: dict[str, Tensor] = field(default_factory=dict)  # what silos' optimisers remember
+    moments: dict[str, Tensor] = field(default_factory=dict)  # what the server's optimiser remembers
+    sent: dict[int, dict[str, int]] = field(default_factory=dict)  # bytes of each silo
+    # Of the clients' changes, before the server has aggregated, whose training ``began`` then.
     sums: RoundSums | None = None
     began: float = 0.0
+    # Of the method, of clients of one user.
     uploads: dict[str, Tensor] = field(default_factory=dict)
     answers: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """All a run carries from one round to the next: saving it and loading it back changes no number.
+    """All a run carries from one round to the next: saving it and loading it back changes no number."""
 
-    Attributes:
-        step, round: the step being trained and the rounds done in it.
-        trained: whether the step's rounds are over and its tests are in ``tests``.
-        model: tables after the last round; best: the round that is tested; previous: that one's tables in the step
-            before.
-        client_state, server_state: the method's.
-        server_moments: what the server's optimiser remembers from the step's rounds so far; of domains also
-            ``sent/NAME``, what they were sent last.
-        attack_state: what the malicious clients remember.
-        answered: the names in ``client_state`` that the server has answered (see ``Method.end_round``).
-        curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
-        tests: (trained step, tested step, per-user scores).
-        analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
-        strategies: how clients were trained in every step so far (see ``training/strategies.py``).
-        fraction_done: the share of the next round that is done; only shown, and not saved.
-        within: gives how far that round is, if clients hold many users; it looks at what is being trained, so it is
-            asked before the next progress is.
-    """
-
+    # The step being trained and the rounds done in it.
     step: int = 0
     round: int = 0
-    trained: bool = False
-    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
-    best: Best = field(default_factory=Best)
-    previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    trained: bool = False  # whether the step's rounds are over and its tests are in ``tests``
+    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))  # tables after the last round
+    best: Best = field(default_factory=Best)  # the round that is tested
+    previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))  # that one's tables in the step before
+    # The method's state.
     client_state: dict[str, Tensor] = field(default_factory=dict)
     server_state: dict[str, Tensor] = field(default_factory=dict)
+    # One row per round of every step so far; ``valid`` is nan where the round was not validated.
     curve: tuple[dict[str, Any], ...] = ()
-    tests: tuple[tuple[int, int, UserScores], ...] = ()
+    tests: tuple[tuple[int, int, UserScores], ...] = ()  # (trained step, tested step, per-user scores)
+    # (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
-    strategies: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()  # how clients were trained in every step so far (see ``training/strategies.py``)
+    # The names in ``client_state`` that the server has answered (see ``Method.end_round``).
     answered: tuple[str, ...] = ()
+    # What the server's optimiser remembers from the step's rounds so far; of domains also ``sent/NAME``, what they were
+    # sent last.
     server_moments: dict[str, Tensor] = field(default_factory=dict)
-    attack_state: dict[str, Tensor] = field(default_factory=dict)
-    fraction_done: float = 0.0
+    attack_state: dict[str, Tensor] = field(default_factory=dict)  # what the malicious clients remember
+    fraction_done: float = 0.0  # the share of the next round that is done; only shown, and not saved
+    # Gives how far that round is, if clients hold many users; it looks at what is being trained, so it is asked before
+    # the next progress is.
     within: Callable[[], PartialRound] | None = None
 
     @property
@@ -145,15 +121,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Federation:
-    """One run's parts, all fixed before it starts.
-
-    Attributes:
-        metrics: of its tests; the one that validates is among them.
-        topology: of a stream of sessions, ``central`` if one client holds all; of domains as the setting says (see
-            ``cross_silo.py``).
-        on_test: told of every test, (trained unit, tested unit, scores), which then has ranked lists; None: nobody.
-        attack: of malicious clients; None: all are honest.
-    """
+    """One run's parts, all fixed before it starts."""
 
     stream: Stream
     backbone: Backbone
@@ -164,10 +132,13 @@ class Federation:
     seed: int
     device: torch.device = torch.device("cpu")
     population: Population = Population()
-    metrics: tuple[Metric, ...] = DEFAULT
+    metrics: tuple[Metric, ...] = DEFAULT  # of its tests; the one that validates is among them
+    # Of a stream of sessions, ``central`` if one client holds all; of domains as the setting says (see
+    # ``cross_silo.py``).
     topology: str = "federated"
+    # Told of every test, (trained unit, tested unit, scores), which then has ranked lists; None: nobody.
     on_test: Callable[[int, int, UserScores], None] | None = None
-    attack: Attack | None = None
+    attack: Attack | None = None  # of malicious clients; None: all are honest
 
     def __post_init__(self):
         if isinstance(self.method, DomainMethod) and isinstance(self.backbone, ModuleBackbone):

@@ -241,27 +241,19 @@ class Nodes(Protocol):
 
 @dataclass
 class Server(server.Population):
-    """All clients of a run, which are elsewhere.
-
-    Attributes:
-        clients_leave: whether a round goes on without nodes that have left, as real clients do and shards do not.
-        names: ids of each node's users, or the numbers of its domains, ascending.
-        group: who takes part in the round. method: what answers queries.
-        arrived: the nodes that were collected from last.
-        sums: that nodes were answered since the step was opened; late: how many of them a node has had that came
-            after it was.
-    """
+    """All clients of a run, which are elsewhere."""
 
     clients_here = False
+    # Whether a round goes on without nodes that have left, as real clients do and shards do not.
     clients_leave: ClassVar[bool] = False
 
     nodes: Nodes
-    names: Sequence[Tensor] | Mapping[int, Tensor]
-    group: Participants | None = None
-    method: Method | None = None
-    arrived: list[int] = field(default_factory=list)
-    sums: list[Tables] = field(default_factory=list)
-    late: dict[int, int] = field(default_factory=dict)
+    names: Sequence[Tensor] | Mapping[int, Tensor]  # ids of each node's users, or the numbers of its domains, ascending
+    group: Participants | None = None  # who takes part in the round
+    method: Method | None = None  # what answers queries
+    arrived: list[int] = field(default_factory=list)  # the nodes that were collected from last
+    sums: list[Tables] = field(default_factory=list)  # that nodes were answered since the step was opened
+    late: dict[int, int] = field(default_factory=dict)  # how many of them a node has had that came after it was
 
     def admit(self, progress: Progress, stream: Stream, late: bool = False) -> Stream:
         """Nodes that have come may take part, from ``progress`` on; ``late``: the step is open already. Returns the

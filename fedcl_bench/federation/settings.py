@@ -18,18 +18,13 @@ if TYPE_CHECKING:
 
 class Disclosure(NamedTuple):
     """A setting that tells the server something of clients' data beside their uploads, which no clipping and noise of
-    uploads protects.
-
-    Attributes:
-        value: with which it does so; needs: another setting without which it is inactive, if there is one.
-        learns: what the server learns, as a clause; accepted: what clipping goes with instead.
-    """
+    uploads protects."""
 
     name: str
-    value: str
-    learns: str
-    accepted: str
-    needs: str = ""
+    value: str  # with which it does so
+    learns: str  # what the server learns, as a clause
+    accepted: str  # what clipping goes with instead
+    needs: str = ""  # another setting without which it is inactive, if there is one
 
 
 DISCLOSURES = (

@@ -171,17 +171,13 @@ def _form(table: torch.Tensor | None) -> str:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What ``model.pt`` holds.
+    """What ``model.pt`` holds."""
 
-    Attributes:
-        tables: after the last block, of its best round.
-        user_ids, item_ids: original ids in the order of the tables' rows.
-        client_state, server_state: the method's in that round, empty if it does not rank by them.
-    """
-
-    tables: Snapshot
+    tables: Snapshot  # after the last block, of its best round
+    # Original ids in the order of the tables' rows.
     user_ids: list[str]
     item_ids: list[str]
+    # The method's in that round, empty if it does not rank by them.
     client_state: dict[str, torch.Tensor]
     server_state: dict[str, torch.Tensor]
 

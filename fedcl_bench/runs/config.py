@@ -44,12 +44,7 @@ CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSe
 
 @dataclass(frozen=True)
 class RunConfig:
-    """dataset x stream x backbone x method x settings x seed.
-
-    Attributes:
-        registry: where the plugins come from; errors name others of it.
-        features: what the features of the items are made of, if the backbone or the method reads them.
-    """
+    """dataset x stream x backbone x method x settings x seed."""
 
     source: DatasetSource
     backbone: Plugin
@@ -63,7 +58,9 @@ class RunConfig:
     attack_settings: Any
     seed: int
     device: str
+    # Where the plugins come from; errors name others of it.
     registry: Registry = field(default_factory=Registry, repr=False, compare=False)
+    # What the features of the items are made of, if the backbone or the method reads them.
     features: FeatureSource | None = None
 
     def __post_init__(self):

@@ -39,19 +39,15 @@ _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:N
 
 @dataclass(frozen=True)
 class Plugin:
-    """A method or backbone that can be run, a metric or an attack.
+    """A method or backbone that can be run, a metric or an attack."""
 
-    Attributes:
-        kind: ``method``, ``backbone``, ``metric`` or ``attack``.
-        numbers: what stands for its code in run hashes. Of a shipped plugin the integer that it carries, which is
-            raised with any number that it changes; of a RecBole model also RecBole's version; of any other plugin the
-            digest of its file. None for the suite's own metrics, which count as the engine (``core/version.py``).
-    """
-
-    kind: str
+    kind: str  # ``method``, ``backbone``, ``metric`` or ``attack``
     name: str
     cls: type
     path: Path
+    # What stands for its code in run hashes. Of a shipped plugin the integer that it carries, which is raised with any
+    # number that it changes; of a RecBole model also RecBole's version; of any other plugin the digest of its file.
+    # None for the suite's own metrics, which count as the engine (``core/version.py``).
     numbers: int | str | None
 
     def of_domains(self) -> "Plugin":
@@ -77,15 +73,11 @@ def numbers_of(cls: type, path: Path, content: bytes) -> int | str:
 
 @dataclass
 class Registry:
-    """All plugins found, and the suite's own metrics.
+    """All plugins found, and the suite's own metrics."""
 
-    Attributes:
-        loaded: the plugins of files imported so far; failed: the errors of those that cannot be used, by name.
-        waiting: the files not yet imported, and their content when they were found.
-    """
-
-    loaded: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)
-    failed: dict[str, str] = field(default_factory=dict)
+    loaded: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)  # the plugins of files imported so far
+    failed: dict[str, str] = field(default_factory=dict)  # the errors of those that cannot be used, by name
+    # The files not yet imported, and their content when they were found.
     waiting: dict[Path, bytes] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)

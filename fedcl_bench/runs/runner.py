@@ -67,34 +67,24 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Watch:
-    """What hears of a run while it goes on, and may stop it.
+    """What hears of a run while it goes on, and may stop it."""
 
-    Attributes:
-        progress: called after every round and step.
-        warn: called with a line of text when a record is set aside, or parameters grow out of bounds.
-        note: called with a line of text when a run is resumed or block 0 is shared.
-        stop: asked after every round; when true, the checkpoint is written and Interrupted raised.
-    """
-
-    progress: Callable[[Stream, Progress], None] = lambda stream, progress: None
+    progress: Callable[[Stream, Progress], None] = lambda stream, progress: None  # called after every round and step
+    # Called with a line of text when a record is set aside, or parameters grow out of bounds.
     warn: Callable[[str], None] = lambda text: None
+    # Called with a line of text when a run is resumed or block 0 is shared.
     note: Callable[[str], None] = lambda text: None
+    # Asked after every round; when true, the checkpoint is written and Interrupted raised.
     stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is done.
+    """How a run is done."""
 
-    Attributes:
-        rerun: run again even if there is a finished record.
-        engine: what trains it; no number and no hash depends on it but by rounding.
-        save_lists: whether ranked lists are written beside (see ``ranked_lists.py``); not by all engines.
-    """
-
-    rerun: bool = False
-    engine: Engine = Engine()
-    save_lists: bool = False
+    rerun: bool = False  # run again even if there is a finished record
+    engine: Engine = Engine()  # what trains it; no number and no hash depends on it but by rounding
+    save_lists: bool = False  # whether ranked lists are written beside (see ``ranked_lists.py``); not by all engines
 
 
 def _train(config: RunConfig, federation: Federation, record: Record, results: Path, watch: Watch, options: RunOptions,

@@ -27,17 +27,13 @@ SHIPPED_TUNED = Path("results/tuned")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run but for its seed.
+    """A run but for its seed."""
 
-    Attributes:
-        method, backbone, dataset: names; a RecBole model's in any spelling. The dataset may be a path.
-        settings: (name, value) pairs that lie over all defaults and over tuned settings.
-    """
-
+    # Names; a RecBole model's in any spelling. The dataset may be a path.
     method: str
     backbone: str
     dataset: str
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()  # (name, value) pairs that lie over all defaults and over tuned settings
 
     def __post_init__(self):
         for kind in ("method", "backbone"):  # as records have them
@@ -136,15 +132,11 @@ def read_tuned(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Where:
-    """Folders that options named; a command that is suggested names them again.
-
-    Attributes:
-        records: a results folder that new runs are to be added to; None: ``./results``.
-    """
+    """Folders that options named; a command that is suggested names them again."""
 
     plugins: tuple[Path, ...] = ()
     data_dir: Path | None = None
-    records: Path | None = None
+    records: Path | None = None  # a results folder that new runs are to be added to; None: ``./results``
 
     @classmethod
     def of_records(cls, records: Path, plugins: Iterable[Path] = (), data_dir: Path | None = None) -> Where:
@@ -160,17 +152,11 @@ class Where:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Where tuned settings are looked up.
+    """Where tuned settings are looked up."""
 
-    Attributes:
-        folders: a combination's settings are those of the first folder that has its file.
-        words: the options that name these folders on a command line.
-        where: options of the command that is suggested for what was never tuned.
-    """
-
-    folders: tuple[Path, ...]
-    words: tuple[str, ...] = ("--tuned",)
-    where: Where = Where()
+    folders: tuple[Path, ...]  # a combination's settings are those of the first folder that has its file
+    words: tuple[str, ...] = ("--tuned",)  # the options that name these folders on a command line
+    where: Where = Where()  # options of the command that is suggested for what was never tuned
 
     @classmethod
     def of(cls, option: Path | bool | None, results: Path, where: Where = Where()) -> Tuned | None:

@@ -22,19 +22,12 @@ class Inapplicable(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a plugin has one property with one partner.
+    """Whether a plugin has one property with one partner."""
 
-    Attributes:
-        property: its name.
-        pair: the method, backbone and stream it was tried with; empty if it concerns the plugin alone.
-        passed: None if the property does not apply.
-        evidence: what was seen.
-    """
-
-    property: str
-    pair: str
-    passed: bool | None
-    evidence: str
+    property: str  # its name
+    pair: str  # the method, backbone and stream it was tried with; empty if it concerns the plugin alone
+    passed: bool | None  # None if the property does not apply
+    evidence: str  # what was seen
 
 
 @dataclass

@@ -58,18 +58,13 @@ def with_plugin(cls: type) -> tuple[Registry, Plugin]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A method and a backbone on a small stream.
-
-    Attributes:
-        kind: of the stream, ``blocks``, ``sessions`` or ``domains``.
-        settings: more settings, by name.
-    """
+    """A method and a backbone on a small stream."""
 
     registry: Registry
     method: str
     backbone: str
-    kind: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    kind: str  # of the stream, ``blocks``, ``sessions`` or ``domains``
+    settings: Mapping[str, Any] = field(default_factory=dict)  # more settings, by name
 
     def __str__(self) -> str:
         return f"{self.method} on {self.backbone}, {self.kind}"

@@ -34,15 +34,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Printed:
-    """What the paper prints in a cell.
+    """What the paper prints in a cell."""
 
-    Attributes:
-        text: as printed, without its star.
-        star: whether a star stands beside it.
-    """
-
-    text: str
-    star: bool = False
+    text: str  # as printed, without its star
+    star: bool = False  # whether a star stands beside it
 
     @property
     def value(self) -> float | None:
@@ -56,55 +51,43 @@ class Printed:
 
 @dataclass(frozen=True)
 class Lead:
-    """By which number the paper's own method is compared with its baselines, to earn a star.
+    """By which number the paper's own method is compared with its baselines, to earn a star."""
 
-    Attributes:
-        metric, column: of the number by which the best of a backbone's baselines is found.
-        name_p: whether the p-values are written below the table.
-    """
-
+    # Of the number by which the best of a backbone's baselines is found.
     metric: str
     column: str
-    name_p: bool = False
+    name_p: bool = False  # whether the p-values are written below the table
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table: what it compares and how it is laid out.
-
-    Attributes:
-        datasets, backbones, rows, metrics, columns: names; the table's cells are their product.
-        stub, across: which of dataset, backbone, row, metric and column run down and which run across. Backbones are
-            panels if they are in neither.
-        row_spec: the run of a (row, backbone, dataset), or None for a table that needs no runs.
-        best: ``max`` or ``min``: which end is best among the rows (and backbones, unless they are panels); None: they
-            are not ranked.
-        lead: by what the paper's own method gets a star where it beats the best baseline; None: there are no stars.
-        only: the (backbone, row) pairs there are, if not every row is on every backbone.
-        change_of: the row that ``change`` is relative to.
-        notes: sentences below the table.
-        added: rows of methods that the paper does not have (see ``adding``).
-        apart: rows are compared with each other on every backbone alone, though backbones are no panels.
-        baseline: the row that every other one is tested against, with Holm's correction; None: no such tests.
-    """
+    """One table: what it compares and how it is laid out."""
 
     number: int
     title: str
+    # Names; the table's cells are their product.
     datasets: tuple[str, ...]
     backbones: tuple[str, ...]
     rows: tuple[str, ...]
     metrics: tuple[str, ...]
     columns: tuple[str, ...]
+    # Which of dataset, backbone, row, metric and column run down and which run across. Backbones are panels if they are
+    # in neither.
     stub: tuple[str, ...]
     across: tuple[str, ...]
+    # The run of a (row, backbone, dataset), or None for a table that needs no runs.
     row_spec: Callable[[str, str, str], RunSpec] | None
+    # ``max`` or ``min``: which end is best among the rows (and backbones, unless they are panels); None: they are not
+    # ranked.
     best: str | None = None
+    # By what the paper's own method gets a star where it beats the best baseline; None: there are no stars.
     lead: Lead | None = None
-    only: tuple[tuple[str, str], ...] = ()
-    change_of: str | None = None
-    notes: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    apart: bool = False
+    only: tuple[tuple[str, str], ...] = ()  # the (backbone, row) pairs there are, if not every row is on every backbone
+    change_of: str | None = None  # the row that ``change`` is relative to
+    notes: tuple[str, ...] = ()  # sentences below the table
+    added: tuple[str, ...] = ()  # rows of methods that the paper does not have (see ``adding``)
+    apart: bool = False  # rows are compared with each other on every backbone alone, though backbones are no panels
+    # The row that every other one is tested against, with Holm's correction; None: no such tests.
     baseline: str | None = None
 
     @property
