@@ -85,12 +85,8 @@ class Folders:
 
 
 class Pool:
-    """Workers for the runs of one results folder, used as a context manager.
-
-    Args:
-        jobs: how many runs at once. threads: PyTorch's threads of each.
-        crew: of whom workers are hired; None: processes of this machine.
-    """
+    """Workers for the runs of one results folder, used as a context manager. ``jobs``: how many runs at once;
+    ``threads``: PyTorch's threads of each; ``crew``: of whom workers are hired; None: processes of this machine."""
 
     def __init__(self, folders: Folders, jobs: int, threads: int = 1, watch: PoolWatch = PoolWatch(),
                  crew: Processes | Any = None):

@@ -164,12 +164,8 @@ class ShardStarter:
 
 
 class ShardActors:
-    """The shards of a run, which have begun, as actors; its methods raise Died if one of them does.
-
-    Args:
-        machines: where each is started.
-        suspects: gets the machine of an actor that dies.
-    """
+    """The shards of a run, which have begun, as actors; its methods raise Died if one of them does. ``machines``: where
+    each is started; ``suspects``: gets the machine of an actor that dies."""
 
     def __init__(self, ray: Any, threads: int, tasks: Sequence[ShardTask], machines: Sequence[str],
                  suspects: set[str]):

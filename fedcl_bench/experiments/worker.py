@@ -102,12 +102,8 @@ def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Cal
 
 def run_job(job: Job, tell: Callable[[tuple], None], asked_to_stop: Callable[[], bool], threads: int,
             streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
-    """Do a run; returns the last message about it (see ``serve``).
-
-    Args:
-        tell: takes the other messages.
-        streams: streams of earlier jobs, by what they were made of; kept up to date.
-    """
+    """Do a run; returns the last message about it (see ``serve``). ``tell``: takes the other messages; ``streams``:
+    streams of earlier jobs, by what they were made of; kept up to date."""
     from ..core.tuning import importing
     from ..kernels.memory import reset_peak
     with importing():

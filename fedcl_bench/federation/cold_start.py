@@ -227,12 +227,8 @@ class ColdItems:
         return {**changes, "weight": sums.tables()["numbers"][2]}
 
     def new_rows(self, model: Snapshot, sums: Tables) -> Tables:
-        """What the server makes of sums over all clients: the rows of the new items, by table.
-
-        Args:
-            model: whose rows they are.
-            sums: of their ``counts``, or of their ``change/NAME`` and ``weight``.
-        """
+        """What the server makes of sums over all clients: the rows of the new items, by table. ``model``: whose rows
+        they are; ``sums``: of their ``counts``, or of their ``change/NAME`` and ``weight``."""
         f, old = self.federation, self.step.old_items
         if f.server.cold_items == "method":
             return self._of_method(model)

@@ -15,12 +15,8 @@ _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
 
 def check(backbone: Backbone, method: Method, stream: Stream, topology: str, local: LocalSettings,
           init: str = "server", means: bool = False) -> None:
-    """Raise UserError unless a run's backbone, method and stream go together.
-
-    Args:
-        init: who starts the public parameters, ``server`` or ``per_client``.
-        means: new users get the mean of their items' vectors.
-    """
+    """Raise UserError unless a run's backbone, method and stream go together. ``init``: who starts the public
+    parameters, ``server`` or ``per_client``; ``means``: new users get the mean of their items' vectors."""
     domains = bool(stream.domains)
     modules = isinstance(backbone, ModuleBackbone), isinstance(method, DomainMethod)
     if any(modules) and domains:

@@ -37,12 +37,8 @@ class ServerOptimiser:
         return 1 if self.settings.server_optimiser == "momentum" else 2
 
     def step(self, sent: Tables, mean: Tables, moments: Tables) -> tuple[Tables, Tables]:
-        """What the server answers, and what it remembers.
-
-        Args:
-            sent: x_t; mean: of the uploads, the same names.
-            moments: from the round before, by ``m/NAME`` and ``v/NAME``; empty before the first.
-        """
+        """What the server answers, and what it remembers. ``sent``: x_t; ``mean``: of the uploads, the same names;
+        ``moments``: from the round before, by ``m/NAME`` and ``v/NAME``; empty before the first."""
         after, kept, s = {}, {}, self.settings
         momentum = s.server_optimiser == "momentum"
         for name, value in mean.items():

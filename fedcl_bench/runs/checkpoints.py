@@ -79,12 +79,8 @@ def read_tensors(file: IO[bytes], path: Path, device: str) -> Any:
 
 
 def save_progress(path: Path, progress: Progress, elapsed: float, run: str = "") -> None:
-    """Write a checkpoint.
-
-    Args:
-        elapsed: wall time spent on the run so far, in seconds.
-        run: hash of the run or, of a shared block 0, its ``base_hash``.
-    """
+    """Write a checkpoint. ``elapsed``: wall time spent on the run so far, in seconds; ``run``: hash of the run or, of a
+    shared block 0, its ``base_hash``."""
     write_packed(path, {"version": VERSION, "run": run, "progress": _as_plain_data(progress), "elapsed": elapsed})
 
 

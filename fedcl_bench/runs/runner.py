@@ -129,12 +129,8 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
 
 
 class _Checkpoints:
-    """What a run goes on from, and what it saves while it trains.
-
-    Attributes:
-        start: progress that the run goes on from; None at the very beginning.
-        shared: its block 0 is from another run.
-    """
+    """What a run goes on from, and what it saves while it trains. ``start``: progress that the run goes on from; None
+    at the very beginning; ``shared``: its block 0 is from another run."""
 
     def __init__(self, config: RunConfig, federation: Federation, record: Record, results: Path, watch: Watch,
                  options: RunOptions, began: float):
