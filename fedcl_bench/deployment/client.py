@@ -9,9 +9,9 @@ import fcntl
 import json
 import secrets
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -21,13 +21,11 @@ import torch
 from ..core.errors import UserError, unknown
 from ..core.files import write_atomically
 from ..data.stream import Stream
-from ..evaluation.metrics import EvaluationSettings
 from ..evaluation.session_ranking import needs_session
 from ..experiments.cluster import other_versions
 from ..experiments.partition import PER_USER
-from ..experiments.shards import Request, Shard, ShardTask
-from ..federation.parts import FederationSettings, Progress
-from ..plugin.local_settings import LocalSettings
+from ..experiments.shards import Request, RunParts, Shard, ShardTask
+from ..federation.parts import Progress
 from ..plugin.state import Snapshot, score_users
 from ..rng import Tables
 from ..runs.checkpoints import load_progress, progress_from_bytes, read_model, save_progress, write_model
@@ -40,27 +38,21 @@ KEPT_RUN = "run.json"
 
 
 @dataclass(frozen=True)
-class RunTerms:
-    """A run as the server announces it; see ``ShardTask``."""
+class RunTerms(RunParts):
+    """A run as the server announces it."""
 
     name: str
     hash: str
     versions: str
-    method: tuple[str, int | str, dict[str, Any]]
-    backbone: tuple[str, int | str, dict[str, Any]]
-    metrics: list[tuple[str, int | str | None]]  # None: of the suite
-    local: LocalSettings
-    server: FederationSettings
-    evaluation: EvaluationSettings
-    seed: int
-    topology: str
 
     def task(self, data: ClientData, plugins: tuple[Path, ...], progress: Progress | None) -> ShardTask:
-        method, backbone = ((name, numbers, {  # from JSON, in which tuples are lists
-            setting: tuple(value) if isinstance(value, list) else value for setting, value in values.items()})
-            for name, numbers, values in (self.method, self.backbone))
-        return ShardTask(method, backbone, tuple(self.metrics), self.local, self.server, self.evaluation, self.seed,
-                         self.topology, plugins, self.versions, data.stream, data.names, data.clients, progress)
+        parts = {each.name: getattr(self, each.name) for each in fields(RunParts)}
+        for kind in ("method", "backbone"):  # whose settings are from JSON, in which tuples are lists
+            name, numbers, values = parts[kind]
+            parts[kind] = name, numbers, {setting: tuple(value) if isinstance(value, list) else value
+                                          for setting, value in values.items()}
+        return ShardTask(**parts, plugins=plugins, versions=self.versions, stream=data.stream, names=data.names,
+                         clients=data.clients, progress=progress)
 
 
 @contextmanager

@@ -115,9 +115,6 @@ def _in(folder: Path) -> Path:
     return folder / FEDERATION if folder.is_dir() else folder
 
 
-# ---------------------------------------------------------------------------------------------------------- dealing
-
-
 def table_of(stream: Stream, numbers: Tensor) -> pd.DataFrame:
     """The interactions of some users, by their numbers, with blocks and splits, and sessions if there are."""
     parts = []
@@ -162,9 +159,6 @@ def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Pat
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
     return tables
-
-
-# ---------------------------------------------------------------------------------------------------------- reading
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,6 @@ def _features(path: Path, parts: Sequence[DomainPart], numbers: Sequence[int]) -
     return tuple(own.get(number, nothing) for number in range(len(parts)))
 
 
-# --------------------------------------------------------------------------------------------------------- the server
-
-
 def domain_sizes(stream: Stream, numbers: Tensor) -> dict[str, np.ndarray]:
     """What a client says of its domains' data: how many interactions each has in every block and split; and of the
     vectors of its items how many are zero, and their shape."""

@@ -112,7 +112,7 @@ class Federates:
 
     def announce(self, config: RunConfig, item_features: Tensor | None = None) -> None:
         """Tell all clients of a run; those that join later are told then."""
-        terms = RunTerms(config.name, config.hash, versions(), *parts_of(config))
+        terms = RunTerms(*parts_of(config), config.name, config.hash, versions())
         features = {} if item_features is None else {"features": item_features.numpy()}
         self._terms = Letter("announce", features, msgspec.json.encode(terms).decode())
         self.restart()

@@ -94,9 +94,6 @@ def _identify(run: int, node: int) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
 
 
-# --------------------------------------------------------------------------------------------------------- the server
-
-
 class SuperLink:
     """A SuperLink with one run, and the server's end of its messages: one open message per node; ``address``: HOST:PORT
     at which nodes reach it."""
@@ -184,9 +181,6 @@ class SuperLink:
             self._state.delete_messages(message_ins_ids={sent})
         self._incomplete = rest
         return found
-
-
-# ------------------------------------------------------------------------------------------------------------- a node
 
 
 def answer_messages(address: str, answer: Callable[[Letter], Letter], over: Callable[[], bool], patience: float

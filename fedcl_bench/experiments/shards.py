@@ -44,18 +44,24 @@ class Died(Exception):
 
 
 @dataclass(frozen=True)
-class ShardTask:
-    """What a shard is to do, in plain data."""
+class RunParts:
+    """What a run is put together of, in plain data."""
 
     # Name, what stands for the code in hashes, and settings.
-    method: tuple[str, str, dict[str, Any]]
-    backbone: tuple[str, str, dict[str, Any]]
-    metrics: tuple[tuple[str, str], ...]  # name and the same of those besides the metrics of every run
+    method: tuple[str, int | str, dict[str, Any]]
+    backbone: tuple[str, int | str, dict[str, Any]]
+    metrics: tuple[tuple[str, int | str | None], ...]  # name and the same of those besides the metrics of every run
     local: LocalSettings
     server: FederationSettings
     evaluation: EvaluationSettings
     seed: int
     topology: str
+
+
+@dataclass(frozen=True)
+class ShardTask(RunParts):
+    """What a shard is to do."""
+
     plugins: tuple[Path, ...]
     versions: str  # of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others
     stream: Stream  # the data of its clients
@@ -89,7 +95,7 @@ class ShardTask:
 
 
 def parts_of(config: RunConfig) -> tuple:
-    """What a run is put together of, in plain data: the first fields of a ``ShardTask``."""
+    """The fields of a run's ``RunParts``."""
     c = config
     plugins = [(plugin.name, plugin.numbers, {field.name: getattr(settings, field.name) for field in fields(settings)})
                for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]

@@ -140,8 +140,6 @@ class CrossSilo:
         """Untrained parameters of the first domain that have no item rows."""
         return silo_modules.exported(self.domains[0].module).dense
 
-    # ------------------------------------------------------------------------------------------------------- stages
-
     @property
     def last_stage(self) -> bool:
         return self.stage + 1 == len(self.stages)
@@ -195,8 +193,6 @@ class CrossSilo:
                 hook(domain.step.training, module, f.backbone)
             changed.append(silo_modules.exported(module, domain.prefix))
         return replace(merged(changed), client_context=model.client_context)
-
-    # ------------------------------------------------------------------------------------------------------- a round
 
     def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
         """An epoch at each silo that has not ended; yields now and then the progress with how far the round is."""
@@ -307,8 +303,6 @@ class CrossSilo:
     def key(self, unit: int, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, unit, round_)
 
-    # ------------------------------------------------------------------------------------------ validation and tests
-
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
         f = self.federation
         metric, k = f.validation
@@ -340,8 +334,6 @@ class CrossSilo:
     def _rank(self, domain: Domain, step: Step, model: Snapshot, split: str, ranking: Ranking) -> UserScores:
         """Metrics of a domain's sessions of a split in a step of its own, by their number."""
         return rank_by_module(self.federation.backbone, domain.load(model), step, split, ranking)
-
-    # ------------------------------------------------------------------------------------------------ what is recorded
 
     def participation(self) -> dict[str, int]:
         return {"participants": 1}

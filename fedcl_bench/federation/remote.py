@@ -102,9 +102,6 @@ def tables_of(kind: str, tables: Tables) -> Tables:
     return {name.removeprefix(start): table for name, table in tables.items() if name.startswith(start)}
 
 
-# ------------------------------------------------------------------------------------------------------------- a node
-
-
 class Node(server.Population):
     """What the users of a node are told of all others.
 
@@ -224,9 +221,6 @@ def rows_of_tests(tests: Sequence[tuple[int, int, UserScores]]) -> Tables:
 def _rows_of(analysis: Sequence[tuple[int, str, Tensor, Tensor]]) -> Tables:
     return {f"{kind}/{part}": tensor for _, kind, ids, values in analysis
             for part, tensor in (("ids", ids), ("values", values))}
-
-
-# --------------------------------------------------------------------------------------------------------- the server
 
 
 class Nodes(Protocol):
