@@ -343,12 +343,7 @@ class FlowerEngine(Engine):
     keeps_all = False
 
     def __init__(self, config: RunConfig, federates: Callable[[], Federates]):
-        self._config, self._joined = config, federates
-
-    @property
-    def _federates(self) -> Federates:
-        """Those that have joined; nobody has before the run needs them."""
-        return self._joined()
+        self._config, self._federates = config, federates  # nobody has joined before the run needs them
 
     def check(self, federation: Federation) -> None:
         """Raise UserError for a run that cannot be on real clients."""
@@ -363,12 +358,12 @@ class FlowerEngine(Engine):
                             f"which no client on its own can do; accepted: settings without its noise.")
 
     def _check_domains(self, federation: Federation) -> None:
-        there = {number for member in self._federates.members.values() for number in member.names.tolist()}
+        there = {number for member in self._federates().members.values() for number in member.names.tolist()}
         if missing := [part.name for number, part in enumerate(federation.stream.domains) if number not in there]:
-            raise UserError(f"--clients: found {self._federates.wanted}, and no client has the domain "
+            raise UserError(f"--clients: found {self._federates().wanted}, and no client has the domain "
                             f"{' or '.join(missing)}; accepted: as many as have all domains together.")
-        if self._federates.least < self._federates.wanted:
-            raise UserError(f"--min-clients: found {self._federates.least}, accepted: {self._federates.wanted}, as "
+        if self._federates().least < self._federates().wanted:
+            raise UserError(f"--min-clients: found {self._federates().least}, accepted: {self._federates().wanted}, as "
                             f"every domain takes part in every round.")
         if getattr(federation.backbone, "needs_features", False) and not self._config.features:
             raise UserError(f"--engine: backbone '{federation.backbone.name}' reads items' texts; accepted: --engine "
@@ -377,7 +372,7 @@ class FlowerEngine(Engine):
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
         """As ``Engine.run``, each progress once every client has kept its part: those that are killed before begin at
         the one yielded last, and so do all."""
-        federates = self._federates
+        federates = self._federates()
         uploads = federation.method.uploads(federation.backbone, 0) or federation.method.uploads(federation.backbone, 1)
         federates.secret_state = bool(uploads)
         federates.announce(self._config, federation.stream.item_features)
@@ -410,9 +405,9 @@ class FlowerEngine(Engine):
                                                                client_state={}))
 
     def known(self, stream: Stream) -> Stream:
-        return self._federates.known(stream)
+        return self._federates().known(stream)
 
     @property
     def about(self) -> dict[str, Any]:
-        return {"engine": f"flower {VERSION}", "clients": self._federates.wanted,
-                "clients_lost": self._federates.lost}
+        return {"engine": f"flower {VERSION}", "clients": self._federates().wanted,
+                "clients_lost": self._federates().lost}

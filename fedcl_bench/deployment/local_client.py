@@ -10,17 +10,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ..core.errors import UserError
-from ..experiments.processes import ForkedProcess
 from .client import Client, locked, take_part
-from .flower import NODE_MODULES
 
 PATIENCE = 600.0  # seconds; the server is the parent, with which this process ends
-
-
-class ClientProcess(ForkedProcess):
-    """A process that has imported what a node needs of Flower, too."""
-
-    preloads = NODE_MODULES
 
 
 @dataclass(frozen=True)

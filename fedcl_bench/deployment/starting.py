@@ -11,6 +11,7 @@ from typing import Callable, Iterable, Iterator, Sequence
 from ..core.errors import UserError
 from ..data.stream import Stream
 from ..experiments.partition import divide
+from ..experiments.processes import ForkedProcess
 from ..records.record import Record
 from ..runs.config import RunConfig
 from . import flower
@@ -18,7 +19,7 @@ from .client_files import Published
 from .domain_files import deal_all
 from .engine import Federates
 from .flower_app import AT_GRID, link_of_app
-from .local_client import ClientProcess, LocalClient, serve
+from .local_client import LocalClient, serve
 
 HERE = "127.0.0.1"
 
@@ -49,7 +50,7 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
         how.address, f"--engine flower:{how.address}: accepted: flower, or flower:HOST:PORT, as flower:0.0.0.0:9092."
     ) if how.address and not at_grid else (HERE, 0)
     with ExitStack() as stack:
-        started: dict[Path, ClientProcess] = {}
+        started: dict[Path, ForkedProcess] = {}
         clients, published, tables = how.clients, how.published, []
         if not how.address:
             stream = load()
@@ -73,7 +74,7 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
         stack.callback(_end, found, started.values())
         for table in tables:
             task = LocalClient(table.absolute(), link.address, tuple(how.plugins), how.threads)
-            started[task.log] = ClientProcess(serve, task)
+            started[task.log] = ForkedProcess(serve, task, preloads=flower.NODE_MODULES)
         if how.address:
             note(f"waiting at {link.address} for {clients} clients")
         yield found
@@ -87,7 +88,7 @@ def _others_states(folder: Path, results: Path) -> bool:
     return any(not (Record.of(run, results).folder / "run.json").is_file() for run in runs)
 
 
-def _end(found: Federates, processes: Iterable[ClientProcess]) -> None:
+def _end(found: Federates, processes: Iterable[ForkedProcess]) -> None:
     found.stop = lambda: None
     found.close()
     for process in processes:

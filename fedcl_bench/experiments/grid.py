@@ -182,15 +182,12 @@ def make_tasks(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int
                tuned: Tuned | None = None, device: str = "cpu") -> list[Task]:
     """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
     Raises UserError for anything that is wrong with any of the runs."""
-    tasks: dict[str, Task] = {}
-    seeds = list(seeds)
+    seeds, tasks = list(seeds), []
     for spec in (spelled_spec(registry, spec, data_dir) for spec in specs):
         layers = spec.layers(tuned)
         config = make_config(registry, spec.method, spec.backbone, spec.dataset, seeds[0], layers, data_dir, device)
-        for seed in seeds:
-            task = Task(spec, layers, replace(config, seed=seed))
-            tasks.setdefault(task.config.hash, task)
-    return list(tasks.values())
+        tasks.append([Task(spec, layers, replace(config, seed=seed)) for seed in seeds])
+    return merged(tasks)
 
 
 def merged(lists: Iterable[list[Task]]) -> list[Task]:

@@ -84,14 +84,13 @@ class Process:
 
 
 class ForkedProcess(Process):
-    """Starts in milliseconds, where the system can fork: from a process that has imported what all of them need, and
-    neither computed anything nor imported a plugin; ``preloads``: modules that it has imported besides the target's."""
+    """Starts in milliseconds, where the system can fork: from a process that has imported what all of them need, the
+    target's module and ``preloads``, and neither computed anything nor imported a plugin."""
 
-    preloads: Sequence[str] = ()
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
-    def __init__(self, target: Callable[..., None], *arguments: Any):
-        multiprocessing.set_forkserver_preload([target.__module__, *self.preloads])
+    def __init__(self, target: Callable[..., None], *arguments: Any, preloads: Sequence[str] = ()):
+        multiprocessing.set_forkserver_preload([target.__module__, *preloads])
         super().__init__(target, *arguments)
 
 

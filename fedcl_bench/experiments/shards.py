@@ -184,7 +184,6 @@ class Conductor(Engine):
 
     Args:
         config: of the run; its settings name what the shards put together.
-        shards: how many.
         start: puts shards to work and returns their group, as ``ray_crew.ShardActors``. May raise Died.
         note: called with a line of text when shards are started again.
     """

@@ -39,14 +39,10 @@ class CrossDevice:
 
     Attributes:
         step, earlier: it as its clients know it and the one before, on the run's device; None before the first.
-        method: the one that acts in it.
-        training: how its clients are trained.
         protocol: what they train on and how a model is tested.
-        attendance: which clients take part.
         same_group: whether they are the same in every round, with the same work.
         cold_start, cold_items: its new users, and its new items, if they arrive after its training.
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
-        malicious: clients whose uploads are others; None: all are honest.
         group, work: who takes part in the round, and what those here train on, by how they train: stragglers do fewer
             epochs.
     """

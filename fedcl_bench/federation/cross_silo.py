@@ -53,7 +53,6 @@ class CrossSilo:
         domains: what the silos hold; units: the same by their numbers in records.
         silos: what trains a model each.
         exchanges: whether there is a server.
-        method: the one that acts.
         stages: of its training; stage: the one that is trained, by its number.
     """
 

@@ -43,10 +43,8 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
     Args:
         work: of the participants; not empty, though its chunks may be.
         model: at the start of the round; not modified.
-        key: of the round.
         weights: weight of every user in the mean, shape (users,); None: all alike.
         observe: called with every chunk's clients after their training.
-        malicious: those whose uploads are others.
 
     Returns:
         What they add up to. It does not depend on the number of threads.

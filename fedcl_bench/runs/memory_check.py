@@ -61,9 +61,7 @@ def require_disk(f: Federation, results: Path) -> None:
 
 def bytes_of_tables(f: Federation) -> int:
     """What the tables of a run take in the step in which they are largest."""
-    if f.cross_silo:
-        return _in_epochs(f)
-    return max(_of_step(f, step) for step in f.stream.steps)
+    return _in_epochs(f) if f.cross_silo else max(_of_step(f, step) for step in f.stream.steps)
 
 
 def ended(error: BaseException, f: Federation) -> OutOfMemory:

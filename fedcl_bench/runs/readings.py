@@ -27,10 +27,12 @@ def ambiguities(*plugins: type) -> dict[str, Mapping[Any, str]]:
     return merged
 
 
-def values_of(reading: str, declared: Mapping[str, Mapping[Any, str]]) -> dict[str, list[Any]]:
-    """The values that a reading has, by setting; those that the paper or the code leaves open are left out."""
+def values_of(reading: str, declared: Mapping[str, Mapping[Any, str]], known: Iterable[str] | None = None
+              ) -> dict[str, list[Any]]:
+    """The values that a reading has, by setting, of the ``known`` ones or of all; those that the paper or the code
+    leaves open are left out."""
     found = {name: [value for value, whose in values.items() if whose.startswith(READINGS[reading])]
-             for name, values in declared.items()}
+             for name, values in declared.items() if known is None or name in known}
     return {name: values for name, values in found.items() if values}
 
 
@@ -74,15 +76,13 @@ def without_reading(layers: Iterable[Layer]) -> list[Layer]:
 
 def in_effect(declared: Mapping[str, Mapping[Any, str]], settings: Mapping[str, Any]) -> list[str]:
     """The readings whose values all of these settings have, as far as they are among them."""
-    return [reading for reading in READINGS
-            if (values := {name: several for name, several in values_of(reading, declared).items()
-                           if name in settings})
+    return [reading for reading in READINGS if (values := values_of(reading, declared, settings))
             and all(settings[name] in several for name, several in values.items())]
 
 
 def note(reading: str, declared: Mapping[str, Mapping[Any, str]], settings: Mapping[str, Any]) -> str:
     """What a run's reading comes to, and what was set otherwise, for people."""
-    values = {name: several for name, several in values_of(reading, declared).items() if name in settings}
+    values = values_of(reading, declared, settings)
     said = ", ".join(f"{name}={as_text(settings[name])}" for name, several in values.items()
                      if settings[name] in several)
     others = ", ".join(f"{name}={as_text(settings[name])} ({reading}: {as_text(several[0])})"

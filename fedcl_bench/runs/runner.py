@@ -123,9 +123,7 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
     except Corrupt as error:
         on_corrupt(error)
         return None
-    if not content or content["status"] != "finished":
-        return None
-    return content
+    return content if content and content["status"] == "finished" else None
 
 
 class _Checkpoints:

@@ -356,7 +356,7 @@ def test_states_of_another_run_that_goes_on_are_kept(registry, tmp_path, monkeyp
     """Runs on the same data with as many clients have one folder; the last one to end removes it."""
     monkeypatch.setattr(starting.flower, "require", lambda: None)
     monkeypatch.setattr(starting.flower, "SuperLink", lambda host, port: Link())
-    monkeypatch.setattr(starting, "ClientProcess", lambda serve, task: SimpleNamespace(end=lambda: None))
+    monkeypatch.setattr(starting, "ForkedProcess", lambda serve, task, preloads: SimpleNamespace(end=lambda: None))
     monkeypatch.setattr(Link, "address", "", raising=False)
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
     other = tmp_path / "clients-ml-100k-2" / "client-1" / "state" / "ft-fedmf-ml-100k-s0-1.5.000-00002.state"

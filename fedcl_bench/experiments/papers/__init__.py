@@ -115,9 +115,7 @@ class PaperTable:
         return replace(self, rows=(*self.rows, *methods), only=(*self.only, *only), row_spec=row_spec, added=methods)
 
     def specs(self) -> list[RunSpec]:
-        if self.row_spec is None:
-            return []
-        return [self.row_spec(*name) for name in self.run_names()]
+        return [] if self.row_spec is None else [self.row_spec(*name) for name in self.run_names()]
 
 
 def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:
@@ -178,14 +176,8 @@ def _filtered(paper: str, needed: Iterable[RunSpec], datasets: Iterable[str] | N
 
 def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = None,
           backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
-    """Every run that tables of a paper need, each once. Raises UserError for an unknown paper or table, or a name that
-    none of the tables has.
-
-    Args:
-        paper: name, as ``f3crec``.
-        tables: the tables' numbers.
-        datasets, backbones, methods: only these; None is all.
-    """
+    """Every run that tables of a paper need, each once, of these datasets, backbones and methods; None: of all. Raises
+    UserError for an unknown paper or table, or a name that none of the tables has."""
     needed = [spec for table in select(paper, tables) for spec in table.specs()]
     return _filtered(paper, needed, datasets, backbones, methods)
 
