@@ -307,8 +307,7 @@ def _lists(lengths: Tensor, rated: bool) -> Ragged:
 
 def _places(starts: Tensor, users: Tensor) -> Tensor:
     """Where the elements of some users' lists are, in the order of the users."""
-    return torch.cat([torch.arange(0), *(torch.arange(int(starts[user]), int(starts[user + 1]))
-                                         for user in users.tolist())])
+    return Ragged(starts, torch.arange(int(starts[-1]))).part(users).values
 
 
 def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:

@@ -180,8 +180,10 @@ def _widened(name: str, table: Tensor, width: int, kind: str) -> Tensor:
 def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[Tensor]) -> Progress:
     """A server's progress with what belongs to single clients, each part's from the same point of the run; ``names``:
     ids of each part's clients."""
-    if "domains" in progress.strategies:
-        return _with_domains(progress, parts)
+    if "domains" in progress.strategies:  # their parameters, and what their optimisers remember
+        state = {name: table for part in parts for name, table in part.server_state.items()}
+        best = replace(progress.best, model=merged(part.best.model for part in parts))
+        return replace(progress, model=merged(part.model for part in parts), best=best, server_state=state)
 
     def joined(model: Snapshot, models: Sequence[Snapshot]) -> Snapshot:
         return replace(model, **{kind: _joined_rows([getattr(each, kind) for each in models], names, kind)
@@ -192,10 +194,3 @@ def with_rows_of(progress: Progress, parts: Sequence[Progress], names: Sequence[
     return replace(progress, model=joined(progress.model, [part.model for part in parts]), best=best,
                    previous=joined(progress.previous, [part.previous for part in parts]),
                    client_state=_joined_rows([part.client_state for part in parts], names, "client_state"))
-
-
-def _with_domains(progress: Progress, parts: Sequence[Progress]) -> Progress:
-    """A server's progress with the domains' parameters and what their optimisers remember."""
-    state = {name: table for part in parts for name, table in part.server_state.items()}
-    best = replace(progress.best, model=merged(part.best.model for part in parts))
-    return replace(progress, model=merged(part.model for part in parts), best=best, server_state=state)

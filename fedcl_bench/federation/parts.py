@@ -172,16 +172,15 @@ class Federation:
 
     def evaluated(self, step: Step) -> Tensor | None:
         """Whether each of a step's users is validated and tested, bool; None: all are."""
-        about = self.evaluation.evaluate_users
-        return self._in_sample("evaluated users", step, about) if about else None
+        return self._in_sample("evaluated users", step, self.evaluation.evaluate_users)
 
     def drift_sample(self, step: Step) -> Tensor | None:
         """Whether each of a step's users is one by whom changes of ranks are measured, bool; None: nobody is."""
-        about = self.evaluation.drift_users
-        return self._in_sample("users of drift", step, about) if about else None
+        return self._in_sample("users of drift", step, self.evaluation.drift_users)
 
-    def _in_sample(self, purpose: str, step: Step, about: int) -> Tensor:
-        return in_sample(self.seed, purpose, step.n_users, about, self.population.clients(self.stream), self.device)
+    def _in_sample(self, purpose: str, step: Step, about: int) -> Tensor | None:
+        clients = self.population.clients(self.stream)
+        return in_sample(self.seed, purpose, step.n_users, about, clients, self.device) if about else None
 
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""

@@ -34,11 +34,6 @@ def prepares_together(f: Federation) -> bool:
     return f.topology == "federated" and isinstance(f.backbone, ModuleBackbone) and f.backbone.prepares_together
 
 
-def _by_domain(kind: str, domains: Sequence[Domain], tables: Sequence[Tables]) -> Tables:
-    return {name: table for domain, of_domain in zip(domains, tables)
-            for name, table in named(f"{kind}/{domain.number}", of_domain).items()}
-
-
 class NodeSilos(CrossSilo):
     """A step's domains at a node: the server and the others are elsewhere."""
 
@@ -83,7 +78,8 @@ class NodeSilos(CrossSilo):
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         uploads = self._uploads(progress.round, update.model) if self.exchanging else []
-        said = _by_domain("upload", self.domains, uploads)
+        said = {name: table for domain, of_domain in zip(self.domains, uploads)
+                for name, table in named(f"upload/{domain.number}", of_domain).items()}
         for unit, loss in update.loss.items():
             number = self.units[unit].number
             said |= {f"loss/{number}": _float64(loss), f"seconds/{number}": _float64(update.seconds[unit])}

@@ -109,7 +109,10 @@ class RoundSums:
         for name, values in trained.uploads.items():
             self._uploads.setdefault(name, []).append(values)
         if self.own_start:
-            self._add_squares(trained)
+            items = trained.slots.items
+            weights = torch.ones(len(items), device=items.device) if weights is None else weights
+            touched = trained.slots.first_copy * weights.to(self._squares)[:, None].square()
+            self._squares.index_add_(0, items.reshape(-1), touched.reshape(-1))
 
     def _set_private(self, name: str, change: Change, users: Tensor) -> None:
         """Put what clients made of a private parameter of theirs among those of all users."""
@@ -129,12 +132,6 @@ class RoundSums:
             cells = (users[:, None] * after.shape[1] + change.items).reshape(-1)
             (after.flatten(0, 1).index_copy_ if change.replaces else after.flatten(0, 1).index_add_)(
                 0, cells, change.rows.flatten(0, 1))
-
-    def _add_squares(self, trained: Trained) -> None:
-        items, users = trained.slots.items, trained.users
-        weights = torch.ones(len(users), device=items.device) if self.weights is None else self.weights[users]
-        touched = trained.slots.first_copy * weights.to(self._squares)[:, None].square()
-        self._squares.index_add_(0, items.reshape(-1), touched.reshape(-1))
 
     @property
     def losses(self) -> Tensor:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..data.items.features import FeatureSource
     from ..data.stream import Stream
     from ..federation.parts import Federation
-    from ..plugin.method import Method
     from ..plugin.silo import Stage
 
 Layers = list[tuple[str, Mapping[str, Any]]]
@@ -402,8 +401,11 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                          backbone_plugin).cls, method_plugin.cls)
         except Incompatible as error:
             raise registry.naming(error) from None
-    if any(READING in layer for _, layer in overrides):
-        overrides = _with_reading(registry, method, backbone, dataset, overrides)
+    if any(READING in layer for _, layer in overrides):  # the settings that it stands for
+        parts = resolve(registry, method, backbone, dataset, without_reading(overrides))
+        trained, cls = backbone_of(registry, backbone, parts).cls, method_plugin.cls
+        overrides = expanded(overrides, declared(parts.stream, cls, trained), flat(parts),
+                             without_effect(parts, trained, cls))
     layered = _layered(method_plugin.cls, backbone_plugin.cls, dataset, overrides)
     attack = attack_of(registry, str(_last(layered, "attack", "none")))
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings,
@@ -428,13 +430,6 @@ def _layered(method: type, backbone: type, dataset: str, overrides: Layers) -> L
 def origins(method: type, backbone: type, dataset: str, overrides: Layers) -> dict[str, str]:
     """Where the settings of a combination come from that are not the default of their class."""
     return {name: where for where, layer in _layered(method, backbone, dataset, overrides) for name in layer}
-
-
-def _with_reading(registry: Registry, method: str, backbone: str, dataset: str, overrides: Layers) -> Layers:
-    """The overrides with the settings that their ``reading`` stands for."""
-    parts = resolve(registry, method, backbone, dataset, without_reading(overrides))
-    trained, cls = backbone_of(registry, backbone, parts).cls, registry.get("method", method).cls
-    return expanded(overrides, declared(parts.stream, cls, trained), flat(parts), without_effect(parts, trained, cls))
 
 
 def _of_method(method: type, backbone: type, dataset: str) -> tuple[str, dict[str, Any]]:

@@ -26,16 +26,13 @@ Row = Mapping[str, Any]
 
 
 class LogWriter:
-    """Where a log goes; made from the run's folder and configuration."""
+    """Where a log goes; made from the run's folder and configuration. It is flushed after all rows of a round, and
+    closed after the last row."""
 
     def write(self, kind: str, number: int, row: Row) -> None:
         """A row of ``rounds`` or ``tests`` after so many rounds."""
 
-    def flush(self) -> None:
-        """After all rows of a round."""
-
-    def close(self) -> None:
-        """After the last row."""
+    flush = close = lambda self: None
 
 
 def scalars(kind: str, row: Row) -> dict[str, float]:

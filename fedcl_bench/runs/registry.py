@@ -55,10 +55,6 @@ class Plugin:
         return _recbole(self.name, domains=True) if self.name.startswith(RECBOLE) else self
 
 
-def _own_metrics() -> dict[tuple[str, str], Plugin]:
-    return {("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, None) for cls in metrics.SHIPPED}
-
-
 @functools.lru_cache(1000)
 def _names_in(content: bytes) -> frozenset[str]:
     """The names that a file's plugins may have, in lower case, without importing it."""
@@ -75,7 +71,9 @@ def numbers_of(cls: type, path: Path, content: bytes) -> int | str:
 class Registry:
     """All plugins found, and the suite's own metrics."""
 
-    loaded: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)  # the plugins of files imported so far
+    # The plugins of files imported so far, and the suite's own metrics.
+    loaded: dict[tuple[str, str], Plugin] = field(default_factory=lambda: {
+        ("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, None) for cls in metrics.SHIPPED})
     failed: dict[str, str] = field(default_factory=dict)  # the errors of those that cannot be used, by name
     # The files not yet imported, and their content when they were found.
     waiting: dict[Path, bytes] = field(default_factory=dict)

@@ -106,8 +106,9 @@ def _train(config: RunConfig, federation: Federation, record: Record, results: P
         for progress in engine.run(federation, progress):
             watch.progress(stream, progress)
             progress = checkpoints.after(progress)
-            if progress.round == 0:  # a step has ended
-                _warn_if_large(progress, watch.warn)
+            if progress.round == 0 and (reached := largest(progress.model)) > LARGE:  # of a step that has ended
+                watch.warn(f"block {progress.step - 1}: a parameter has grown to {reached:.1g}, so the training is "
+                           f"about to diverge and its numbers mean little; a smaller lr may help.")
         progress = replace(progress, model=progress.best.model, previous=progress.best.model)  # frees the others
         content = summary(config, progress, checkpoints.elapsed(), checkpoints.shared, engine.known(stream))
         content["environment"] |= engine.about
@@ -218,13 +219,6 @@ def _tidy(record: Record, results: Path) -> None:
                 record.tidy()
         except UserError:  # another process is at it, or it can only be read
             pass
-
-
-def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
-    """Warn if a step that has just ended left parameters that are finite and yet no result of learning."""
-    if (reached := largest(progress.model)) > LARGE:
-        warn(f"block {progress.step - 1}: a parameter has grown to {reached:.1g}, so the training is about to diverge "
-             f"and its numbers mean little; a smaller lr may help.")
 
 
 @contextmanager
