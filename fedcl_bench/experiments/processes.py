@@ -13,16 +13,10 @@ from .worker import Job, serve
 
 
 class Processes:
-    """A crew: hires workers of one kind, here processes of this machine, with so many of PyTorch's threads each.
+    """A crew: hires workers of one kind, here processes of this machine, with so many of PyTorch's threads each."""
 
-    Attributes:
-        tries: how often a run is begun whose worker dies.
-        keeps_idle: workers without a run are kept as long as the pool. If not, they make room for others that wait for
-            it as soon as no run is left to give them.
-    """
-
-    tries = 1  # what killed one, as too little memory, would kill the next
-    keeps_idle = True
+    tries = 1  # how often a run is begun whose worker dies; what killed one, as too little memory, would kill the next
+    keeps_idle = True  # as long as the pool. If not, workers make room for others as soon as no run is left to give
 
     def __init__(self, threads: int):
         self._threads = threads
@@ -40,13 +34,9 @@ class Process:
     """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``.
 
     As a worker it does one run at a time, and reports on it with the messages of ``worker.serve``.
-
-    Attributes:
-        running: what the pool notes of the worker's run; None: it has none.
-        method: how it starts. A fork of this one would inherit PyTorch's threads in an undefined state.
     """
 
-    method = "spawn"
+    method = "spawn"  # a fork of this one would inherit PyTorch's threads in an undefined state
 
     def __init__(self, target: Callable[..., None], *arguments: Any):
         context = multiprocessing.get_context(self.method)
@@ -61,7 +51,7 @@ class Process:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the pipe ends when the worker does
-        self.running: Any = None
+        self.running: Any = None  # what the pool notes of the worker's run
 
     def send(self, message: Job | str) -> None:
         """Give a run, or ask to stop it; a worker that has died takes no message, and says so when listened to."""

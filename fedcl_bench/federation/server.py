@@ -28,14 +28,10 @@ from .client_updates import HeldUpdates
 
 
 class Population:
-    """All clients of a run, which are here; ``remote.py`` has those of which some or all are elsewhere.
+    """All clients of a run, which are here; ``remote.py`` has those of which some or all are elsewhere."""
 
-    Attributes:
-        all_reduce: adds up tables over all clients, given the sums over the clients here; None: they are all of them.
-            May reuse the memory of what it is given.
-        clients_here: whether some are here.
-    """
-
+    # Adds up tables over all clients, given the sums over the clients here, whose memory it may reuse; None: they are
+    # all of them.
     all_reduce: Callable[[Tables], Tables] | None = None
     clients_here = True
 

@@ -28,17 +28,11 @@ LARGE = 1e18  # a parameter beyond is finite, but products of two are near the e
 
 
 class Engine:
-    """What trains a run: this process. Classes made from it train elsewhere, as on the shards of ``shards.py``.
+    """What trains a run: this process. Classes made from it train elsewhere, as on the shards of ``shards.py``."""
 
-    Attributes:
-        save_every: seconds between checkpoints inside a block; None: ``SAVE_EVERY``.
-        about: what the record says of it, beside the environment.
-        keeps_all: its progress has all that a run carries; checkpoints of others are theirs alone, and no block 0.
-    """
-
-    save_every: float | None = None
-    about: Mapping[str, Any] = {}
-    keeps_all = True
+    save_every: float | None = None  # seconds between checkpoints inside a block; None: ``SAVE_EVERY``
+    about: Mapping[str, Any] = {}  # what the record says of it, beside the environment
+    keeps_all = True  # its progress has all that a run carries; checkpoints of others are theirs alone, and no block 0
 
     def check(self, federation: Federation) -> None:
         """Raise UserError, before anything is written, if it cannot: there is not enough memory, say."""
