@@ -82,8 +82,6 @@ class Federates:
         self._terms: Letter | None = None
         self._heard = time.monotonic()
 
-    # Joining.
-
     def wait(self, count: int) -> None:
         """Wait until so many clients are there, and ready for the run that was announced."""
         while sum(self._terms is None or member.points is not None for member in self.members.values()) < count:
@@ -140,8 +138,6 @@ class Federates:
         for member in self.members.values():
             member.active = False
 
-    # Rounds.
-
     @property
     def active(self) -> dict[int, Member]:
         return {number: member for number, member in sorted(self.members.items()) if member.active}
@@ -195,8 +191,6 @@ class Federates:
         self.wait(self.least)
         return all([progress.step, progress.round] in member.points for member in self.members.values()
                    if member.points is not None)
-
-    # Messages.
 
     def _send(self, member: Member, letter: Letter) -> None:
         member.asked = time.monotonic()

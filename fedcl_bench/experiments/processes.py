@@ -31,10 +31,8 @@ class Processes:
 
 
 class Process:
-    """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``.
-
-    As a worker it does one run at a time, and reports on it with the messages of ``worker.serve``.
-    """
+    """A process and this end of its pipe; it calls ``target`` with the other end and ``arguments``. As a worker it does
+    one run at a time, and reports on it with the messages of ``worker.serve``."""
 
     method = "spawn"  # a fork of this one would inherit PyTorch's threads in an undefined state
 

@@ -141,10 +141,8 @@ def crew(cluster: Cluster, threads: int, results: Path) -> Iterator[Actors]:
 
 class ShardStarter:
     """Puts shards to work on a cluster, each in an actor with so many threads: the ``start`` of a ``Conductor``.
-
     Machines get shards by their cores. For some seconds after a machine is lost, Ray takes it for alive: the next start
-    leaves out where an actor was when it died.
-    """
+    leaves out where an actor was when it died."""
 
     def __init__(self, cluster: Cluster, threads: int):
         self._cluster, self._threads = cluster, threads

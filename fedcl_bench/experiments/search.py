@@ -242,11 +242,9 @@ class Study:
         return sum(max(run.updates, math.ceil(self._usual / LEAST)) for trial in self.trials for run in trial.runs)
 
     def steps(self) -> Steps:
-        """The runs of the search, some at a time, until the budget is spent or there are no more points.
-
-        What is asked for follows from the runs before it alone. There are new points as long as there is room for one;
-        the better of the last ones still get their other seeds, so the end may differ by some runs.
-        """
+        """The runs of the search, some at a time, until the budget is spent or there are no more points. What is asked
+        for follows from the runs before it alone. There are new points as long as there is room for one; the better of
+        the last ones still get their other seeds, so the end may differ by some runs."""
         first, *others = self.search.effort.every_seed
         further: list[Trial] = []  # whose other seeds are next
         while True:

@@ -38,11 +38,9 @@ class Job:
 
 
 def serve(pipe: Connection, threads: int) -> None:
-    """Run jobs until the parent closes its end of the pipe.
-
-    Sends ("progress", block, blocks, round, rounds) and ("warn", text) during a job and one of ("finished", seconds),
-    ("failed" | "error" | "busy" | "stopped", text) at its end: "failed" runs have a record that says so.
-    """
+    """Run jobs until the parent closes its end of the pipe. Sends ("progress", block, blocks, round, rounds) and
+    ("warn", text) during a job and one of ("finished", seconds), ("failed" | "error" | "busy" | "stopped", text) at its
+    end: "failed" runs have a record that says so."""
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever asks the parent to stop asks the workers through it
         signal.signal(number, signal.SIG_IGN)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported

@@ -137,10 +137,8 @@ class PopularItems(Method):
 
 def ranks_by(f: Federation, step: Step, method: Method) -> Method:
     """The method as it ranks in a step's tests: with ``cold_start=popularity`` not for users who have never trained.
-
     These are the new users of the step, and those of earlier ones who have had no training data since. An item counts
-    as often as it is among the training interactions that clients know, up to this step.
-    """
+    as often as it is among the training interactions that clients know, up to this step."""
     if f.server.fold_in == 0 or f.server.cold_start != "popularity" or step.index == 0:
         return method
     device = step.train.values.device

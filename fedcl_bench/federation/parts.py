@@ -415,11 +415,9 @@ def bytes_of(*kinds: Tables) -> int:
 
 
 def numbers_at_once(f: Federation) -> int:
-    """The numbers that clients compute together in a local batch, about, from settings and data alone.
-
-    Of clients of one user: their samples of a block in a local epoch, each with a vector. Of clients of many users: a
-    batch of histories, each position with a vector.
-    """
+    """The numbers that clients compute together in a local batch, about, from settings and data alone. Of clients of
+    one user: their samples of a block in a local epoch, each with a vector. Of clients of many users: a batch of
+    histories, each position with a vector."""
     dim = getattr(f.backbone.settings, "dim", 32)
     if f.cross_silo:
         longest = getattr(f.backbone.settings, "max_length", 1)

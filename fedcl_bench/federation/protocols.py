@@ -79,12 +79,9 @@ class Lists:
         return draw_candidates(step, self.f.evaluation, self.f.seed, users).get(split)
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
-        """Row R[t, .]: tests of a step's model on this and every earlier step.
-
-        Candidates are all items accumulated up to the step just trained. Only that step's train and valid items are
-        masked, also when an earlier step is tested (F3CRec's released code); with ``mask_history`` also what users had
-        in the steps before the tested one.
-        """
+        """Row R[t, .]: tests of a step's model on this and every earlier step. Candidates are all items accumulated up
+        to the step just trained. Only that step's train and valid items are masked, also when an earlier step is tested
+        (F3CRec's released code); with ``mask_history`` also what users had in the steps before the tested one."""
         f, step = self.f, self.step
         steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
         catalogue = catalogue_of(steps, model.item_vectors, f.population.all_reduce)

@@ -141,11 +141,9 @@ class RoundSums:
         return {name: torch.cat(parts)[order] for name, parts in self._uploads.items()}
 
     def tables(self) -> Tables:
-        """The sums, by name; float64 but for those of parameters, ``change/NAME``.
-
-        ``numbers``, (3,): of losses, of clients and of their weights; where clients drew their starts also ``squares``
-        of the weights that touched each item, (items,), and ``square`` of all.
-        """
+        """The sums, by name; float64 but for those of parameters, ``change/NAME``. ``numbers``, (3,): of losses, of
+        clients and of their weights; where clients drew their starts also ``squares`` of the weights that touched each
+        item, (items,), and ``square`` of all."""
         count = sum(map(len, self._order))
         numbers = torch.full((3,), count, dtype=torch.float64, device=self._squares.device)
         numbers[0] = self.losses.sum()

@@ -111,12 +111,8 @@ def progress_from_bytes(content: bytes, where: Path) -> Progress:
 def load_progress(path: Path, device: str, federation: Federation | None = None, run: str = ""
                   ) -> tuple[Progress, float] | None:
     """Read a checkpoint, or None if there is none. Returns the progress and the seconds that it took. Raises Corrupt if
-    the file is not what was written, or not of this run.
-
-    Args:
-        federation: of the run that is to go on from it; None: the shapes of its tables are not looked at.
-        run: as it was saved with.
-    """
+    the file is not what was written, or not of this run. ``federation``: of the run that is to go on from it; None: the
+    shapes of its tables are not looked at; ``run``: as it was saved with."""
     try:
         content = unpack(path, device)
     except FileNotFoundError:

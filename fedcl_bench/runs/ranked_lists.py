@@ -47,12 +47,8 @@ class RankedListWriter:
 
     def write(self, trained: int, tested: int, scores: UserScores) -> None:
         """Write the lists of a test, best item first, and the items to find. Raises OSError if the files cannot be
-        written.
-
-        Args:
-            trained, tested: numbers of blocks, or of domains' blocks, as records have them.
-            scores: with lists, (n, K): of the items of the test's domain, if there are domains.
-        """
+        written. ``trained``, ``tested``: numbers of blocks, or of domains' blocks, as records have them; ``scores``:
+        with lists, (n, K): of the items of the test's domain, if there are domains."""
         users, items = self._names(scores.users), _words(self._items(tested))
         found_in, to_find = self._to_find(tested, scores)
         lists = scores.lists.cpu()

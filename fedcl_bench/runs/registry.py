@@ -350,12 +350,9 @@ def spelled(name: str, kind: str = "backbone") -> str:
 
 
 def _import_file(path: Path, content: bytes) -> ModuleType:
-    """The module of a file with this content.
-
-    The module's name carries the content's hash, so that an edited file is another module. Python's own cache is not
-    asked: it takes a file of the same size and second for the one that it compiled. Of several threads one imports it:
-    the others would find a module whose classes are not there yet.
-    """
+    """The module of a file with this content. The module's name carries the content's hash, so that an edited file is
+    another module. Python's own cache is not asked: it takes a file of the same size and second for the one that it
+    compiled. Of several threads one imports it: the others would find a module whose classes are not there yet."""
     from .import_guard import nothing_else_changes  # after the command line's help, as it needs PyTorch
 
     name = f"fedcl_bench_plugin_{digest(bytes(path) + content)}_{path.stem}"

@@ -208,11 +208,9 @@ def client_numbers(pair: Pair) -> str:
 
 
 def server_knows(pair: Pair) -> str:
-    """(c) The server never sees interactions or private parameters.
-
-    The same public parameters and uploads are given to the server's hooks in a second world, in which every client has
-    other interactions, private parameters and client_state, and no client's hook has run.
-    """
+    """(c) The server never sees interactions or private parameters. The same public parameters and uploads are given to
+    the server's hooks in a second world, in which every client has other interactions, private parameters and
+    client_state, and no client's hook has run."""
     for start in rounds_to_test(pair):
         f = pair.federation()
         step, begun = about_to_train(f, start)
@@ -265,12 +263,9 @@ def _all_and_single(n_users: int) -> Iterator[tuple[Tensor, str]]:
 
 def _server_noticed(pair: Pair, start: Progress, model: Snapshot, heard: Heard, mine: dict[str, Tables],
                     others: Tensor, way: str, parts: Collection[str]) -> str | None:
-    """Which hook of the server makes something else when clients have other ``parts``; None if none does.
-
-    Args:
-        model: after the clients' training; heard: what they uploaded besides.
-        mine: what the server makes of them as they are.
-    """
+    """Which hook of the server makes something else when clients have other ``parts``; None if none does. ``model``:
+    after the clients' training; ``heard``: what they uploaded besides; ``mine``: what the server makes of them as they
+    are."""
     def theirs(way: str) -> dict[str, Tables]:
         stream, elsewhere = altered(pair.stream, start, others, way, parts, past=True)
         f = pair.federation(stream)

@@ -119,11 +119,9 @@ class PaperTable:
 
 
 def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:
-    """The printed numbers of a paper: table number to cell to what it prints.
-
-    The file has one line per (table, dataset, backbone, row, metric) and one column per column of the tables; a cell is
-    empty where the table has none, and a ``*`` behind a number is the printed star.
-    """
+    """The printed numbers of a paper: table number to cell to what it prints. The file has one line per (table,
+    dataset, backbone, row, metric) and one column per column of the tables; a cell is empty where the table has none,
+    and a ``*`` behind a number is the printed star."""
     result: dict[int, dict[Key, Printed]] = {}
     with open(path, newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
