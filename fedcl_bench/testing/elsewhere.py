@@ -60,10 +60,8 @@ class SmallRun:
         return Pair(registry, self.method, self.backbone, self.kind, self.settings)
 
     def __call__(self) -> tuple[RunConfig, Stream]:
-        pair, settings = self.pair(), StreamSettings()
-        method, backbone = pair.plugins
-        config = RunConfig(locate("ml-100k", None, settings), backbone, method, *pair.parts(), 0, "cpu", pair.registry)
-        return shortened(config, ROUNDS), pair.stream
+        pair = self.pair()
+        return shortened(pair.config(source=locate("ml-100k", None, StreamSettings())), ROUNDS), pair.stream
 
 
 def go_on(pipe: Connection, run: SmallRun, start: Path, end: Path) -> None:

@@ -26,7 +26,7 @@ from ..federation.cross_device import CrossDevice, begin_step
 from ..training.trained import Trained
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
-from ..runs.config import AllSettings, attack_of, metrics_of, resolve
+from ..runs.config import AllSettings, RunConfig, attack_of, resolve
 from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
 from ..plugin.sequential import SequentialBackbone
 from .worlds import domain_stream, growing_stream, session_log, session_stream, with_item_features
@@ -125,15 +125,14 @@ class Pair:
         both = [name for name in TOPOLOGIES if all(name in names for names in accepted)]
         return {"topology": both[0] if both else accepted[0][0]}
 
+    def config(self, parts: AllSettings | None = None, seed: int = 0, source: Any = None) -> RunConfig:
+        """The pair's run; ``source``: of its data, where somebody asks for it."""
+        method, backbone = self.plugins
+        return RunConfig(source, backbone, method, *(parts or self._own_parts), seed, "cpu", self.registry)
+
     def federation(self, stream: Stream | None = None, seed: int = 0, parts: AllSettings | None = None) -> Federation:
         """The pair with new objects, checked against its stream."""
-        s = parts or self._own_parts
-        stream, method = stream or self.stream, self.method_cls(s.method)
-        backbone = method.trained_backbone(self.backbone_cls(s.backbone), stream.steps[-1].n_users)
-        attack = attack_of(self.registry, s.server.attack)
-        f = Federation(stream, backbone, method, s.local, s.server, s.evaluation, seed,
-                       metrics=metrics_of(self.registry, s.evaluation), topology=s.stream.topology,
-                       attack=attack and attack.cls(s.attack))
+        f = self.config(parts, seed).federation(stream or self.stream)
         f.check()
         return f
 
