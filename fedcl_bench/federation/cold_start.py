@@ -36,26 +36,17 @@ from .round import Work, train_clients
 
 
 class ColdStart:
-    """The new users of a step, numbered from 0.
-
-    Args:
-        step: as its clients know it (see ``FederationSettings.as_known``).
-        model: with rows for all its users.
-
-    Attributes:
-        step: with their data alone, of each its first interactions; ``old``: users known before.
-        count: how many have training data, wherever they are.
-        start: the private parameters that the backbone gives them, each (new users, ...).
-        training: FT's, with public parameters frozen.
-    """
+    """The new users of a step, numbered from 0; ``step``: as its clients know it (``FederationSettings.as_known``),
+    ``model``: with rows for all its users."""
 
     def __init__(self, f: Federation, step: Step, model: Snapshot):
         self.federation, self.old, users = f, step.old_users, range(step.old_users, step.n_users)
         here = torch.arange(users.start, users.stop, device=step.train.values.device)
         parts = {name: step.split(name).part(here) for name in ("train", "valid", "test")}
-        self.step = replace(step, n_users=len(users), old_users=0, **parts)
+        self.step = replace(step, n_users=len(users), old_users=0, **parts)  # with their data alone
+        # How many have training data, wherever they are.
         self.count = int(_everywhere(f, {"count": (self.step.train.lengths > 0).sum()[None]})["count"])
-        self.start = initial_private(model, f.backbone, f.seed, users)
+        self.start = initial_private(model, f.backbone, f.seed, users)  # of the backbone, each (new users, ...)
         self.training = fine_tuning(f, step, model, "public")
 
     def with_arrivals(self, model: Snapshot) -> Snapshot:
@@ -159,24 +150,15 @@ def _everywhere(f: Federation, here: Tables) -> Tables:
 
 
 class ColdItems:
-    """The new items of a step.
-
-    Args:
-        step: with all its interactions. model: with rows for all its items.
-
-    Attributes:
-        users: who is there for it, and has any interactions.
-        count: how many these are, wherever they are, as the server knows it.
-        start: the rows that the backbone gives the new items, each (new items, ...).
-        training: FT's, with private and dense parameters frozen.
-    """
+    """The new items of a step; ``step``: with all its interactions, ``model``: with rows for all its items."""
 
     def __init__(self, f: Federation, step: Step, model: Snapshot):
         self.federation, self.step = f, step
         there = (step.train.lengths[:step.old_users if f.server.fold_in else step.n_users] > 0).nonzero().flatten()
+        # Who is there for it here and has any interactions, and how many there are as the server knows it.
         self.users, self.count = there if f.population.clients_here else there[:0], len(there)
         rows = f.backbone.new_rows(f.seed, range(0), range(step.old_items, step.n_items))[0]
-        self.start = {name: of_items.to(model.public[name]) for name, of_items in rows.items()}
+        self.start = {name: of_items.to(model.public[name]) for name, of_items in rows.items()}  # (new items, ...)
         self.training = fine_tuning(f, step, model, "private")
 
     def with_arrivals(self, model: Snapshot) -> Snapshot:

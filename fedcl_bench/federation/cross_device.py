@@ -33,9 +33,7 @@ Observer = Callable[[DrawKey, Snapshot, Trained], None]
 
 class CrossDevice:
     """A step's clients and what is decided once for all its rounds; they are validated as one, the step's number.
-
-    Args:
-        step: with rows for all its users and items in ``model``.
+    ``model`` has rows for all users and items of the step.
 
     Attributes:
         step, earlier: it as its clients know it and the one before, on the run's device; None before the first.

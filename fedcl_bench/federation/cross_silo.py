@@ -44,17 +44,8 @@ from .parts import STAGE, Best, Federation, PartialRound, Progress, Update, byte
 
 
 class CrossSilo:
-    """A run's silos in a step of time.
-
-    Args:
-        step: None: the last.
-
-    Attributes:
-        domains: what the silos hold; units: the same by their numbers in records.
-        silos: what trains a model each.
-        exchanges: whether there is a server.
-        stages: of its training; stage: the one that is trained, by its number.
-    """
+    """A run's silos, each of which trains a model, and the domains that they hold, in a step of time; None: the last.
+    ``stage`` is the one of its ``stages`` that is trained, by its number."""
 
     threads = nullcontext  # batches are large enough for PyTorch's own threads
 
@@ -67,10 +58,10 @@ class CrossSilo:
         if isinstance(f.backbone, ModuleBackbone):
             silo_modules.check_alike(f.backbone, [domain.module for domain in self.domains
                                                     if domain.module is not None])
-        self.units = {domain.unit: domain for domain in self.domains}
+        self.units = {domain.unit: domain for domain in self.domains}  # by their numbers in records
         alone = [Silo((domain,), domain.seed) for domain in self.domains]
         self.silos = [Silo(self.domains, f.seed)] if f.topology == "central" else alone
-        self.exchanges = f.topology == "federated"
+        self.exchanges = f.topology == "federated"  # there is a server
 
     @staticmethod
     def numbers(f: Federation) -> Iterable[int]:

@@ -16,18 +16,12 @@ from .parts import Federation
 
 
 class EarlyStopping:
-    """Early stopping of what is validated as one: all clients of a step of time, or one domain.
-
-    Attributes:
-        rounds: that were observed.
-        value: of the validation metric in the last of them, rounded; nan if it was not validated.
-        best: the highest value so far; -inf before the first. Of an error the values are negative.
-        rounds_without_improvement: since it.
-        ended: whether training ends with the last round.
-    """
+    """Early stopping of what is validated as one: all clients of a step of time, or one domain."""
 
     def __init__(self, f: Federation):
         self._settings, self._decimals = f.server, f.evaluation.valid_decimals
+        # The validation metric of the last round that was observed, rounded, nan if it was not validated; and the
+        # highest so far. Of an error they are negative.
         self.value, self.best = math.nan, -math.inf
         self.rounds, self.rounds_without_improvement, self.ended = 0, 0, False
 

@@ -46,13 +46,7 @@ def known_to(attack: Attack, step: Step, seed: int) -> Ragged:
 
 
 class Malicious:
-    """The malicious clients of a step as its clients know it.
-
-    Attributes:
-        users: of those among the users, ids, ascending; none of clients that are added.
-        count: how many there are.
-        active: the numbers of those that take part in the round.
-    """
+    """The malicious clients of a step as its clients know it."""
 
     def __init__(self, attack: Attack, step: Step, server: FederationSettings, seed: int, targets: Tensor):
         self.attack, self.step, self.server, self.seed, self.targets = attack, step, server, seed, targets
@@ -60,8 +54,9 @@ class Malicious:
         self.count = 0 if 0 < server.attack_blocks <= step.index else int(server.malicious * len(users) + 1e-9)
         among = self.count if attack.among_users else 0
         order = _order(rng.client_keys(rng.key(seed, "malicious"), users))
+        # Ids of those among the users, ascending; none of clients that are added.
         self.users, self.known = users[order[:among]].sort().values, known_to(attack, step, seed)
-        self.active = torch.zeros(0, dtype=torch.int64)
+        self.active = torch.zeros(0, dtype=torch.int64)  # the numbers of those that take part in the round
         self._taken: list[Trained] = []
 
     def join(self, group: Participants, round_: int) -> Participants:

@@ -38,16 +38,13 @@ class Work(NamedTuple):
 
 def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: Tensor | None = None,
                   observe: Callable[[Trained], None] | None = None, malicious: Malicious | None = None) -> RoundSums:
-    """Local training of all participants.
+    """What the local training of all participants adds up to, which does not depend on the number of threads.
 
     Args:
         work: of the participants; not empty, though its chunks may be.
         model: at the start of the round; not modified.
         weights: weight of every user in the mean, shape (users,); None: all alike.
         observe: called with every chunk's clients after their training.
-
-    Returns:
-        What they add up to. It does not depend on the number of threads.
     """
     training = work[0].training
     own_start = training.own_start and key.round == 0

@@ -200,15 +200,8 @@ def _elsewhere(trained: Trained, sizes: Tensor) -> Tensor:
 
 
 def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tuple[Snapshot, float]:
-    """The mean of FedAvg: what the server sent plus the clients' mean change (McMahan et al., AISTATS 2017).
-
-    Args:
-        sums: of all clients. Their memory is used.
-        model: what the server sent.
-
-    Returns:
-        (the model after the round; the mean local loss).
-    """
+    """The mean of FedAvg: what the server sent, ``model``, plus the clients' mean change (McMahan et al., AISTATS
+    2017), in the memory of ``sums``. Returns (the model after the round; the mean local loss)."""
     tables, change = sums.tables(), sums.change
     private = {name: sums.private.get(name, table) for name, table in model.private.items()}
     whole = tables["numbers"][2]
@@ -227,11 +220,7 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tup
 def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protection: Protection, key: DrawKey,
                       uploads: Tables, aggregator: Aggregator | None = None) -> tuple[Snapshot, float]:
     """What an aggregator, or else the method, makes of single clients' uploads, on which their noise is; ``uploads``:
-    what they sent besides public parameters.
-
-    Returns:
-        As ``mean``.
-    """
+    what they sent besides public parameters. Returns as ``mean`` does."""
     updates = HeldUpdates(sums.held, model, sums.weights, uploads, method, protection, key)
     change = checks.checked_tables(method, "aggregate_updates", (aggregator or method.aggregate_updates)(updates),
                                    {**model.public, **model.dense})
@@ -243,11 +232,8 @@ def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protecti
 
 def aggregate_sums(sums: RoundSums, model: Snapshot, method: Method, key: DrawKey, count: int
                    ) -> tuple[Snapshot, float]:
-    """What the method makes of the sums that clients, so many, send in place of changes (see ``Method.sums``).
-
-    Returns:
-        As ``mean``.
-    """
+    """What the method makes of the sums that clients, so many, send in place of changes (see ``Method.sums``); returns
+    as ``mean`` does."""
     public = {**model.public, **model.dense}
     change = checks.checked_tables(method, "aggregate_sums", method.aggregate_sums(
         sums.change, count, public, key), public)

@@ -139,15 +139,8 @@ def _blocks(curve: Columns) -> Iterator[NDArray[Any]]:
 
 
 def nearly_best(curve: Columns) -> dict[str, Any]:
-    """What it takes to come to ``NEARLY`` of each block's best validation metric.
-
-    Args:
-        curve: one row per round, as ``rounds.parquet`` has them.
-
-    Returns:
-        Per block: ``rounds`` from 1; ``seconds`` of training and evaluation; ``bytes_up`` and ``bytes_down`` of all
-        clients, up to that round.
-    """
+    """What it takes to come to ``NEARLY`` of each block's best validation metric, per block: ``rounds`` from 1;
+    ``seconds`` of training and evaluation; ``bytes_up`` and ``bytes_down`` of all clients, up to that round."""
     result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
     valid = of_last_stage(curve)
     seconds = np.asarray(curve["train_seconds"]) + np.asarray(curve["evaluate_seconds"])
