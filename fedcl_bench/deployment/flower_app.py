@@ -85,8 +85,6 @@ def export(folder: Path, words: Sequence[str], title: str) -> None:
         raise UserError(f"{folder}: cannot be written ({error.strerror}).") from None
 
 
-# The app's server.
-
 class GridLink:
     """The messages of an app's run as ``flower.SuperLink`` has them."""
 
@@ -130,8 +128,6 @@ def use_grid(grid: Any) -> None:
     global _grid
     _grid = grid
 
-
-# The app's client, and the process beside it.
 
 def forward(message: Any, path: str) -> Any:
     """The reply to a message of Flower by the client that listens at ``path``."""

@@ -38,11 +38,8 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
     then one for all values of the paper together and of the code.
 
     A setting changes for both methods if both have it. One without effect beside the others is left out. Returns the
-    cases, and sentences on what is left out.
-
-    Raises:
-        UserError: for a setting or value that a run does not take.
-        PluginError: if a plugin reads a setting differently that no run of it has.
+    cases, and sentences on what is left out. Raises UserError for a setting or value that a run does not take, and
+    PluginError if a plugin reads a setting differently that no run of it has.
     """
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
     usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls,

@@ -80,13 +80,8 @@ class Malicious:
             yield trained.of((~bad).nonzero().flatten())
 
     def uploads(self, model: Snapshot, key: DrawKey, rates: Mapping[str, float], losses: Tensor) -> Iterator[Trained]:
-        """What the round's malicious clients upload.
-
-        Args:
-            model: what the server sent.
-            rates: learning rates of honest clients, by parameter.
-            losses: of the honest clients; added ones, which have none, count with their mean.
-        """
+        """What the round's malicious clients upload, given what the server sent, and the learning rates, by parameter,
+        and losses of honest ones. Clients that are added, which have no loss, count with their mean."""
         taken, self._taken = self._taken, []
         if not len(self.active):
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Callable, ClassVar, Mapping, Protocol, Sequence
+from typing import Callable, ClassVar, Mapping, NamedTuple, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ from .parts import Best, Federation, Progress, Update
 PER_USER_ANALYSIS = (*drift.PER_USER, *beyond_accuracy.PER_USER)
 
 
-@dataclass(frozen=True)
-class MessageKind:
+class MessageKind(NamedTuple):
     """A request of a node and the server's answer to it; ``sends``, ``gets``: what the names of their tables begin
     with, and what these are."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..federation.parts import Federation
     from ..plugin.silo import Stage
 
-Layers = list[tuple[str, Mapping[str, Any]]]
+Layers = Sequence[tuple[str, Mapping[str, Any]]]
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
 SHARED = "shared"  # folder of results whose files many runs begin with
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
@@ -309,8 +309,7 @@ def setting_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str,
             *leak_notes([("", config.settings)])]
 
 
-def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
-           method: str | None = None) -> list[tuple[str, Mapping[str, Any]]]:
+def layers(dataset: str, overrides: Layers, backbone: type | None = None, method: str | None = None) -> Layers:
     """All settings that lie over the classes' defaults, the weakest first: the backbone's, those of the stream, the
     dataset's, then ``overrides``. A stream that the dataset's config does not name has the last word over the config,
     which says what suits another one."""
@@ -387,8 +386,7 @@ def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> E
     return replace(evaluation, valid_metric=f"{valid.name}@{k}", extra_metrics=tuple(sorted(extra - {valid.name})))
 
 
-def resolve(registry: Registry, method: str, backbone: str, dataset: str,
-            overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> AllSettings:
+def resolve(registry: Registry, method: str, backbone: str, dataset: str, overrides: Layers = ()) -> AllSettings:
     """The settings of a combination, without looking at its data. Arguments and errors as for ``make_config``."""
     backbone = registry.backbone_for(method, backbone)
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)

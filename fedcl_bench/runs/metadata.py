@@ -30,18 +30,13 @@ OWN_METRICS = Path(__file__).resolve().parents[1] / "evaluation" / "metrics.py"
 
 
 class Metadata(Struct, frozen=True):
-    """A plugin as ``list`` shows it.
+    """A plugin as ``list`` shows it."""
 
-    Attributes:
-        kind: ``method``, ``backbone``, ``metric`` or ``attack``.
-        reimplementation: written without its authors' code.
-    """
-
-    kind: str
+    kind: str  # ``method``, ``backbone``, ``metric`` or ``attack``
     name: str
     title: str
     reference: str
-    reimplementation: bool
+    reimplementation: bool  # written without its authors' code
 
 
 class _File(Struct):

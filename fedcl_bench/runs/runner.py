@@ -234,18 +234,14 @@ def _explained(record: Record, federation: Federation, results: Path, mark_faile
 
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(),
             options: RunOptions = RunOptions()) -> dict[str, Any]:
-    """Run a configuration, or return its record if it is already finished.
+    """Run a configuration, or return its record if it is already finished: the content of ``run.json``, with ``record``
+    (its folder) and ``reused`` added.
+
+    Raises RunFailed, Interrupted and UserError, also if there is not enough memory, or a finished run has no lists.
 
     Args:
         load: builds the stream; not called for a finished run.
         results: folder of all records.
-        watch: what is told of its rounds, and may stop it.
-
-    Returns:
-        The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
-
-    Raises:
-        UserError: also if there is not enough memory, or a finished run has no lists. RunFailed, Interrupted.
     """
     began = time.perf_counter()
     record = Record.of(config.name, results)

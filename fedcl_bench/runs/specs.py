@@ -160,14 +160,10 @@ class Tuned:
 
     @classmethod
     def of(cls, option: Path | bool | None, results: Path, where: Where = Where()) -> Tuned | None:
-        """What an option ``--tuned [DIR]`` asks for; None without it.
+        """What an option ``--tuned [DIR]`` asks for, the folder or True without one; None without the option.
 
-        Without a folder, settings that a user tuned count before shipped ones. They lie beside the runs that they
-        belong to, so published records keep to the shipped ones.
-
-        Args:
-            option: the folder, True for the option without one, or None.
-            results: the folder of the records that are read or made.
+        Without a folder, settings that a user tuned count before shipped ones. They lie in ``results``, beside the runs
+        that they belong to, so published records keep to the shipped ones.
         """
         if option is None:
             return None

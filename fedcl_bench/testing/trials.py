@@ -198,10 +198,8 @@ def about_to_train(f: Federation, progress: Progress) -> tuple[Step, Progress]:
 
 def client_round(f: Federation, progress: Progress,
                  split: Callable[[Tensor], Iterable[Tensor]] = lambda users: [users]) -> dict[str, Tensor]:
-    """What each client makes of one round: the next of ``progress``.
-
-    Args:
-        split: the participants in groups that are trained one after the other.
+    """What each client makes of one round: the next of ``progress``, its participants ``split`` into groups that are
+    trained one after the other.
 
     Returns:
         Rows in ascending order of participants: ``upload NAME`` (changes of public parameters and declared uploads),

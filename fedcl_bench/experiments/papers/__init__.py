@@ -18,17 +18,14 @@ _KEY_FIELDS = ("table", "dataset", "backbone", "row", "metric")
 
 
 class Key(NamedTuple):
-    """Where a number stands in a table.
-
-    ``row`` is a method, an ablation or noise as ``setting=value``, or a statistic; ``column`` a block, ``avg``,
-    ``change`` (percent), a group of users or items, or ``value``, the only number of a run without blocks. In tables
-    of no paper it is ``mean``, over the blocks but block 0 (block 0 if there is no other), or ``block0``, ``block1``...
-    """
+    """Where a number stands in a table."""
 
     dataset: str
     backbone: str
-    row: str
+    row: str  # a method, an ablation or noise as ``setting=value``, or a statistic
     metric: str
+    # A block, ``avg``, ``change`` (percent), a group of users or items, or ``value``, the only number of a run without
+    # blocks; in tables of no paper ``mean``, over the blocks but block 0 (block 0 if there is no other), or ``block0``.
     column: str
 
 
@@ -161,9 +158,8 @@ def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:
 def _filtered(paper: str, needed: Iterable[RunSpec], datasets: Iterable[str] | None, backbones: Iterable[str] | None,
               methods: Iterable[str] | None) -> list[RunSpec]:
     """The specs of these names, each once; UserError for a name that none of them has."""
-    needed = list(dict.fromkeys(needed))
-    chosen = {"dataset": datasets, "backbone": backbones, "method": methods}
-    chosen = {kind: list(names) for kind, names in chosen.items() if names is not None}
+    needed, asked = list(dict.fromkeys(needed)), (("dataset", datasets), ("backbone", backbones), ("method", methods))
+    chosen = {kind: list(names) for kind, names in asked if names is not None}
     for kind, names in chosen.items():
         known = {getattr(spec, kind) for spec in needed}
         for name in names if needed else ():
