@@ -29,7 +29,7 @@ _workers = 1
 
 def threads_for(numbers: int, cores: int, load: float) -> int:
     """How many threads a run takes that was not told; no number of its result depends on it. The run computes so many
-    numbers at once (``federation/work.py``) and may use so many cores, for which on average so many processes have run
+    numbers at once (``federation/parts.py``) and may use so many cores, for which on average so many processes have run
     or waited over the last minute.
 
     Small work takes one: its operations are over before others have begun, and beside other processes threads wait for
