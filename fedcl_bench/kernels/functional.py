@@ -10,11 +10,9 @@ from .ops import Pooling as Pooling
 
 
 class _Dot(torch.autograd.Function):
-    """Inner products of one vector with many rows per client.
-
-    ``torch.bmm(rows, vectors)`` and its gradient run as one slow matrix-vector product per client; with the vector as
-    the left factor, and the rows' gradient as a plain outer product, the same numbers take about a fifth of the time.
-    """
+    """Inner products of one vector with many rows per client. ``torch.bmm(rows, vectors)`` and its gradient run as one
+    slow matrix-vector product per client; with the vector as the left factor, and the rows' gradient as a plain outer
+    product, the same numbers take about a fifth of the time."""
 
     @staticmethod
     def forward(ctx, vectors: Tensor, rows: Tensor) -> Tensor:
@@ -81,15 +79,9 @@ def shared(parameter: Tensor) -> Tensor | None:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, constant: Tensor | None = None) -> Tensor:
-    """Each client's own linear layer.
-
-    Args:
-        inputs: (C, n, inputs); weight: (C, outputs, inputs); bias: (C, outputs).
-        constant: the last of the inputs, (C, n, ...), if they have no gradient; ``inputs`` are then the others.
-
-    Returns:
-        (C, n, outputs).
-    """
+    """Each client's own linear layer. ``inputs``: (C, n, inputs); ``weight``: (C, outputs, inputs); ``bias``: (C,
+    outputs); ``constant``: the last of the inputs, (C, n, ...), if they have no gradient; ``inputs`` are then the
+    others. Returns (C, n, outputs)."""
     of_all, bias_of_all = shared(weight), None if bias is None else shared(bias)
     if of_all is not None and (bias is None) == (bias_of_all is None):
         inputs = inputs if constant is None else torch.cat([inputs, constant], 2)
@@ -117,11 +109,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Each client's own layer normalisation of the last dimension.
-
-    Args:
-        x: (C, n, d); weight, bias: (C, d).
-    """
+    """Each client's own layer normalisation of the last dimension. ``x``: (C, n, d); ``weight``, ``bias``: (C, d)."""
     return _LayerNorm.apply(x, weight, bias, eps)
 
 
@@ -146,24 +134,17 @@ class _Attention(torch.autograd.Function):
 
 
 def attention(scores: Tensor, masked: Tensor, scale: float) -> Tensor:
-    """Softmax over the last dimension of ``scale`` times the scores (..., n), without the masked ones.
-
-    Args:
-        scores: the only differentiable argument.
-        masked: what has no part in it, bool, of a shape that fits the scores; not all of a row.
-    """
+    """Softmax over the last dimension of ``scale`` times the scores (..., n), without the masked ones. ``scores``: the
+    only differentiable argument; ``masked``: what has no part in it, bool, of a shape that fits the scores; not all of
+    a row."""
     return _Attention.apply(scores, torch.zeros_like(masked, dtype=scores.dtype).masked_fill_(masked, -torch.inf),
                             scale)
 
 
 def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of a session's targets and of one negative for each, both (C, L).
-
-    Args:
-        outputs: what they are inner products with, (C, L, d).
-        rows: of the session's L + 1 items, of which all but the first are targets, and of the L negatives,
-            (C, 2 L + 1, d).
-    """
+    """Logits of a session's targets and of one negative for each, both (C, L). ``outputs``: what they are inner
+    products with, (C, L, d); ``rows``: of the session's L + 1 items, of which all but the first are targets, and of the
+    L negatives, (C, 2 L + 1, d)."""
     length = outputs.shape[1]
     return (outputs * rows[:, 1:length + 1]).sum(2), (outputs * rows[:, length + 1:]).sum(2)
 
@@ -175,13 +156,9 @@ def _known_full(mask: Tensor) -> bool:
 
 def cosine_pool(vectors: Tensor, mask: Tensor, best: float, each: Tensor, rows: Tensor) -> Tensor:
     """``best`` times the largest plus ``each`` times the sum of an item's products with a client's vectors: (C, n).
-
-    Args:
-        vectors: (C, M, d), zero where they are not to be summed.
-        mask: which of them the largest is taken of, bool of shape (C, M).
-        each: (C,); not differentiable.
-        rows: of items, (C, n, d), or (n, d) if they are the same for all clients; they are divided by their lengths.
-    """
+    ``vectors``: (C, M, d), zero where they are not to be summed; ``mask``: which of them the largest is taken of, bool
+    of shape (C, M); ``each``: (C,); not differentiable; ``rows``: of items, (C, n, d), or (n, d) if they are the same
+    for all clients; they are divided by their lengths."""
     total = torch.cat([vectors, vectors.sum(1, keepdim=True) * each[:, None, None]], 1)
     length = torch.linalg.vector_norm(rows, dim=-1).clamp(min=1e-12)
     products = (total @ rows.transpose(-1, -2)) / length.unsqueeze(-2)
@@ -204,11 +181,9 @@ class _PlusConstant(torch.autograd.Function):
 
 
 def plus_constant(scores: Tensor, constants: Tensor) -> Tensor:
-    """Add one number, shape (C, 1), to all of a client's scores, shape (C, n).
-
-    Under a pairwise loss such a constant cancels and its gradient is 0. Adam would turn what rounding leaves of it into
-    steps of full size, so a gradient that is 0 but for rounding is returned as 0.
-    """
+    """Add one number, shape (C, 1), to all of a client's scores, shape (C, n). Under a pairwise loss such a constant
+    cancels and its gradient is 0. Adam would turn what rounding leaves of it into steps of full size, so a gradient
+    that is 0 but for rounding is returned as 0."""
     return _PlusConstant.apply(scores, constants)
 
 
@@ -226,16 +201,9 @@ class _CompiledBCE(torch.autograd.Function):
 
 
 def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of binary cross-entropies on logits, per client, in fewer passes than PyTorch's own.
-
-    Args:
-        scores: logits, shape (C, n); the only differentiable argument.
-        targets: probabilities, shape (C, n).
-        weights: shape (C, n).
-
-    Returns:
-        Shape (C,).
-    """
+    """Weighted sum of binary cross-entropies on logits, per client, in fewer passes than PyTorch's own. ``scores``:
+    logits, shape (C, n); the only differentiable argument; ``targets``: probabilities, shape (C, n); ``weights``: shape
+    (C, n). Returns shape (C,)."""
     if scores.dtype == torch.float32 and ops.serve(scores):
         return _CompiledBCE.apply(scores, targets, weights)
     # softplus(s) - s y; the threshold is where log(1 + e^s) equals s in double precision too.
@@ -244,16 +212,10 @@ def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def nearest_entries(queries: Tensor, keys: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Of each query the k nearest keys of its client, the nearest first, of equal ones the first.
-
-    Args:
-        queries: (C, items, d); keys: (C, entries, d).
-        filled: which keys there are, bool of shape (C, entries).
-        k: at most the number of entries.
-
-    Returns:
-        Squared distances, infinite where a client has fewer keys, and the keys' numbers: each (C, k, items).
-    """
+    """Of each query the k nearest keys of its client, the nearest first, of equal ones the first. ``queries``: (C,
+    items, d); ``keys``: (C, entries, d); ``filled``: which keys there are, bool of shape (C, entries); ``k``: at most
+    the number of entries. Returns squared distances, infinite where a client has fewer keys, and the keys' numbers:
+    each (C, k, items)."""
     products = torch.baddbmm(keys.square().sum(2, keepdim=True), keys, queries.transpose(1, 2), alpha=-2.0)
     different = queries[:1] if queries.stride(0) == 0 else queries  # where all clients have the same, one of them
     lengths = different.square().sum(2).expand(len(queries), -1)

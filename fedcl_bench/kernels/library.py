@@ -151,12 +151,8 @@ def why_not() -> str | None:
 
 
 def call(name: str, *arguments: Tensor | int | float | None) -> None:
-    """A function of ``kernels.c``.
-
-    Raises:
-        ValueError: if a tensor is not what the function can read.
-        MemoryError: if there is none.
-    """
+    """A function of ``kernels.c``. Raises ValueError if a tensor is not what the function can read, and MemoryError if
+    there is none."""
     function, known, passed = _loaded()[name], {"1": 1}, []
     try:
         for argument, value in zip(function.arguments, arguments, strict=True):

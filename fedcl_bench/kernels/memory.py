@@ -19,12 +19,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @functools.cache
 def keep_freed_blocks() -> None:
-    """Let glibc keep freed memory instead of returning it to the system at once.
-
-    A round allocates the same few megabytes again and again; getting fresh pages for them each time costs a third of
-    a round. Blocks of 256 MiB, whose pages are a small part of what is done with them, go back. Does nothing on other C
-    libraries.
-    """
+    """Let glibc keep freed memory instead of returning it to the system at once. A round allocates the same few
+    megabytes again and again; getting fresh pages for them each time costs a third of a round. Blocks of 256 MiB, whose
+    pages are a small part of what is done with them, go back. Does nothing on other C libraries."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
@@ -55,10 +52,8 @@ def peak_mib() -> float:
 
 
 def reset_peak() -> None:
-    """Give freed memory back and count the peak anew, so that a process can say the peak of its second run.
-
-    Does nothing on systems that cannot; the peak is then that of all the process's runs.
-    """
+    """Give freed memory back and count the peak anew, so that a process can say the peak of its second run. Does
+    nothing on systems that cannot; the peak is then that of all the process's runs."""
     gc.collect()
     give_back_freed_blocks()
     try:
@@ -69,25 +64,16 @@ def reset_peak() -> None:
 
 @dataclass(frozen=True)
 class Available:
-    """Memory that can still be had.
+    """Memory that can still be had."""
 
-    Attributes:
-        bytes: how much.
-        limit: what ends it, in words.
-    """
-
-    bytes: int
-    limit: str
+    bytes: int  # how much
+    limit: str  # what ends it, in words
 
 
 def available(device: torch.device, root: Path = Path("/")) -> Available | None:
     """Memory left on a device: of a GPU what is free on it; otherwise the least of what the system can give without
     swapping, and what each of the process's control groups and its limit of addresses (``ulimit -v``) still allow. None
-    where the system does not say.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-    """
+    where the system does not say. ``root``: where ``proc`` and ``sys`` are."""
     if device.type == "cuda":
         import torch
         free = torch.cuda.mem_get_info(device)[0]

@@ -52,15 +52,10 @@ def mixed(numbers: Tensor) -> None:
 
 
 def negatives(keys: Tensor, drawn: Tensor, others: Tensor, gaps: Tensor, positives: Tensor, result: Tensor) -> None:
-    """The first ``drawn`` draws from each client's other items, then its first positive.
-
-    Args:
-        keys: of the clients' streams, shape (C,).
-        drawn: how many each needs, shape (C,).
-        others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
-        positives: shape (C, P).
-        result: int64 of shape (C, n), written to; its rows may lie apart.
-    """
+    """The first ``drawn`` draws from each client's other items, then its first positive. ``keys``: of the clients'
+    streams, shape (C,); ``drawn``: how many each needs, shape (C,); ``others``, ``gaps``: ``count`` and ``gaps`` of
+    ``sampling.Others``; ``positives``: shape (C, P); ``result``: int64 of shape (C, n), written to; its rows may lie
+    apart."""
     call("negatives", keys, drawn, others, gaps.contiguous(), gaps.shape[1], positives, positives.shape[1],
          *result.shape, result, result.stride(0))
 
@@ -68,16 +63,11 @@ def negatives(keys: Tensor, drawn: Tensor, others: Tensor, gaps: Tensor, positiv
 def group(keys: Tensor, head: int, head_count: Tensor | None, tail_count: Tensor, slots: Tensor | None, n: int,
           size: int) -> Tensor:
     """Each client's samples, or their slots, by local batch: the b-th of ``size`` is that of the b-th smallest keys.
-
-    Args:
-        keys: of the clients' streams, shape (C,); the key of a client's i-th sample is the stream's i-th number.
-        head, head_count: in how many columns positives lie, and how many of these are a client's, (C,); None: none.
-        tail_count: how many of the columns after that are a client's, (C,).
-        slots: of the samples, int64 of shape (C, n); None: their columns.
-
-    Returns:
-        int32 of shape (C, n), padded with -1; within a local batch, in the order of samples.
-    """
+    ``keys``: of the clients' streams, shape (C,); the key of a client's i-th sample is the stream's i-th number;
+    ``head``, ``head_count``: in how many columns positives lie, and how many of these are a client's, (C,); None: none;
+    ``tail_count``: how many of the columns after that are a client's, (C,); ``slots``: of the samples, int64 of shape
+    (C, n); None: their columns. Returns int32 of shape (C, n), padded with -1; within a local batch, in the order of
+    samples."""
     result = torch.empty(len(keys), n, dtype=torch.int32)
     call("group", keys, head, head_count, tail_count, None if slots is None else slots.contiguous(), len(keys), n, size,
          result)
@@ -101,12 +91,8 @@ def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tenso
 
 
 def nearest(products: Tensor, lengths: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As ``functional.nearest_entries``.
-
-    Args:
-        products: of each entry and item ``|key|^2 - 2 key . query``, (C, entries, items).
-        lengths: ``|query|^2``, (C, items).
-    """
+    """As ``functional.nearest_entries``. ``products``: of each entry and item ``|key|^2 - 2 key . query``, (C, entries,
+    items). ``lengths``: ``|query|^2``, (C, items)."""
     clients, n, items = products.shape
     _within("nearest: numbers of entries", k, n + 1, start=1)
     distances, entries = products.new_empty(clients, k, items), torch.empty(clients, k, items, dtype=torch.int64)
@@ -124,14 +110,9 @@ def row_sums(table: Tensor, items: Tensor, factors: Tensor) -> Tensor:
 
 
 def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: Tensor, vectors: Tensor) -> None:
-    """Add clients' steps times vectors to rows of a table, client by client.
-
-    Args:
-        table: (items, d).
-        items: of each client's slots, (C, slots); None: all, in order.
-        held: how many of them, the first, have steps that are not 0, (C,); None: any may.
-        steps, vectors: of each update, (C, slots, updates) and (C, updates, d).
-    """
+    """Add clients' steps times vectors to rows of a table, client by client. ``table``: (items, d); ``items``: of each
+    client's slots, (C, slots); None: all, in order; ``held``: how many of them, the first, have steps that are not 0,
+    (C,); None: any may; ``steps``, ``vectors``: of each update, (C, slots, updates) and (C, updates, d)."""
     clients, slots, updates = steps.shape
     _within("add_outer: items", slots - 1 if items is None else items, len(table))
     call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots,
@@ -139,50 +120,33 @@ def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: T
 
 
 class MovedRows(NamedTuple):
-    """Clients' item rows, which updates have moved.
+    """Clients' item rows, which updates have moved."""
 
-    Attributes:
-        table: the rows before, (items, d).
-        items: of each client's slots, (C, slots); None: all, in order.
-        steps, vectors, done: the first ``done`` updates have moved a client's rows, by steps (C, slots, updates) times
-            vectors (C, updates, d).
-    """
-
-    table: Tensor
-    items: Tensor | None
+    table: Tensor  # the rows before, (items, d)
+    items: Tensor | None  # of each client's slots, (C, slots); None: all, in order
+    # The first ``done`` updates have moved a client's rows, by steps (C, slots, updates) times vectors (C, updates, d).
     steps: Tensor
     vectors: Tensor
     done: int
 
 
 class InnerSamples(NamedTuple):
-    """The samples of a local batch.
+    """The samples of a local batch."""
 
-    Attributes:
-        order, start, end: slots by local batch (see ``group``), and the columns of this one.
-        share: a sample's weight, (C, 1).
-        positive: whether a slot's item is a positive, (slots,) or (C, slots).
-    """
-
+    # Slots by local batch (see ``group``), and the columns of this one
     order: Tensor
     start: int
     end: int
-    share: Tensor
-    positive: Tensor
+    share: Tensor  # a sample's weight, (C, 1)
+    positive: Tensor  # whether a slot's item is a positive, (slots,) or (C, slots)
 
 
 def inner_batch(rows: MovedRows, vectors: Tensor, constants: Tensor | None, samples: InnerSamples,
                 needed: tuple[bool, bool, bool]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Cross-entropy of a local batch whose logits are inner products, and its gradients.
-
-    Args:
-        rows: the gradients of the slots' logits are written to the next step, if they are needed.
-        vectors, constants: a logit is the client's vector (C, d) times the item's row, plus its constant (C, 1).
-        needed: whether gradients of vectors, of constants and of rows are.
-
-    Returns:
-        losses (C,); gradients of the vectors (C, d) and of the constants (C, 1).
-    """
+    """Cross-entropy of a local batch whose logits are inner products, and its gradients. ``rows``: the gradients of the
+    slots' logits are written to the next step, if they are needed; ``vectors``, ``constants``: a logit is the client's
+    vector (C, d) times the item's row, plus its constant (C, 1); ``needed``: whether gradients of vectors, of constants
+    and of rows are. Returns losses (C,); gradients of the vectors (C, d) and of the constants (C, 1)."""
     table, items, steps, past, done = rows
     order, start, end, share, positive = samples
     (clients, slots, updates), d = steps.shape, table.shape[1]
@@ -199,27 +163,21 @@ def inner_batch(rows: MovedRows, vectors: Tensor, constants: Tensor | None, samp
 @dataclass(frozen=True)
 class InnerTask:
     """What clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out to
-    local batches, and train on each.
+    local batches, and train on each."""
 
-    Attributes:
-        table: item rows, (items, d).
-        vectors, constants: of all users, (users, d) and (users, 1) or None.
-        each: negatives per positive.
-        draws, shuffles: keys of negatives, and of the order of samples in each epoch, without the client.
-        size: samples in a local batch.
-        turns: what takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
-        rates: factors of the gradients of vectors, constants and rows in each local batch, one batch after the other:
-            of as many as the client with most has, or more.
-    """
-
-    table: Tensor
+    table: Tensor  # item rows, (items, d)
+    # Of all users, (users, d) and (users, 1) or None
     vectors: Tensor
     constants: Tensor | None
-    each: int
+    each: int  # negatives per positive
+    # Keys of negatives, and of the order of samples in each epoch, without the client
     draws: int
     shuffles: Sequence[int]
-    size: int
+    size: int  # samples in a local batch
+    # What takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
     turns: Sequence[int]
+    # Factors of the gradients of vectors, constants and rows in each local batch, one batch after the other: of as many
+    # as the client with most has, or more.
     rates: Sequence[float]
 
     def updates(self, batches: int) -> int:
@@ -229,47 +187,34 @@ class InnerTask:
 
 @dataclass(frozen=True)
 class InnerClients:
-    """The clients of an ``InnerTask``.
+    """The clients of an ``InnerTask``."""
 
-    Attributes:
-        users: ids of the clients, (C,).
-        positives, count: of each client, (C, P), and how many are its own, (C,).
-        names: the numbers by which clients draw, (C,).
-        others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
-        batches: local batches per epoch of the client with most.
-    """
-
-    users: Tensor
+    users: Tensor  # ids of the clients, (C,)
+    # Of each client, (C, P), and how many are its own, (C,)
     positives: Tensor
     count: Tensor
-    names: Tensor
+    names: Tensor  # the numbers by which clients draw, (C,)
+    # ``count`` and ``gaps`` of ``sampling.Others``
     others: Tensor
     gaps: Tensor
-    batches: int
+    batches: int  # local batches per epoch of the client with most
 
 
 @dataclass(frozen=True)
 class InnerRound:
-    """What ``inner_round`` has made of C clients.
+    """What ``inner_round`` has made of C clients."""
 
-    Attributes:
-        items: of ``client.base.Slots``, (C, n).
-        sample, positive: too, each (C, n); None: not asked for.
-        held: how many items each looks up, (C,).
-        steps, vectors: what updates added to the rows at the slots, as in ``factored.Outer``: a step, of shape
-            (C, n, updates), times a vector, of shape (C, updates, d), each.
-        moved: what was added to the vectors (C, d) and constants (C, 1), if there are any.
-        loss: float64 of shape (C,): the mean over a client's local batches.
-    """
-
-    items: Tensor
+    items: Tensor  # of ``chunk_trainer.Slots``, (C, n)
+    # Of ``Slots`` too, each (C, n); None: not asked for
     sample: Tensor | None
     positive: Tensor | None
-    held: Tensor
+    held: Tensor  # how many items each looks up, (C,)
+    # What updates added to the rows at the slots, as in ``factored.Outer``: a step, of shape (C, n, updates), times a
+    # vector, of shape (C, updates, d), each.
     steps: Tensor
     vectors: Tensor
-    moved: tuple[Tensor, Tensor | None]
-    loss: Tensor
+    moved: tuple[Tensor, Tensor | None]  # what was added to the vectors (C, d) and constants (C, 1), if there are any
+    loss: Tensor  # float64 of shape (C,): the mean over a client's local batches
 
 
 def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
@@ -302,27 +247,17 @@ class Pooling(NamedTuple):
 
 
 class CosineTables:
-    """Clients' own item tables whose rows all are scored by pooled cosines, and moved by Adam.
-
-    Args:
-        table: what they begin with, (C, items, d), or one for all clients, (1, items, d); it is not written to.
-
-    Attributes:
-        now: as they are, (C, items, d), or (1, items, d) before the first step.
-        scores: of the latest call of ``score``, (C, items).
-    """
+    """Clients' own item tables whose rows all are scored by pooled cosines, and moved by Adam. ``table``: what they
+    begin with, (C, items, d), or one for all clients, (1, items, d); it is not written to. ``now``: as they are, (C,
+    items, d), or (1, items, d) before the first step; ``scores``: of the latest call of ``score``, (C, items)."""
 
     def __init__(self, table: Tensor):
         self.now, self.moments = table, None
 
     def score(self, pooling: Pooling, keys: Tensor, threshold: int) -> None:
-        """Score all items.
-
-        Args:
-            pooling: vectors (C, M, d) without a graph, mask, best and each, as of ``functional.cosine_pool``.
-            keys: of the streams that dropout of item rows draws from, (C,).
-            threshold: a number of a row is dropped if 16 random bits are below it; 0: none is.
-        """
+        """Score all items. ``pooling``: vectors (C, M, d) without a graph, mask, best and each, as of
+        ``functional.cosine_pool``; ``keys``: of the streams that dropout of item rows draws from, (C,); ``threshold``:
+        a number of a row is dropped if 16 random bits are below it; 0: none is."""
         vectors, mask, best, each = pooling
         (clients, count, d), items, lanes = vectors.shape, self.now.shape[1], 16
         if len(self.now) not in (1, clients):
@@ -342,17 +277,9 @@ class CosineTables:
 
     def step(self, of_scores: Tensor, held: Tensor, rule: tuple[float, ...]) -> Tensor:
         """Step with all item rows but those of held items, given gradients of the scores; to be followed by
-        ``step_held``.
-
-        Args:
-            of_scores: (C, items).
-            held: items, (C, n); some may be equal.
-            rule: 1 - beta1, beta2 and 1 - beta2; the rate and what roots of second moments are multiplied with, both
-                with their corrections; eps.
-
-        Returns:
-            The gradients of the vectors, (C, M, d).
-        """
+        ``step_held``. ``of_scores``: (C, items); ``held``: items, (C, n); some may be equal; ``rule``: 1 - beta1, beta2
+        and 1 - beta2; the rate and what roots of second moments are multiplied with, both with their corrections; eps.
+        Returns the gradients of the vectors, (C, M, d)."""
         self._before, self._fresh = (self.now, self._apart), self.moments is None
         if self.moments is None:
             self.now, *self.moments = self.now.new_empty(3, *of_scores.shape, self.now.shape[2])
@@ -382,11 +309,9 @@ _LOW = (1 << 31) - 1
 
 def highest(scores: Tensor, k: int) -> Tensor:
     """Columns of the k highest scores in each row, highest first, of equal ones the first: int64, (n, min(k, columns)).
-
     What is no number counts as higher than any. The k highest are in the k groups of neighbouring columns with the
     highest maxima (of equal ones the first), so only those are looked at closely; the maxima are one pass over the
-    scores, several times as fast as ``torch.topk``.
-    """
+    scores, several times as fast as ``torch.topk``."""
     columns = scores.shape[1]
     size = _SMALL_GROUPS if columns < _MANY_COLUMNS else _LARGE_GROUPS
     while size * size * k < columns:
@@ -404,10 +329,7 @@ def highest(scores: Tensor, k: int) -> Tensor:
 
 def _first(scores: Tensor, number: Tensor, k: int) -> Tensor:
     """The numbers of the k highest scores in each row, highest first, of equal ones the smallest number first.
-
-    Args:
-        number: whole numbers below 2^31 that differ within a row, of the scores' shape (n, m) or (m,).
-    """
+    ``number``: whole numbers below 2^31 that differ within a row, of the scores' shape (n, m) or (m,)."""
     k = min(k, scores.shape[1])
     if scores.dtype == torch.float64:  # too long for the keys below
         number, order = number.expand_as(scores).sort(1)
@@ -421,25 +343,16 @@ def _first(scores: Tensor, number: Tensor, k: int) -> Tensor:
 
 def all_ranks(scores: Tensor) -> Tensor:
     """1-based rank of every column in each row of scores (n, m), of equal ones the first column first: int32, (n, m).
-
-    In single or double precision; what is no number ranks first.
-    """
+    In single or double precision; what is no number ranks first."""
     result = torch.empty(scores.shape, dtype=torch.int32)
     call(_real("all_ranks", scores), scores.contiguous(), *scores.shape, result)
     return result
 
 
 def ranks(scores: Tensor, rows: Tensor, items: Tensor, first_before: bool = False) -> Tensor:
-    """1-based ranks of items, each in a row of the scores: 1 + how many of the row score higher.
-
-    Args:
-        scores: (n, items), in single or double precision.
-        rows, items: int64 of shape (P,).
-        first_before: of equal scores the first column comes first, as in ``highest``.
-
-    Returns:
-        int64 of shape (P,).
-    """
+    """1-based ranks of items, each in a row of the scores: 1 + how many of the row score higher. ``scores``: (n,
+    items), in single or double precision; ``rows``, ``items``: int64 of shape (P,); ``first_before``: of equal scores
+    the first column comes first, as in ``highest``. Returns int64 of shape (P,)."""
     result = torch.empty_like(items, memory_format=torch.contiguous_format)
     _within("ranks: rows", rows, len(scores))
     _within("ranks: items", items, scores.shape[1])

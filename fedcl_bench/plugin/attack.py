@@ -24,27 +24,18 @@ Uploads = Mapping[str, "tuple[Tensor, Tensor | None]"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What the M malicious clients of a round see.
+    """What the M malicious clients of a round see."""
 
-    Attributes:
-        clients: their numbers, ascending, (M,): added ones are numbered from 0, others are users.
-        public, dense: the item tables and other public parameters that the server sent.
-        rates: the learning rate at which honest clients train each parameter, by name.
-        targets: items to promote, (T,).
-        known: the interactions that the attacker knows, of all users (see ``Attack.known_share``).
-        changes: of users whose uploads are replaced, what their training has changed, each (M, ...), item tables
-            (M, items, ...).
-        draw: key of the round's random numbers.
-    """
-
-    clients: Tensor
+    clients: Tensor  # their numbers, ascending, (M,): added ones are numbered from 0, others are users
+    # The item tables and other public parameters that the server sent
     public: Tables
     dense: Tables
-    rates: Mapping[str, float]
-    targets: Tensor
-    known: Ragged
+    rates: Mapping[str, float]  # the learning rate at which honest clients train each parameter, by name
+    targets: Tensor  # items to promote, (T,)
+    known: Ragged  # the interactions that the attacker knows, of all users (see ``Attack.known_share``)
+    # Of users whose uploads are replaced, what their training has changed, each (M, ...), item tables (M, items, ...).
     changes: Tables
-    draw: DrawKey
+    draw: DrawKey  # key of the round's random numbers
 
 
 class Attack:
@@ -78,12 +69,10 @@ class Attack:
         Incompatible if the backbone does not suit."""
 
     def upload(self, seen: Seen) -> Uploads:
-        """What the malicious clients of a round send: changes of public parameters by name, and where.
-
-        Of an item table rows (M, n, ...) and their items, int64 (M, n), each once; with None for the items all of
-        them, or a parameter without items, (M, ...). A parameter that is left out is not changed by clients that were
-        added, and changed as they trained it by others.
-        """
+        """What the malicious clients of a round send: changes of public parameters by name, and where. Of an item table
+        rows (M, n, ...) and their items, int64 (M, n), each once; with None for the items all of them, or a parameter
+        without items, (M, ...). A parameter that is left out is not changed by clients that were added, and changed as
+        they trained it by others."""
         return {}
 
 

@@ -36,23 +36,14 @@ USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 @dataclass(frozen=True)
 class OwnBatch:
     """One local batch of C clients that have equally many positives, or of lists that are padded with their first item
-    (``OwnSamples.as_set``), for a backbone with a loss of its own.
+    (``OwnSamples.as_set``), for a backbone with a loss of its own."""
 
-    Attributes:
-        users: ids, (C,).
-        positives: all training items of the client, in time order, (C, P).
-        negatives: those of the first positive first, (C, P k).
-        chosen: numbers of the samples in the batch, (C, b).
-        draw: key of the batch's random numbers.
-        done: local batches that each client has done in the block before this one.
-    """
-
-    users: Tensor
-    positives: Tensor
-    negatives: Tensor
-    chosen: Tensor
-    draw: DrawKey
-    done: int
+    users: Tensor  # ids, (C,)
+    positives: Tensor  # all training items of the client, in time order, (C, P)
+    negatives: Tensor  # those of the first positive first, (C, P k)
+    chosen: Tensor  # numbers of the samples in the batch, (C, b)
+    draw: DrawKey  # key of the batch's random numbers
+    done: int  # local batches that each client has done in the block before this one
 
 
 @dataclass(frozen=True)
@@ -126,10 +117,8 @@ class Backbone:
         return getattr(type(self), hook) is not getattr(Backbone, hook)
 
     def new_rows(self, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
-        """Initial (public, private) rows, float64, of items and users first seen in a block.
-
-        A row's values may depend on the seed and its own id only, so a table does not depend on when it grew.
-        """
+        """Initial (public, private) rows, float64, of items and users first seen in a block. A row's values may depend
+        on the seed and its own id only, so a table does not depend on when it grew."""
         raise NotImplementedError
 
     def new_dense(self, seed: int) -> Tables:
@@ -142,36 +131,22 @@ class Backbone:
 
     def groups(self, names: list[str]) -> list[list[str]]:
         """The parameters in the order of a local batch's updates; each group sees the update of the one before.
-
-        Args:
-            names: all parameters' names.
-        """
+        ``names``: all parameters' names."""
         return [names]
 
     def score(self, clients: Tables, rows: Tables) -> Tensor:
-        """Logits of each client's own items.
-
-        Args:
-            clients: private parameters, personal tables and the clients' own copies of dense public parameters, each
-                of shape (C, ...).
-            rows: public item rows of those clients, each of shape (C, n, ...); with ``whole_tables`` all items in
-                order. Personal tables have the same rows.
-
-        Returns:
-            Tensor of shape (C, n).
+        """Logits of each client's own items. ``clients``: private parameters, personal tables and the clients' own
+        copies of dense public parameters, each of shape (C, ...). ``rows``: public item rows of those clients, each of
+        shape (C, n, ...); with ``whole_tables`` all items in order. Personal tables have the same rows. Returns (C, n).
         """
         vectors, constants = self._factors(clients)
         products = dot(vectors, next(iter(rows.values())))
         return products if constants is None else products + constants
 
     def factors(self, clients: Tables) -> tuple[Tensor, Tensor | None] | None:
-        """For a backbone whose logits are inner products with its only public table: each client's vector, (C, d),
-        and what it adds to every logit, (C, 1) or None. ``score`` and ``score_all`` follow from them, and clients are
-        trained without copies of item rows (see ``training/factored.py``).
-
-        Args:
-            clients: as for ``score``.
-        """
+        """For a backbone whose logits are inner products with its only public table: each client's vector, (C, d), and
+        what it adds to every logit, (C, 1) or None. ``score`` and ``score_all`` follow from them, and clients are
+        trained without copies of item rows (see ``training/factored.py``). ``clients``: as for ``score``."""
         if self.factor_names is None:
             return None
         vector, constant = self.factor_names
@@ -199,69 +174,41 @@ class Backbone:
 
     def keys(self, clients: Tables, rows: Tables) -> Tensor:
         """A representation of each (client, item) pair, for methods that look up similar pairs: shape (C, n, k).
-
-        Arguments as for ``score``.
-        """
+        Arguments as for ``score``."""
         return torch.cat([table.flatten(2) for table in rows.values()], dim=2)
 
     def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:
-        """The learning rate of every parameter by name.
-
-        Args:
-            n_items: items known in the block.
-            round_, batch: rounds done in the block, and local batches done in the round.
-        """
+        """The learning rate of every parameter by name. ``n_items``: items known in the block; ``round_``, ``batch``:
+        rounds done in the block, and local batches done in the round."""
         raise NotImplementedError
 
     def loss(self, scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Recommendation loss of each client over one local batch: mean binary cross-entropy on logits.
-
-        Args:
-            scores, labels: shape (C, n); labels are 1 for positives and 0 for sampled negatives, or ratings
-                (``explicit``).
-            weights: shape (C, n); a sample's share of its batch's mean. An item drawn twice has twice the weight.
-
-        Returns:
-            Tensor of shape (C,).
-        """
+        """Recommendation loss of each client over one local batch: mean binary cross-entropy on logits. ``scores``,
+        ``labels``: shape (C, n); labels are 1 for positives and 0 for sampled negatives, or ratings (``explicit``).
+        ``weights``: shape (C, n); a sample's share of its batch's mean. An item drawn twice has twice the weight.
+        Returns (C,)."""
         return weighted_bce(scores, labels, weights)
 
     def pair_loss(self, positive: Tensor, negative: Tensor, weights: Tensor) -> Tensor:
         """Recommendation loss over pairs, for ``pairwise`` backbones: mean of -log sigmoid(positive - negative).
-
-        Args:
-            positive, negative: logits of the two items of each pair, shape (C, n).
-            weights: shape (C, n); a pair's share of its batch's mean.
-
-        Returns:
-            Tensor of shape (C,) (Bayesian personalised ranking, Rendle et al., UAI 2009).
-        """
+        ``positive``, ``negative``: logits of the two items of each pair, shape (C, n); ``weights``: shape (C, n); a
+        pair's share of its batch's mean. Returns (C,) (Bayesian personalised ranking, Rendle et al., UAI 2009)."""
         return (torch.nn.functional.softplus(negative - positive) * weights).sum(1)
 
     def own_samples(self, settings: LocalSettings) -> OwnSamples | None:
-        """How samples are made of positives, for a backbone whose loss is ``own_loss``; None: scores and ``loss``.
-
-        Such a backbone needs ``whole_tables``. Its clients are trained in groups with equally many positives.
-        """
+        """How samples are made of positives, for a backbone whose loss is ``own_loss``; None: scores and ``loss``. Such
+        a backbone needs ``whole_tables``. Its clients are trained in groups with equally many positives."""
         return None
 
     def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
         """The whole recommendation loss of each client over one local batch, shape (C,), instead of ``score`` and
-        ``loss``.
-
-        Args:
-            clients, rows: as for ``score``, all items in order, without what clients remember.
-        """
+        ``loss``. ``clients``, ``rows``: as for ``score``, all items in order, without what clients remember."""
         raise NotImplementedError
 
     def remember(self, step: TrainingStep, memory: Tables) -> Tables:
         """What every client carries besides parameters: integer tables, each (users, ...), made at the start of a step.
-
-        They are not trained and never uploaded; ``score`` finds them among ``clients``.
-
-        Args:
-            memory: of the step before, with a row per user known there.
-        """
+        They are not trained and never uploaded; ``score`` finds them among ``clients``. ``memory``: of the step before,
+        with a row per user known there."""
         return {}
 
     def notes(self) -> Iterable[str]:
@@ -269,14 +216,10 @@ class Backbone:
         return ()
 
     def regulariser(self, clients: Tables, rows: Tables, weights: Tensor, served: Tables, round_: int) -> Tensor | None:
-        """A term of the backbone's own added to each client's loss: shape (C,), or None.
-
-        Args:
-            clients, rows, weights: as for ``score`` and ``loss``.
-            served: the tables the server made for each of the clients (see ``serve``), each (C, items, ...); with
-                ``rest_follows``, of the same items as ``rows``.
-            round_: rounds done in the block.
-        """
+        """A term of the backbone's own added to each client's loss: shape (C,), or None. ``clients``, ``rows``,
+        ``weights``: as for ``score`` and ``loss``; ``served``: the tables the server made for each of the clients (see
+        ``serve``), each (C, items, ...); with ``rest_follows``, of the same items as ``rows``; ``round_``: rounds done
+        in the block."""
         return None
 
     def pull(self, n_items: int) -> float:
@@ -288,26 +231,15 @@ class Backbone:
                  round_: int) -> Tensor:
         """One local batch under SGD with all gradients by hand. Optional; with ``rest_follows`` it is used where the
         loss is of ``score``, ``loss`` and ``regulariser`` alone, and must do what they and ``weight_decay`` do.
-
-        Args:
-            clients, rows: as for ``score``; changed in place.
-            labels, weights, round_: as for ``loss`` and ``regulariser``.
-            rates: learning rates by name, each (C,); 0 where a client sits the batch out.
-
-        Returns:
-            Each client's loss before the step, (C,).
-        """
+        ``clients``, ``rows``: as for ``score``; changed in place; ``labels``, ``weights``, ``round_``: as for ``loss``
+        and ``regulariser``; ``rates``: learning rates by name, each (C,); 0 where a client sits the batch out. Returns
+        each client's loss before the step, (C,)."""
         raise NotImplementedError
 
     def serve(self, uploads: Tables) -> tuple[Tables, Tables] | None:
-        """A server that looks at each upload instead of at their mean only.
-
-        Args:
-            uploads: the participants' public item tables, each (N, items, ...); not to be written.
-
-        Returns:
-            None (the server averages), or (public tables, tables served to each participant, each (N, items, ...)).
-        """
+        """A server that looks at each upload instead of at their mean only. ``uploads``: the participants' public item
+        tables, each (N, items, ...); not to be written. Returns None (the server averages), or (public tables, tables
+        served to each participant, each (N, items, ...))."""
         return None
 
     def diagnostics(self, public: Tables) -> dict[str, float]:

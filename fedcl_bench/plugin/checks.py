@@ -22,12 +22,8 @@ def _described(value: Any) -> str:
 
 
 def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], meaning: str, whole: bool = False) -> None:
-    """Raise PluginError unless a hook's result is a tensor of this shape.
-
-    Args:
-        meaning: the shape's letters and what stands in them, as ``(C,): one number per client``.
-        whole: the numbers must be int64 instead of floating.
-    """
+    """Raise PluginError unless a hook's result is a tensor of this shape. ``meaning``: the shape's letters and what
+    stands in them, as ``(C,): one number per client``; ``whole``: the numbers must be int64 instead of floating."""
     if (not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape)
             or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
         kind = "int64" if whole else "floating"
@@ -54,11 +50,8 @@ def check_metric(metric: Any, values: Any, users: int) -> None:
         raise PluginError(f"{_named(metric, 'values')} returned {float(values[wrong])} for list {wrong},\n"
                           f"expected finite numbers, also of lists without a hit or with fewer items than places.")
 def require_finite_scores(plugin: Any, hook: str, scores: Tensor, users: Tensor) -> None:
-    """Raise RunFailed, naming the plugin, if a score of one of the users is nan or infinite.
-
-    Args:
-        scores: (n, ...), before items are masked: those not to be ranked get -inf by design.
-    """
+    """Raise RunFailed, naming the plugin, if a score of one of the users is nan or infinite. ``scores``: (n, ...),
+    before items are masked: those not to be ranked get -inf by design."""
     if math.isfinite(float(scores.sum())):  # what is not finite stays so in sums, the quickest pass there is
         return
     wrong = ~scores.isfinite()
@@ -227,15 +220,9 @@ def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
 
 def check_moved(backbone: Backbone, hook: str, moved: Iterable[Tensor | None], parameters: Iterable[Tensor],
                 users: Tensor) -> None:
-    """Raise PluginError if a client's first round changed none of its parameters: it would never learn.
-
-    From parameters that are all zero it may well not.
-
-    Args:
-        hook: what makes the backbone's logits.
-        moved: what was added to all parameters, or their gradients, each (C, ...).
-        parameters: themselves, each (C, ...).
-    """
+    """Raise PluginError if a client's first round changed none of its parameters: it would never learn. From parameters
+    that are all zero it may well not. ``hook``: what makes the backbone's logits; ``moved``: what was added to all
+    parameters, or their gradients, each (C, ...); ``parameters``: themselves, each (C, ...)."""
     def any_nonzero(tensors: Iterable[Tensor | None]) -> Tensor:
         nonzero = torch.zeros(len(users), dtype=torch.bool, device=users.device)
         for tensor in sorted((t for t in tensors if t is not None and t.numel()), key=Tensor.numel):

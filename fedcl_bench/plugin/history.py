@@ -29,18 +29,12 @@ Pool = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class History:
-    """The items of C clients.
+    """The items of C clients."""
 
-    Attributes:
-        users: ids, (C,).
-        items: int64 (C, n).
-        real: bool (C, n): False at padding, and where an item comes again.
-        draw: key of a local batch's random numbers; None in an evaluation, where nothing is dropped or drawn.
-    """
-
-    users: Tensor
-    items: Tensor
-    real: Tensor
+    users: Tensor  # ids, (C,)
+    items: Tensor  # int64 (C, n)
+    real: Tensor  # bool (C, n): False at padding, and where an item comes again
+    # Key of a local batch's random numbers; None in an evaluation, where nothing is dropped or drawn.
     draw: DrawKey | None = None
 
     @staticmethod
@@ -81,30 +75,19 @@ class History:
 
 
 class HistoryBackbone(Backbone):
-    """Base class of autoencoders; subclasses implement ``represent``, ``new_rows`` and ``learning_rates``.
+    """Base class of autoencoders; subclasses implement ``represent``, ``new_rows`` and ``learning_rates``."""
 
-    Attributes:
-        output: the public table, (items, d), whose rows the logits are inner products with.
-    """
-
-    output: ClassVar[str]
+    output: ClassVar[str]  # the public table, (items, d), whose rows the logits are inner products with
     whole_tables = True
     ignored = {name: "with a backbone that trains on whole histories, against all items" for name in
                ("batch_size", "negatives", "negative_pool", "negative_draw", "repeated_positives")}
 
     def represent(self, clients: Tables, pool: Pool, history: History) -> tuple[Tensor, Tensor | None]:
-        """What each client's history comes to.
-
-        Args:
-            clients: private parameters and own copies of dense public ones, each (C, ...).
-            pool: given the name of a public table other than ``output``, or of a personal one, whose rows are vectors,
-                and factors of the items, (C, n): the sum of the client's rows times their factors, (C, width). Factors
-                are 0 where ``history.real`` is False.
-            history: its items.
-
-        Returns:
-            The vectors (C, d) that logits are inner products with; and what else belongs to the loss, (C,), or None.
-        """
+        """What each client's history comes to. ``clients``: private parameters and own copies of dense public ones,
+        each (C, ...). ``pool``: given the name of a public table other than ``output``, or of a personal one, whose
+        rows are vectors, and factors of the items, (C, n): the sum of the client's rows times their factors, (C,
+        width). Factors are 0 where ``history.real`` is False. ``history``: its items. Returns the vectors (C, d) that
+        logits are inner products with; and what else belongs to the loss, (C,), or None."""
         raise NotImplementedError(f"backbone '{self.name}' has no represent()")
 
     def history_loss(self, scores: Tensor, positive: Tensor) -> Tensor:

@@ -47,17 +47,11 @@ class LocalSettings:
 
 @dataclass(frozen=True)
 class OwnSamples:
-    """How a backbone with a loss of its own makes samples of a client's positives.
+    """How a backbone with a loss of its own makes samples of a client's positives."""
 
-    Attributes:
-        of: numbers of positives, int64, to numbers of samples per epoch.
-        per_batch: samples in a local batch.
-        elements: numbers held in memory per sample, and per sample and item known.
-        as_set: a client's only sample is the set of its positives, an item counted once: clients with different numbers
-            of them are trained together, short lists padded with their first item.
-    """
-
-    of: Callable[[Tensor], Tensor]
-    per_batch: int
-    elements: tuple[int, int]
+    of: Callable[[Tensor], Tensor]  # numbers of positives, int64, to numbers of samples per epoch
+    per_batch: int  # samples in a local batch
+    elements: tuple[int, int]  # numbers held in memory per sample, and per sample and item known
+    # A client's only sample is the set of its positives, an item counted once: clients with different numbers of them
+    # are trained together, short lists padded with their first item.
     as_set: bool = False

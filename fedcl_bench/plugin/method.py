@@ -33,27 +33,18 @@ class NoSettings:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a sequential backbone's encoder made of C clients' sequences.
+    """What a sequential backbone's encoder made of C clients' sequences."""
 
-    Attributes:
-        users: ids, shape (C,).
-        clients: private parameters and own copies of dense public ones, each (C, ...).
-        features: representations at every position, (C, L, d).
-        real: whether a position stands for an item, (C, L).
-        purpose: ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation.
-        draw: key of the method's own random numbers.
-        queries: in an evaluation, for methods whose clients send a query (see ``query_dropout``): the representations
-            as the server receives them, with the noise on uploads.
-        ask: sends the clients' queries, (C, n), to the server, which answers by ``Method.answer_queries``.
-    """
-
-    users: Tensor
-    clients: Tables
-    features: Tensor
-    real: Tensor
-    purpose: str
-    draw: DrawKey
+    users: Tensor  # ids, shape (C,)
+    clients: Tables  # private parameters and own copies of dense public ones, each (C, ...)
+    features: Tensor  # representations at every position, (C, L, d)
+    real: Tensor  # whether a position stands for an item, (C, L)
+    purpose: str  # ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation
+    draw: DrawKey  # key of the method's own random numbers
+    # In an evaluation, for methods whose clients send a query (see ``query_dropout``): the representations as the
+    # server receives them, with the noise on uploads.
     queries: Tensor | None = None
+    # Sends the clients' queries, (C, n), to the server, which answers by ``Method.answer_queries``.
     ask: Callable[[Tensor], Tensor] | None = None
 
 
@@ -149,84 +140,54 @@ class Method:
         """Before the run: raise UserError if a setting does not fit the data; ``step`` is the first."""
 
     def uploads(self, backbone: Backbone, round_: int) -> Mapping[str, tuple[int, ...]]:
-        """What each participant sends in a round besides public parameters: its shape by name (see ``Local.upload``).
-
-        A run's record says so, and a client that sends anything else is an error.
-        """
+        """What each participant sends in a round besides public parameters: its shape by name (see ``Local.upload``). A
+        run's record says so, and a client that sends anything else is an error."""
         return {}
 
     def sums(self, backbone: Backbone, n_items: int) -> Mapping[str, tuple[int, ...]]:
         """What each participant sends in place of its changes of public parameters, and of which the server sees
         nothing but the sum over all participants: the sum's shape by name (see ``Local.add``). Empty: it sends its
-        changes, which are averaged. A run's record counts these bytes. Sums are not weighted.
-
-        Args:
-            n_items: items known in the block.
-        """
+        changes, which are averaged. A run's record counts these bytes. Sums are not weighted. ``n_items``: items known
+        in the block."""
         return {}
 
     def row_basis(self, name: str, width: int, draw: DrawKey) -> Tensor | None:
         """At the clients: what changes of the rows of public table ``name``, (items, width), are made of. Clients train
-        A in rows + A B, from A = 0 in every round, B as it is. Of backbones on lists of items.
-
-        Args:
-            draw: key of the round's random numbers; the server has the same.
-
-        Returns:
-            B, (r, width), the same for all clients; or None, and rows are trained freely.
-        """
+        A in rows + A B, from A = 0 in every round, B as it is. Of backbones on lists of items. ``draw``: key of the
+        round's random numbers; the server has the same. Returns B, (r, width), the same for all clients; or None, and
+        rows are trained freely."""
 
     def begin_step(self, step: TrainingStep, model: Snapshot, backbone: Backbone) -> None:
         """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.
-
-        Args:
-            model: what the step starts from, with rows for its new users and items; before ``reset_private``.
-        """
+        ``model``: what the step starts from, with rows for its new users and items; before ``reset_private``."""
 
     def new_private(self, seed: int, users: range, backbone: Backbone) -> Tables:
-        """Initial private parameters that the method adds at new clients, float64, each (users, ...).
-
-        They are trained with the backbone's, at ``lr``, and never uploaded.
-        """
+        """Initial private parameters that the method adds at new clients, float64, each (users, ...). They are trained
+        with the backbone's, at ``lr``, and never uploaded."""
         return {}
 
     def new_server_state(self, seed: int, public: Tables) -> Tables:
         """What ``server_state`` holds before the method first acts, as the parameters of a module that the server
-        trains (see ``toolbox/server_module.py``).
-
-        Args:
-            public: untrained item tables of the step's items, or those of the step before with rows for new ones.
-        """
+        trains (see ``toolbox/server_module.py``). ``public``: untrained item tables of the step's items, or those of
+        the step before with rows for new ones."""
         return {}
 
     def new_item_rows(self, items: range, public: Tables) -> Tables:
         """At the server, with ``cold_items=method``: rows of the public tables for items that arrive after a step's
-        training, each (new items, ...).
-
-        Args:
-            public: the tables after a round, of all items before them.
-        """
+        training, each (new items, ...). ``public``: the tables after a round, of all items before them."""
         raise NotImplementedError(f"method '{self.name}' has no new_item_rows()")
 
     def begin_round(self, step: TrainingStep, round_: int, backbone: Backbone) -> None:
-        """Before the local training of a round, at the clients.
-
-        Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
-        tensor that is written in place must be cloned here first, as checkpoints hold the old one.
-        """
+        """Before the local training of a round, at the clients. Chunks of clients are trained on several threads, and
+        their hooks may write their own clients' rows of state: a tensor that is written in place must be cloned here
+        first, as checkpoints hold the old one."""
 
     def central_round(self, step: TrainingStep, model: Snapshot, backbone: Backbone, draw: DrawKey
                       ) -> tuple[Snapshot, float]:
-        """With ``trains = "server"``: a round in which one party that holds all data trains instead of the clients,
-        as an epoch. What it remembers besides the model belongs into ``server_state``, as new tensors.
-
-        Args:
-            model: after the round before; not to be written to.
-            draw: key of the round's random numbers.
-
-        Returns:
-            (the model after the round; the mean loss).
-        """
+        """With ``trains = "server"``: a round in which one party that holds all data trains instead of the clients, as
+        an epoch. What it remembers besides the model belongs into ``server_state``, as new tensors. ``model``: after
+        the round before; not to be written to; ``draw``: key of the round's random numbers. Returns (the model after
+        the round; the mean loss)."""
         return model, 0.0
 
     def before_training(self, local: LocalSessions) -> None:
@@ -237,26 +198,18 @@ class Method:
         """Before clients train, with the parameters that the server sent."""
 
     def represent(self, encoding: Encoding) -> Tensor:
-        """What a sequential backbone's logits are inner products with, (C, L, d): the features, or made of them.
-
-        In training it is called once per local batch and its result is differentiated.
-        """
+        """What a sequential backbone's logits are inner products with, (C, L, d): the features, or made of them. In
+        training it is called once per local batch and its result is differentiated."""
         return encoding.features
 
     def end_local(self, local: Local | LocalSessions) -> None:
         """After clients have trained, with their trained parameters: the place for ``local.upload``."""
 
     def end_round(self, round_: int, users: Tensor, uploads: Tables) -> Tables:
-        """At the server, after the aggregation of a round; with ``uploads_first`` before its training.
-
-        Args:
-            users: ids of the N participants, ascending.
-            uploads: what they sent besides public parameters (see ``uploads``), each (N, ...).
-
-        Returns:
-            What it answers them, each (N, ...). Clients keep it in ``client_state`` by name, with a row of zeros for
-            each client that has had none yet; those that are new in a step have theirs when it begins.
-        """
+        """At the server, after the aggregation of a round; with ``uploads_first`` before its training. ``users``: ids
+        of the N participants, ascending; ``uploads``: what they sent besides public parameters (see ``uploads``), each
+        (N, ...). Returns what it answers them, each (N, ...). Clients keep it in ``client_state`` by name, with a row
+        of zeros for each client that has had none yet; those that are new in a step have theirs when it begins."""
         return {}
 
     def answer_queries(self, queries: Tensor, users: Tensor) -> Tensor:
@@ -265,56 +218,31 @@ class Method:
         raise NotImplementedError(f"method '{self.name}' asks in an evaluation and has no answer_queries()")
 
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
-        """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
-
-        Args:
-            users: ids of C clients.
-            draw: key of the round's random numbers (its ``batch`` is 0).
-
-        Returns:
-            int64 item ids of shape (C, n), or None.
-        """
+        """Items, besides the batch's own, whose scores ``local_loss`` differentiates. ``users``: ids of C clients;
+        ``draw``: key of the round's random numbers (its ``batch`` is 0). Returns int64 item ids of shape (C, n), or
+        None."""
 
     def replayed_sessions(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """With a sequential backbone: sessions, besides the round's own, that clients encode too
-        (``LocalSessions.replay``).
-
-        Args:
-            users: ids of C clients.
-            draw: key of the round's random numbers.
-
-        Returns:
-            Numbers of each client's training sessions, int64 of shape (C, K), each once, the fewer a client has with -1
-            behind them; or None.
-        """
+        (``LocalSessions.replay``). ``users``: ids of C clients; ``draw``: key of the round's random numbers. Returns
+        numbers of each client's training sessions, int64 of shape (C, K), each once, the fewer a client has with -1
+        behind them; or None."""
 
     def local_loss(self, batch: LocalBatch | LocalSessions) -> Tensor | None:
-        """Added to each client's recommendation loss in every local batch: shape (C,), or None.
-
-        Args:
-            batch: what clients score, with a sequential backbone their ``LocalSessions``.
-        """
+        """Added to each client's recommendation loss in every local batch: shape (C,), or None. ``batch``: what clients
+        score, with a sequential backbone their ``LocalSessions``."""
 
     def gradient_correction(self, local: Local, items: Tensor) -> Tables:
         """Before clients train, of methods with ``sees_rows``: what is added to their gradients in each local batch of
-        the round. Of backbones on lists of items.
-
-        Args:
-            items: the items whose rows they hold, int64 of shape (C, n); one may be listed twice.
-
-        Returns:
-            By public parameter (C, ...), of item tables (C, n, ...).
-        """
+        the round. Of backbones on lists of items. ``items``: the items whose rows they hold, int64 of shape (C, n); one
+        may be listed twice. Returns it by public parameter, (C, ...), of item tables (C, n, ...)."""
         return {}
 
     def row_penalty(self, name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """A penalty on every row of public table ``name``, whether the client touches the row or not.
-
-        Returns:
-            None, or a function of (rows of shape (C, n, ...), their item ids of shape (C, n)) that returns the
-            penalty of each row, shape (C, n). It must be the same function for all clients: then rows no client
-            touches move alike everywhere and are computed once.
-        """
+        """A penalty on every row of public table ``name``, whether the client touches the row or not. Returns None, or
+        a function of (rows of shape (C, n, ...), their item ids of shape (C, n)) that returns the penalty of each row,
+        shape (C, n). It must be the same function for all clients: then rows no client touches move alike everywhere
+        and are computed once."""
 
     @property
     def penalises_rows(self) -> bool:
@@ -322,10 +250,8 @@ class Method:
         return self.overrides("row_penalty")
 
     def aggregate(self, public: Tables) -> Tables:
-        """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round.
-
-        With ``cold_items`` they are without the rows of the step's new items, which ``begin_step`` sees.
-        """
+        """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round. With
+        ``cold_items`` they are without the rows of the step's new items, which ``begin_step`` sees."""
         return public
 
     def aggregate_dense(self, dense: Tables) -> Tables:
@@ -335,63 +261,38 @@ class Method:
 
     def aggregate_updates(self, updates: ClientUpdates) -> Tables:
         """At the server, in place of the mean, of methods that look at single clients' uploads: the change of every
-        public parameter, item tables and dense ones. ``aggregate`` and ``aggregate_dense`` are given the result.
-
-        It is called only if it is overridden: a server that does so can do without secure aggregation only, which
-        ``gives_up`` must say (F7).
-        """
+        public parameter, item tables and dense ones. ``aggregate`` and ``aggregate_dense`` are given the result. It is
+        called only if it is overridden: a server that does so can do without secure aggregation only, which
+        ``gives_up`` must say (F7)."""
         return updates.weighted_sum(updates.weights / updates.weights.sum())
 
     def aggregate_sums(self, sums: Tables, count: int, public: Tables, draw: DrawKey) -> Tables:
         """At the server, in place of the mean, of methods that declare ``sums``: the change of every public parameter,
-        item tables and dense ones. ``aggregate`` is given the result.
-
-        Args:
-            sums: over the participants, who are ``count``.
-            public: all public parameters as they were sent to the clients.
-            draw: key of the round's random numbers.
-        """
+        item tables and dense ones. ``aggregate`` is given the result. ``sums``: over the participants, who are
+        ``count``; ``public``: all public parameters as they were sent to the clients; ``draw``: key of the round's
+        random numbers."""
         raise NotImplementedError(f"method '{self.name}' declares sums() and has no aggregate_sums()")
 
     def receive(self, private: Tables, sums: Tables, count: int, draw: DrawKey) -> Tables:
         """At the participants, after the server's part of a round, of methods whose server sends them the ``sums``.
-
-        Args:
-            private: parameters of C clients after their training, each (C, ...); not to be written to.
-
-        Returns:
-            Those private parameters that are others now.
-        """
+        ``private``: parameters of C clients after their training, each (C, ...); not to be written to. Returns those
+        private parameters that are others now."""
         return {}
 
     def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
-        """Scores to rank by, when a model is validated or tested.
-
-        Args:
-            users: ids of n users.
-            scores: logits of all items, shape (n, items).
-
-        Returns:
-            Of the same shape, all finite: nan or an infinity ends the run as failed.
-        """
+        """Scores to rank by, when a model is validated or tested. ``users``: ids of n users; ``scores``: logits of all
+        items, shape (n, items). Returns others of that shape, all finite: nan or an infinity ends the run as failed."""
         return scores
 
     def rescore_session(self, users: Tensor, scores: Tensor, before: Ragged, model: Snapshot, backbone: Backbone
                         ) -> Tensor:
         """In a stream of sessions, with a backbone that is not sequential: it takes the place of ``rescore``.
-
-        Args:
-            before: of each of the users the items before the one to find in the session that is ranked, in order.
-        """
+        ``before``: of each of the users the items before the one to find in the session that is ranked, in order."""
         return scores
 
     def end_step(self, step: TrainingStep, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
-        """After a step, with the model of its best validation round; at clients and server.
-
-        Args:
-            trained: ids of the users with training data in the step.
-            draw: key of random numbers for this call.
-        """
+        """After a step, with the model of its best validation round; at clients and server. ``trained``: ids of the
+        users with training data in the step; ``draw``: key of random numbers for this call."""
 
     def notes(self, participants: int) -> Iterable[str]:
         """Sentences that the user should read before a run, in whose first round so many clients take part."""

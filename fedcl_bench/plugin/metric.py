@@ -14,37 +14,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is known of the items of a run when lists are judged, over all of its clients and up to the step trained.
+    """What is known of the items of a run when lists are judged, over all of its clients and up to the step trained."""
 
-    Attributes:
-        counts: training interactions of each item, float64 of shape (items,).
-        owners: users who have trained on each item, however often, float64 of shape (items,).
-        users: how many users there are.
-        vectors: each item's row of the first public item table, (items, d); tables of more dimensions are flattened.
-    """
-
-    counts: Tensor
-    owners: Tensor
-    users: float
+    counts: Tensor  # training interactions of each item, float64 of shape (items,)
+    owners: Tensor  # users who have trained on each item, however often, float64 of shape (items,)
+    users: float  # how many users there are
+    # Each item's row of the first public item table, (items, d); tables of more dimensions are flattened.
     vectors: Tensor
 
 
 @dataclass(frozen=True)
 class RankedLists:
-    """The lists of n users, all of length K.
+    """The lists of n users, all of length K."""
 
-    Attributes:
-        hits: whether the item at each rank is one to find, bool of shape (n, K).
-        relevant: number of items to find of each user, int64 of shape (n,), at least 1.
-        items: the items, best first, int64 of shape (n, K), -1 where fewer are ranked; only for metrics with
-            ``of_items``, else None.
-        catalogue: what is known of the items; with ``items``.
-    """
-
-    hits: Tensor
-    relevant: Tensor
+    hits: Tensor  # whether the item at each rank is one to find, bool of shape (n, K)
+    relevant: Tensor  # number of items to find of each user, int64 of shape (n,), at least 1
+    # The items, best first, int64 of shape (n, K), -1 where fewer are ranked; only for metrics with ``of_items``, else
+    # None.
     items: Tensor | None = None
-    catalogue: Catalogue | None = None
+    catalogue: Catalogue | None = None  # what is known of the items; with ``items``
 
     @property
     def k(self) -> int:

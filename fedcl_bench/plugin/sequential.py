@@ -33,14 +33,10 @@ from ..core.tuning import SIZES
 
 @dataclass(frozen=True)
 class Start:
-    """How the entries of a parameter start: N(0, std^2), U(-bound, bound), or all equal to ``value``.
+    """How the entries of a parameter start: N(0, std^2), U(-bound, bound), or all equal to ``value``."""
 
-    Attributes:
-        shape: of the parameter; of one row for an item table.
-        std, bound: at most one of them is not 0; if both are, the entries are ``value``.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the parameter; of one row for an item table
+    # At most one of them is not 0; if both are, the entries are ``value``
     std: float = 0.0
     bound: float = 0.0
     value: float = 0.0
@@ -106,53 +102,35 @@ class SequentialSettings(EncoderSettings):
 
 @dataclass(frozen=True)
 class Sequence:
-    """The sequences of C clients besides the rows of their items.
+    """The sequences of C clients besides the rows of their items."""
 
-    Attributes:
-        real: whether a position holds an item (True) or is padding, bool of shape (C, L); padding comes first.
-        times: of the items, float64 of shape (C, L); 0 at padding.
-        items: their ids, int64 of shape (C, L); -1 at padding.
-    """
-
-    real: Tensor
-    times: Tensor
-    items: Tensor
+    real: Tensor  # whether a position holds an item (True) or is padding, bool of shape (C, L); padding comes first
+    times: Tensor  # of the items, float64 of shape (C, L); 0 at padding
+    items: Tensor  # their ids, int64 of shape (C, L); -1 at padding
 
 
 @dataclass(frozen=True)
 class SessionVectors:
-    """What a sequential backbone makes of C clients' sequences.
+    """What a sequential backbone makes of C clients' sequences."""
 
-    Attributes:
-        vectors: (C, M, d): one per position (M = L), or a set of them for each session.
-        mask: which of a client's vectors count, bool of shape (C, M).
-        terms: what else of the forward pass the loss needs, each (C, ...), by name.
-    """
-
-    vectors: Tensor
-    mask: Tensor
-    terms: Tables = field(default_factory=dict)
+    vectors: Tensor  # (C, M, d): one per position (M = L), or a set of them for each session
+    mask: Tensor  # which of a client's vectors count, bool of shape (C, M)
+    terms: Tables = field(default_factory=dict)  # what else of the forward pass the loss needs, each (C, ...), by name
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What C clients' sequences are to predict, and the clients' own item rows to do it with.
+    """What C clients' sequences are to predict, and the clients' own item rows to do it with."""
 
-    Attributes:
-        rows: of the session's L + 1 items, of which all but the first are targets, and of L negatives,
-            (C, 2 L + 1, d), differentiable. With private output rows these, as long as ``with_constant`` makes vectors.
-        items: ids of those, (C, 2 L + 1).
-        real: which positions have a target, bool of shape (C, L).
-        scores: ``session_scores`` of all items in order, with ``candidate_dropout``, (C, items), differentiable; None
-            without ``whole_tables``.
-        dropout: of the same forward pass.
-    """
-
+    # Of the session's L + 1 items, of which all but the first are targets, and of L negatives, (C, 2 L + 1, d),
+    # differentiable. With private output rows these, as long as ``with_constant`` makes vectors.
     rows: Tensor
-    items: Tensor
-    real: Tensor
+    items: Tensor  # ids of those, (C, 2 L + 1)
+    real: Tensor  # which positions have a target, bool of shape (C, L)
+    # ``session_scores`` of all items in order, with ``candidate_dropout``, (C, items), differentiable; None without
+    # ``whole_tables``.
     scores: Tensor | None
-    dropout: "Dropout"
+    dropout: "Dropout"  # of the same forward pass
 
 
 _CALLS = 32  # a call's numbers begin at its own times 2 to the power of this
@@ -163,21 +141,15 @@ class Dropout:
     """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it.
 
     Calls are numbered, so those of one forward pass differ; make a new object for each. A hash of 64 bits decides about
-    four entries, so the share of zeros is a multiple of 2^-16.
-
-    Args:
-        keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
-        ahead: the entries per client of a pass's calls, as far as they are known: if they are few, their
-            numbers are drawn at once.
-
-    Attributes:
-        entries: the entries per client of the calls so far.
+    four entries, so the share of zeros is a multiple of 2^-16. ``keys``: one stream key per client, int64 of shape
+    (C,); None: nothing is dropped, as in evaluation; ``ahead``: the entries per client of a pass's calls, as far as
+    they are known: if they are few, their numbers are drawn at once.
     """
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
         few = keys is not None and 0 < sum(ahead) <= SIZES.dropped
         self.keys, self.ahead = keys, ahead if few else ()
-        self.entries: tuple[int, ...] = ()
+        self.entries: tuple[int, ...] = ()  # the entries per client of the calls so far
         self._patterns = _patterns(keys, 0, ahead) if few else []
 
     def __call__(self, x: Tensor, share: float) -> Tensor:
@@ -193,11 +165,7 @@ class Dropout:
 
     def of_rows(self, items: Tensor, dim: int, share: float, dtype: torch.dtype) -> Tensor | None:
         """What item rows (C, n, d) are to be multiplied with; an item's factors are the same in each call, whatever the
-        other items. None: nothing is dropped.
-
-        Args:
-            items: ids of the rows, (n,) or (C, n).
-        """
+        other items. None: nothing is dropped. ``items``: ids of the rows, (n,) or (C, n)."""
         threshold = round(share * 65536)
         if self.keys is None or threshold == 0:
             return None
@@ -265,29 +233,17 @@ class SequentialBackbone(Backbone):
         raise NotImplementedError
 
     def encode(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
-        """Representations at every position; position l must depend on positions up to l only.
-
-        Args:
-            clients: the clients' own copies of the dense parameters, each (C, ...).
-            inputs: item rows, (C, L, d); zero at padding.
-            sequence: padding and times.
-            dropout: call it as ``dropout(x, share)`` wherever the model drops entries.
-
-        Returns:
-            (C, L, d).
-        """
+        """Representations at every position; position l must depend on positions up to l only. ``clients``: the
+        clients' own copies of the dense parameters, each (C, ...); ``inputs``: item rows, (C, L, d); zero at padding;
+        ``sequence``: padding and times; ``dropout``: call it as ``dropout(x, share)`` wherever the model drops entries.
+        Returns (C, L, d)."""
         raise NotImplementedError
 
     def derive(self, public: Tables, draw: DrawKey) -> Tables:
-        """What every client makes of the item tables it received before it trains, as clusters of items.
-
-        It is the same for all clients and made once a round; ``session_vectors`` finds it among ``clients`` in training
-        alone, each (C, ...).
-
-        Args:
-            public: as the server sent them, also where clients then start with their own (``init=per_client``).
-            draw: key of the round.
-        """
+        """What every client makes of the item tables it received before it trains, as clusters of items. It is the same
+        for all clients and made once a round; ``session_vectors`` finds it among ``clients`` in training alone, each
+        (C, ...). ``public``: as the server sent them, also where clients then start with their own
+        (``init=per_client``); ``draw``: key of the round."""
         return {}
 
     @property
@@ -296,37 +252,20 @@ class SequentialBackbone(Backbone):
         return self.settings.max_length
 
     def more_items(self, memory: Tables, sequence: Sequence) -> Tensor | None:
-        """Items besides the sequences' own whose rows ``session_vectors`` reads, as neighbours in a graph.
-
-        Args:
-            memory: what the clients remember (see ``remember``), each (C, ...).
-
-        Returns:
-            int64 ids of shape (C, n), or None.
-        """
+        """Items besides the sequences' own whose rows ``session_vectors`` reads, as neighbours in a graph. ``memory``:
+        what the clients remember (see ``remember``), each (C, ...). Returns int64 ids of shape (C, n), or None."""
 
     def session_vectors(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> SessionVectors:
-        """The vectors that items are scored with.
-
-        Args:
-            clients: as for ``encode``, what the clients remember, and in training what they derive.
-            inputs: item rows, (C, L, d), zero at padding; after them those of ``more_items``, (C, L + n, d).
-            sequence, dropout: as for ``encode``.
-        """
+        """The vectors that items are scored with. ``clients``: as for ``encode``, what the clients remember, and in
+        training what they derive; ``inputs``: item rows, (C, L, d), zero at padding; after them those of
+        ``more_items``, (C, L + n, d); ``sequence``, ``dropout``: as for ``encode``."""
         return SessionVectors(self.encode(clients, inputs, sequence, dropout), sequence.real)
 
     def session_scores(self, vectors: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-        """What items are ranked by after the whole sequence: inner products with the last position's vector.
-
-        The score of an item may depend on its own row only, and not on vectors that are not in the mask.
-
-        Args:
-            vectors, mask: as in ``SessionVectors``.
-            rows: of each client's items, (C, n, d), or of items that are the same for all clients, (n, d).
-
-        Returns:
-            (C, n).
-        """
+        """What items are ranked by after the whole sequence: inner products with the last position's vector. The score
+        of an item may depend on its own row only, and not on vectors that are not in the mask. ``vectors``, ``mask``:
+        as in ``SessionVectors``; ``rows``: of each client's items, (C, n, d), or of items that are the same for all
+        clients, (n, d). Returns (C, n)."""
         output = vectors[:, -1]
         return output @ rows.T if rows.dim() == 2 else torch.bmm(rows, output.unsqueeze(2)).squeeze(2)
 

@@ -32,17 +32,11 @@ _RESULTS = "_results_in_ranking"  # where a module has what it keeps then
 
 @dataclass(frozen=True)
 class Histories:
-    """B samples of one domain: the last items before the one to find, the first of them first, then padding.
+    """B samples of one domain: the last items before the one to find, the first of them first, then padding."""
 
-    Attributes:
-        items: numbers of the domain's items from 0, and -1 at padding, int64 of shape (B, L).
-        lengths: how many of them are no padding, int64 of shape (B,), at least 1.
-        users: numbers of the domain's users from 0, int64 of shape (B,).
-    """
-
-    items: Tensor
-    lengths: Tensor
-    users: Tensor
+    items: Tensor  # numbers of the domain's items from 0, and -1 at padding, int64 of shape (B, L)
+    lengths: Tensor  # how many of them are no padding, int64 of shape (B,), at least 1
+    users: Tensor  # numbers of the domain's users from 0, int64 of shape (B,)
 
     @property
     def real(self) -> Tensor:
@@ -56,27 +50,24 @@ class Histories:
 
 @dataclass(frozen=True)
 class DomainData:
-    """What a domain knows before it trains.
+    """What a domain knows before it trains."""
 
-    Attributes:
-        n_users, n_items: of the domain.
-        features: what its items' texts say, float32 of shape (items, layers, d_W), zeros for items without text; None
-            for a backbone that does not ask for it. On the processor, so that codes are the same for every device.
-        histories: the training items of every user, in time order, for modules that look at all of them: int64 values
-            and where each user's begin and end, (users + 1,). On the run's device.
-        codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
-        number, count: its place among the domains that train together, and their number, if ``prepared`` says so.
-        known: with ``known_users``, of other domains by their number which of their users are which of its own: int64
-            (users, 2), the first of each two its own.
-    """
-
+    # Of the domain
     n_users: int
     n_items: int
+    # What its items' texts say, float32 of shape (items, layers, d_W), zeros for items without text; None for a
+    # backbone that does not ask for it. On the processor, so that codes are the same for every device.
     features: Tensor | None
+    # The training items of every user, in time order, for modules that look at all of them: int64 values and where each
+    # user's begin and end, (users + 1,). On the run's device.
     histories: tuple[Tensor, Tensor]
+    # Of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
     codes: Tensor | None = None
+    # Its place among the domains that train together, and their number, if ``prepared`` says so
     number: int = 0
     count: int = 1
+    # With ``known_users``, of other domains by their number which of their users are which of its own: int64 (users,
+    # 2), the first of each two its own.
     known: Mapping[int, Tensor] = field(default_factory=dict)
 
 
@@ -130,11 +121,7 @@ class DomainModule(nn.Module):
         """Once, before the first round of a stage: the place to change parameters and buffers, under no_grad."""
 
     def loss(self, batch: Histories, targets: Tensor) -> Tensor:
-        """Mean loss of a batch, a scalar.
-
-        Args:
-            targets: the number of each sample's next item, int64 of shape (B,).
-        """
+        """Mean loss of a batch, a scalar. ``targets``: the number of each sample's next item, int64 of shape (B,)."""
         return nn.functional.cross_entropy(self.scores(batch), targets)
 
     def scores(self, batch: Histories) -> Tensor:
@@ -142,13 +129,8 @@ class DomainModule(nn.Module):
         raise NotImplementedError
 
     def item_vectors(self) -> Tensor:
-        """What the distance between items is measured by (``extra_metrics=distance``), (items, ...).
-
-        The first table of ``rows`` that is no whole numbers; a module without such says what else.
-
-        Raises:
-            PluginError: if there is none.
-        """
+        """What the distance between items is measured by (``extra_metrics=distance``), (items, ...). The first table of
+        ``rows`` that is no whole numbers; a module without such says what else. Raises PluginError if there is none."""
         tables = self.state_dict()
         for name in self.rows:
             if tables[name].is_floating_point():
@@ -203,10 +185,7 @@ class ModuleBackbone(Backbone):
 
     def prepared(self, domains: Sequence[DomainData]) -> Sequence[DomainData]:
         """Before modules are made: the same with what is made of all domains' item texts together, which are no secret.
-
-        Args:
-            domains: those that train together, in their order; with ``topology=local`` each comes alone.
-        """
+        ``domains``: those that train together, in their order; with ``topology=local`` each comes alone."""
         return domains
 
     @property
@@ -225,12 +204,9 @@ class ModuleBackbone(Backbone):
 
     def joint_loss(self, modules: Sequence[DomainModule], batches: Sequence[Histories], targets: Sequence[Tensor]
                    ) -> Tensor:
-        """Mean loss of a batch of pooled domains' samples (``topology=central``), a scalar.
-
-        Args:
-            modules: of the domains that have samples in the batch; what has no item rows is the same in all of them.
-            batches, targets: those samples, in the same order.
-        """
+        """Mean loss of a batch of pooled domains' samples (``topology=central``), a scalar. ``modules``: of the domains
+        that have samples in the batch; what has no item rows is the same in all of them; ``batches``, ``targets``:
+        those samples, in the same order."""
         count = sum(map(len, targets))
         return sum(module.loss(batch, wanted) * (len(wanted) / count)
                    for module, batch, wanted in zip(modules, batches, targets))
@@ -241,26 +217,17 @@ class ModuleBackbone(Backbone):
 
 @dataclass(frozen=True)
 class Stage:
-    """A phase of a method's training.
+    """A phase of a method's training."""
 
-    Attributes:
-        name: what its module knows as its ``stage``, and a record's rounds say.
-        rounds: how many there are; 0: all that the run's ``rounds`` allows; None: until the validation of each domain
-            ends it (``patience``), at most so many.
-        exchanges: whether the server aggregates what is uploaded after every round.
-        trained: beginnings of the names of the parameters that it trains; empty: all.
-        from_best: it starts from the best round of the stage before, and not from its last.
-        new_optimiser: the optimiser forgets what it remembers from the stage before.
-        trains: a round begins with an epoch; if not, it is an exchange alone, and its loss counts as 0.
-    """
-
-    name: str
+    name: str  # what its module knows as its ``stage``, and a record's rounds say
+    # How many there are; 0: all that the run's ``rounds`` allows; None: until the validation of each domain ends it
+    # (``patience``), at most so many.
     rounds: int | None = None
-    exchanges: bool = True
-    trained: tuple[str, ...] = ()
-    from_best: bool = False
-    new_optimiser: bool = False
-    trains: bool = True
+    exchanges: bool = True  # whether the server aggregates what is uploaded after every round
+    trained: tuple[str, ...] = ()  # beginnings of the names of the parameters that it trains; empty: all
+    from_best: bool = False  # it starts from the best round of the stage before, and not from its last
+    new_optimiser: bool = False  # the optimiser forgets what it remembers from the stage before
+    trains: bool = True  # a round begins with an epoch; if not, it is an exchange alone, and its loss counts as 0
 
 
 class DomainMethod(Method):
@@ -295,35 +262,22 @@ class DomainMethod(Method):
 
     def begin_step(self, step: TrainingStep, module: DomainModule,  # type: ignore[override]  # of one domain
                    backbone: Backbone) -> None:
-        """At a domain: before each step of time but the first, with the best model of the one before.
-
-        What it changes in parameters and buffers is what the step starts from. What the method keeps from step to step,
-        it keeps in persistent buffers.
-
-        Args:
-            step: the domain's, with users and items numbered from 0.
-        """
+        """At a domain: before each step of time but the first, with the best model of the one before. What it changes
+        in parameters and buffers is what the step starts from. What the method keeps from step to step, it keeps in
+        persistent buffers. ``step``: the domain's, with users and items numbered from 0."""
 
     def end_step(self, step: TrainingStep, module: DomainModule,  # type: ignore[override]
                  backbone: Backbone) -> None:
         """At a domain: after each step of time, with its best model; otherwise as ``begin_step``."""
 
     def upload(self, module: DomainModule, draw: DrawKey) -> Tables:
-        """At a domain: what it sends after its epoch.
-
-        Args:
-            module: trained, in training mode, under no_grad.
-        """
+        """At a domain: what it sends after its epoch. ``module``: trained, in training mode, under no_grad."""
         return {name: value for name, value in module.named_parameters() if name not in module.rows}
 
     def aggregate(self, uploads: Sequence[Tables], weights: Tensor,  # type: ignore[override]  # one answer per domain
                   draw: DrawKey) -> Sequence[Tables]:
-        """At the server: what each domain receives, given what they sent, in the same order.
-
-        Args:
-            weights: of the domains in a mean, which add up to 1, float64 of shape (domains,).
-            draw: names its random numbers.
-        """
+        """At the server: what each domain receives, given what they sent, in the same order. ``weights``: of the
+        domains in a mean, which add up to 1, float64 of shape (domains,); ``draw``: names its random numbers."""
         means = {name: torch.tensordot(weights, torch.stack([sent[name].double() for sent in uploads]), dims=1)
                  for name in uploads[0]}
         means = {name: mean.to(uploads[0][name].dtype) for name, mean in means.items()}

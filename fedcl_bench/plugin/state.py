@@ -14,23 +14,17 @@ from ..rng import Tables
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All parameters after a round or a step.
+    """All parameters after a round or a step."""
 
-    Attributes:
-        public: item tables, each (items, ...), the same for everybody.
-        private: each client's own parameters, each (users, ...), or (users, items, ...) for personal tables.
-        dense: public parameters without item rows.
-        local: each client's own trained copy of the public item tables, each (users, items, ...), if it keeps one.
-        personalised: tables that the server made for each client, each (users, items, ...), if it does.
-        client_context: what clients remember of their own data besides parameters, each (users, ...), if they do (see
-            ``Backbone.remember``).
-    """
-
-    public: Tables
-    private: Tables
-    dense: Tables = field(default_factory=dict)
+    public: Tables  # item tables, each (items, ...), the same for everybody
+    private: Tables  # each client's own parameters, each (users, ...), or (users, items, ...) for personal tables
+    dense: Tables = field(default_factory=dict)  # public parameters without item rows
+    # Each client's own trained copy of the public item tables, each (users, items, ...), if it keeps one.
     local: Tables = field(default_factory=dict)
+    # Tables that the server made for each client, each (users, items, ...), if it does
     personalised: Tables = field(default_factory=dict)
+    # What clients remember of their own data besides parameters, each (users, ...), if they do (see
+    # ``Backbone.remember``).
     client_context: Tables = field(default_factory=dict)
 
     @property
@@ -59,11 +53,8 @@ class Snapshot:
 
 
 def rows_of(kept: Tensor, users: Tensor) -> Tensor:
-    """Rows of what clients keep, (C, ...), zeros of those that are new and have none yet.
-
-    Args:
-        kept: a row for each user that was known when it was made, perhaps none.
-    """
+    """Rows of what clients keep, (C, ...), zeros of those that are new and have none yet. ``kept``: a row for each user
+    that was known when it was made, perhaps none."""
     if not len(kept):
         return kept.new_zeros(len(users), *kept.shape[1:])
     known = (users < len(kept)).view(-1, *[1] * (kept.dim() - 1))

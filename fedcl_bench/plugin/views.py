@@ -43,34 +43,24 @@ class Local(ABC):
 
     @abstractmethod
     def upload(self, name: str, value: Tensor) -> None:
-        """Send each client's row of ``value`` (C, ...) to the server, which gets it in ``Method.end_round``.
-
-        Numbers of a floating type are sent with the noise on uploads, whole numbers as they are.
-
-        Raises:
-            PluginError: if ``Method.uploads`` does not declare it, or with another shape, or if it is a private
-                parameter.
-        """
+        """Send each client's row of ``value`` (C, ...) to the server, which gets it in ``Method.end_round``. Numbers of
+        a floating type are sent with the noise on uploads, whole numbers as they are. Raises PluginError if
+        ``Method.uploads`` does not declare it, or with another shape, or if it is a private parameter."""
 
     @property
     @abstractmethod
     def moved(self) -> Tables:
         """In ``local_loss``, by how much each client has moved its public parameters since the server sent them (with
         ``init=per_client`` in the first round, since it drew them), each (C, ...), differentiable: of an item table the
-        rows that the client holds, in any order, with 0 at repeated ones.
-
-        Raises:
-            PluginError: of a method that does not declare ``sees_rows``.
-        """
+        rows that the client holds, in any order, with 0 at repeated ones. Raises PluginError of a method that does not
+        declare ``sees_rows``."""
 
     @property
     @abstractmethod
     def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """In ``end_local``: what training added to public parameters, by name, and where.
-
-        Of item tables (C, n, ...) and the items, (C, n); an item may be listed twice, all but once with 0. With None
-        for the items they are all of them, or the parameter has none, (C, ...). With a basis (``Method.row_basis``)
-        what was added to A, (C, n, r).
+        """In ``end_local``: what training added to public parameters, by name, and where. Of item tables (C, n, ...)
+        and the items, (C, n); an item may be listed twice, all but once with 0. With None for the items they are all of
+        them, or the parameter has none, (C, ...). With a basis (``Method.row_basis``) what was added to A, (C, n, r).
         """
 
     @property
@@ -82,16 +72,10 @@ class Local(ABC):
     @abstractmethod
     def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
         """In ``end_local``: send each client's row of ``value``, of which the server is given the sum over all clients
-        (see ``Method.sums``).
-
-        Args:
-            value: (C, *shape), or with ``items`` those of its rows that are not 0, (C, n, ...); or a pair of matrices,
-                (C, n, k) and (C, k, m), whose products (C, n, m) need not be made then.
-            items: which rows these are, int64 of shape (C, n); rows of one index are added up.
-
-        Raises:
-            PluginError: if ``Method.sums`` does not declare it, or with another shape.
-        """
+        (see ``Method.sums``). ``value``: (C, *shape), or with ``items`` those of its rows that are not 0, (C, n, ...);
+        or a pair of matrices, (C, n, k) and (C, k, m), whose products (C, n, m) need not be made then; ``items``: which
+        rows these are, int64 of shape (C, n); rows of one index are added up. Raises PluginError if ``Method.sums``
+        does not declare it, or with another shape."""
 
 
 class ClientUpdates(ABC):
@@ -135,12 +119,9 @@ class ClientUpdates(ABC):
 
     @abstractmethod
     def coordinatewise(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tables:
-        """What a function makes of each number of the public parameters by itself.
-
-        Args:
-            function: of the changes (N, n) of some n numbers, its own to write to, and whether each client sent them,
-                bool (N, n), which is all of dense parameters; it gives (n,). It is called on several threads.
-        """
+        """What a function makes of each number of the public parameters by itself. ``function``: of the changes (N, n)
+        of some n numbers, its own to write to, and whether each client sent them, bool (N, n), which is all of dense
+        parameters; it gives (n,). It is called on several threads."""
 
 
 class LocalBatch(Local):
@@ -162,9 +143,7 @@ class LocalBatch(Local):
     @abstractmethod
     def labels(self) -> Tensor:
         """What the scores are trained to: 1 for positives, 0 for negatives, of explicit feedback the rating; (C, n).
-
-        Raises:
-            UserError: of a backbone that makes samples of its own (RecBole's), here and in ``weights`` and ``mask``.
+        Raises UserError of a backbone that makes samples of its own (RecBole's), here and in ``weights`` and ``mask``.
         """
 
     @property
@@ -187,11 +166,8 @@ class LocalBatch(Local):
     @property
     @abstractmethod
     def rows(self) -> Tables:
-        """The clients' own public item rows that the scores are made of, each (C, n, ...), differentiable.
-
-        Raises:
-            PluginError: of a method that does not declare ``sees_rows``.
-        """
+        """The clients' own public item rows that the scores are made of, each (C, n, ...), differentiable. Raises
+        PluginError of a method that does not declare ``sees_rows``."""
 
     @property
     def mask(self) -> Tensor:
@@ -200,53 +176,28 @@ class LocalBatch(Local):
 
     @abstractmethod
     def replay_scores(self, clients: Tensor) -> Tensor:
-        """Logits of the method's ``replayed_items`` for some clients, differentiable.
-
-        Args:
-            clients: positions in ``users``, shape (K,).
-
-        Returns:
-            Shape (K, n).
-        """
+        """Logits of the method's ``replayed_items`` for some clients, differentiable. ``clients``: positions in
+        ``users``, shape (K,). Returns shape (K, n)."""
 
     @abstractmethod
     def all_scores(self, clients: Tensor) -> Tensor:
-        """Logits of all items under the current local models of some clients, not differentiable.
-
-        Args:
-            clients: positions in ``users``, shape (K,).
-
-        Returns:
-            Shape (K, items).
-        """
+        """Logits of all items under the current local models of some clients, not differentiable. ``clients``:
+        positions in ``users``, shape (K,). Returns shape (K, items)."""
 
     @abstractmethod
     def ranks(self, clients: Tensor, items: Tensor) -> Tensor:
         """1-based ranks of some items among all under the current local models of some clients, as 1 + the number of
-        items that score higher. Many clients are scored in pieces, so that memory stays bounded.
-
-        Args:
-            clients: positions in ``users``, shape (K,).
-            items: int64 of shape (K, n).
-
-        Returns:
-            int64 of shape (K, n).
-        """
+        items that score higher. Many clients are scored in pieces, so that memory stays bounded. ``clients``: positions
+        in ``users``, shape (K,); ``items``: int64 of shape (K, n). Returns int64 of shape (K, n)."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """The sessions that C clients replay, at most K each.
+    """The sessions that C clients replay, at most K each."""
 
-    Attributes:
-        sessions: their numbers among the client's training sessions, (C, K); -1: a client has fewer.
-        items: the last L + 1 of each, padded in front with its first, (C, K, L + 1).
-        real: at which of the first L positions there is one, which the next position's follows, (C, K, L).
-    """
-
-    sessions: Tensor
-    items: Tensor
-    real: Tensor
+    sessions: Tensor  # their numbers among the client's training sessions, (C, K); -1: a client has fewer
+    items: Tensor  # the last L + 1 of each, padded in front with its first, (C, K, L + 1)
+    real: Tensor  # at which of the first L positions there is one, which the next position's follows, (C, K, L)
 
 
 class LocalSessions(Local):
@@ -284,10 +235,4 @@ class LocalSessions(Local):
     @abstractmethod
     def replay_scores(self, vectors: Tensor) -> Tensor:
         """Logits of the items of the replayed sessions, as they stand there, under the clients' present models.
-
-        Args:
-            vectors: (C, n, d).
-
-        Returns:
-            (C, n, K (L + 1)), differentiable.
-        """
+        ``vectors``: (C, n, d). Returns (C, n, K (L + 1)), differentiable."""

@@ -19,23 +19,18 @@ Clusters = tuple[Tensor, Tensor]  # the number of each point's cluster, int64 (n
 
 @dataclass(frozen=True)
 class Lloyd:
-    """How K-means goes on from its first centroids.
+    """How K-means goes on from its first centroids."""
 
-    Attributes:
-        iterations: at most so many.
-        tolerance: it ends when the lengths that the centroids moved add up to no more; None: after all iterations.
-        weighted: a new centroid is the mean with weights 1 / (||x - c|| + epsilon s), c being the last centroid (FFMSR,
-            Algorithm 1), and s the root mean square distance of all points from their mean.
-        epsilon: of those weights. The first centroids are points, whose own weights are 1 / (epsilon s): a very small
-            one leaves each there for ever.
-        recomputed: the centroids that are returned are plain means of the last clusters.
-    """
-
-    iterations: int = 300
+    iterations: int = 300  # at most so many
+    # It ends when the lengths that the centroids moved add up to no more; None: after all iterations.
     tolerance: float | None = 1e-4
+    # A new centroid is the mean with weights 1 / (||x - c|| + epsilon s), c being the last centroid (FFMSR, Algorithm
+    # 1), and s the root mean square distance of all points from their mean.
     weighted: bool = False
+    # Of those weights. The first centroids are points, whose own weights are 1 / (epsilon s): a very small one leaves
+    # each there for ever.
     epsilon: float = 0.1
-    recomputed: bool = False
+    recomputed: bool = False  # the centroids that are returned are plain means of the last clusters
 
 
 ALGORITHMS = ("kmeans", "kmeans++", "agglomerative", "birch")
@@ -43,34 +38,20 @@ ALGORITHMS = ("kmeans", "kmeans++", "agglomerative", "birch")
 
 @dataclass(frozen=True)
 class Clustering:
-    """An algorithm and its settings.
+    """An algorithm and its settings."""
 
-    Attributes:
-        algorithm: ``kmeans`` begins with points that are drawn with replacement, as FFMSR's released code; ``kmeans++``
-            with points that are far from each other; ``agglomerative`` and ``birch`` are scikit-learn's.
-        lloyd: for the two kinds of K-means.
-        birch_threshold: the radius up to which a subcluster of Birch takes up points.
-    """
-
+    # ``kmeans`` begins with points that are drawn with replacement, as FFMSR's released code; ``kmeans++`` with points
+    # that are far from each other; ``agglomerative`` and ``birch`` are scikit-learn's.
     algorithm: str = "kmeans++"
-    lloyd: Lloyd = Lloyd()
-    birch_threshold: float = 0.5
+    lloyd: Lloyd = Lloyd()  # for the two kinds of K-means
+    birch_threshold: float = 0.5  # the radius up to which a subcluster of Birch takes up points
 
 
 def cluster(points: Tensor, count: int, how: Clustering, key: int) -> Clusters:
     """Clusters of points; equally near centroids count in order, and a cluster that is empty keeps its centroid.
-
-    Args:
-        points: (n, d), not empty.
-        count: of clusters; there are at most as many as points.
-        key: names the random numbers (see ``rng.key``).
-
-    Returns:
-        (the number of each point's cluster, int64 (n,); centroids (k, d)).
-
-    Raises:
-        OutOfMemory: if the distances of all pairs do not fit, which the two of scikit-learn need.
-    """
+    ``points``: (n, d), not empty; ``count``: of clusters; there are at most as many as points; ``key``: names the
+    random numbers (see ``rng.key``). Returns (the number of each point's cluster, int64 (n,); centroids (k, d)). Raises
+    OutOfMemory if the distances of all pairs do not fit, which the two of scikit-learn need."""
     if how.algorithm == "agglomerative":
         return agglomerative(points, count)
     if how.algorithm == "birch":
@@ -148,11 +129,7 @@ def _means(sums: Tensor, weights: Tensor, before: Tensor) -> Tensor:
 
 def _assigned(tiles: tuple[Tensor, ...], centroids: Tensor, epsilon: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The nearest centroid of each point, (n,), and each one's weighted sum of points and sum of weights, (k, d) and
-    (k,).
-
-    Args:
-        epsilon: of the weights, in units of distances; None: all weights are 1.
-    """
+    (k,). ``epsilon``: of the weights, in units of distances; None: all weights are 1."""
     half = -0.5 * centroids.square().sum(1)
 
     def of_tile(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,21 +33,15 @@ class Positioned(nn.Module):
         self.encoder = TransformerEncoder(settings)
 
     def forward(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """The representation at each sample's last item, (B, d).
-
-        Args:
-            vectors: of the samples' items, (B, L, d).
-            lengths: how many of them are no padding, (B,).
-        """
+        """The representation at each sample's last item, (B, d). ``vectors``: of the samples' items, (B, L, d);
+        ``lengths``: how many of them are no padding, (B,)."""
         x = self.drop(self.norm(vectors + self.positions[:vectors.shape[1]]))
         return self.encoder.last(x, lengths)
 
 
 class CosineModule(DomainModule):
-    """Base class: a history is encoded by ``Positioned``, and a score is a cosine by the temperature.
-
-    Subclasses say the vectors of items.
-    """
+    """Base class: a history is encoded by ``Positioned``, and a score is a cosine by the temperature. Subclasses say
+    the vectors of items."""
 
     def __init__(self, settings: CosineSettings):
         super().__init__()
@@ -62,11 +56,7 @@ class CosineModule(DomainModule):
         return self.vectors()
 
     def represent(self, batch: Histories, vectors: Tensor) -> Tensor:
-        """What users are looking for, (B, d).
-
-        Args:
-            vectors: of all items, (items, d).
-        """
+        """What users are looking for, (B, d). ``vectors``: of all items, (items, d)."""
         return by_length(batch, lambda piece: self.history(rows_at(piece.items, vectors), piece.lengths))
 
     def scores(self, batch: Histories) -> Tensor:

@@ -24,13 +24,9 @@ def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbon
     """Update every user's top-N list and the teacher's probabilities on it after a block.
 
     The list S_u^{t-1} is the ordered top-N of all items (no masking; F3CRec, Eq. 1). Users not in ``refreshed`` keep
-    the list they have, but their probabilities are those of the new model on the old list.
-
-    Args:
-        state: the method's client state; sets ``lists`` (int64) and ``teacher`` (probabilities), both (users, N).
-        model: the teacher.
-        n: length N of the lists.
-        refreshed: ids of the users whose list is made anew; new users must be among them.
+    the list they have, but their probabilities are those of the new model on the old list. ``state``: the method's
+    client state; sets ``lists`` (int64) and ``teacher`` (probabilities), both (users, N); ``model``: the teacher;
+    ``n``: length N of the lists; ``refreshed``: ids of the users whose list is made anew; new users must be among them.
     """
     device = refreshed.device
     lists = torch.zeros(model.n_users, n, dtype=torch.int64, device=device)
@@ -48,17 +44,10 @@ def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbon
 
 
 def distillation_loss(scores: Tensor, teacher: Tensor, chosen: Tensor, reduction: str) -> Tensor:
-    """Binary cross-entropy of each client's scores to the teacher's probabilities (F3CRec, Eq. 5).
-
-    Args:
-        scores: the client's logits on its list, shape (C, N).
-        teacher: soft targets, shape (C, N).
-        chosen: which items of the list take part, bool of shape (C, N).
-        reduction: ``mean`` over the chosen items (released code) or ``sum`` (Eq. 5 as printed).
-
-    Returns:
-        Shape (C,); 0 for a client without a chosen item.
-    """
+    """Binary cross-entropy of each client's scores to the teacher's probabilities (F3CRec, Eq. 5). ``scores``: the
+    client's logits on its list, shape (C, N). ``teacher``: soft targets, shape (C, N). ``chosen``: which items of the
+    list take part, bool of shape (C, N). ``reduction``: ``mean`` over the chosen items (released code) or ``sum`` (Eq.
+    5 as printed). Returns shape (C,); 0 for a client without a chosen item."""
     weights = chosen.to(scores.dtype)
     if reduction == "mean":
         weights = weights / chosen.sum(1, keepdim=True).clamp(min=1)
@@ -66,17 +55,9 @@ def distillation_loss(scores: Tensor, teacher: Tensor, chosen: Tensor, reduction
 
 
 def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
-    """1-based ranks among all items, as 1 + the number of items that score higher.
-
-    Counts by merging all scores into the few sorted ones of ``items``, without sorting all items.
-
-    Args:
-        scores: all items' scores, shape (C, items).
-        items: int64 of shape (C, N).
-
-    Returns:
-        int64 of shape (C, N).
-    """
+    """1-based ranks among all items, as 1 + the number of items that score higher. Counts by merging all scores into
+    the few sorted ones of ``items``, without sorting all items. ``scores``: all items' scores, shape (C, items);
+    ``items``: int64 of shape (C, N). Returns int64 of shape (C, N)."""
     if ops.serve(scores):
         clients = torch.arange(len(items)).repeat_interleave(items.shape[1])
         return ops.ranks(scores, clients, items.reshape(-1)).view_as(items)
@@ -103,7 +84,6 @@ class TopNSettings:
 
 class TopNDistillation(Method):
     """Adds lambda_kd times the distillation loss on the previous model's top-N list, for users known before the block.
-
     ``chosen`` says which items of the lists take part, here all of them, and ``weight`` how much, here ``lambda_kd``.
     """
 
@@ -122,15 +102,8 @@ class TopNDistillation(Method):
         return rows_of(self.client_state["lists"], users)
 
     def chosen(self, batch, known: Tensor, lists: Tensor) -> Tensor:
-        """Which items of the lists are distilled in this local batch.
-
-        Args:
-            known: positions in the batch of the clients known before the block, shape (K,).
-            lists: their lists, shape (K, N).
-
-        Returns:
-            bool of shape (K, N).
-        """
+        """Which items of the lists are distilled in this local batch. ``known``: positions in the batch of the clients
+        known before the block, shape (K,); ``lists``: their lists, shape (K, N). Returns bool of shape (K, N)."""
         return torch.ones_like(lists, dtype=torch.bool)
 
     def weight(self, users: Tensor) -> Tensor | float:

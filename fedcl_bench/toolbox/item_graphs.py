@@ -17,13 +17,9 @@ def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int
     """The most frequent neighbours of every item that a user clicked, in the user's own sessions alone.
 
     Two clicks are neighbours if they are at most 3 positions apart in a session and of different items; it counts in
-    both directions. Of equal counts the smaller id comes first.
-
-    Args:
-        items: of all sessions, laid end to end; start: where each begins, and the end; user: of each session.
-
-    Returns:
-        (user, item, rank from 0, neighbour, count), a row per neighbour, by user, item and rank.
+    both directions. Of equal counts the smaller id comes first. ``items``: of all sessions, laid end to end; ``start``:
+    where each begins, and the end; ``user``: of each session. Returns (user, item, rank from 0, neighbour, count), a
+    row per neighbour, by user, item and rank.
     """
     session = np.repeat(np.arange(len(user)), np.diff(start))
     pairs = []
@@ -65,21 +61,14 @@ def find_keys(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def first_positions(items: Tensor, real: Tensor) -> Tensor:
     """The first position at which the item of each position stands, and by which it is named, (C, L); 0 at padding.
-
-    Args:
-        items: (C, L); real: which positions are no padding.
-    """
+    ``items``: (C, L); ``real``: which positions are no padding."""
     same = (items.unsqueeze(1) == items.unsqueeze(2)) & real.unsqueeze(1) & real.unsqueeze(2)
     return same.to(torch.int8).argmax(2)
 
 
 def step_cells(node: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """Where steps from a position to the next lie in a table of two items, flat, (C, L - 1), in both directions; L * L
-    for what is no step to another item.
-
-    Args:
-        node: ``first_positions``.
-    """
+    for what is no step to another item. ``node``: ``first_positions``."""
     length = node.shape[1]
     before, after = node[:, :-1], node[:, 1:]
     step = real[:, 1:] & real[:, :-1] & (before != after)
@@ -94,11 +83,7 @@ def table_of_cells(cells: Tensor, values: Tensor, length: int) -> Tensor:
 
 def session_edges(node: Tensor, real: Tensor) -> tuple[Tensor, ...]:
     """The edges of a session's graph by kind, each bool (C, L, L): from the item of a position to another item, named
-    by its first position.
-
-    Returns:
-        Edges of an item to itself, to what stands after it, before it, and both.
-    """
+    by its first position. Returns edges of an item to itself, to what stands after it, before it, and both."""
     length = node.shape[1]
     of_item = node.unsqueeze(2) == torch.arange(length, device=node.device)
     ahead, behind = step_cells(node, real)
@@ -108,13 +93,8 @@ def session_edges(node: Tensor, real: Tensor) -> tuple[Tensor, ...]:
 
 
 def attend_edges(h: Tensor, kinds: tuple[Tensor, ...], vectors: Tensor) -> Tensor:
-    """sum_j softmax_j(LeakyReLU(a_r (h_i * h_j))) h_j over edges i, j of kind r: (C, L, d).
-
-    Args:
-        h: (C, L, d).
-        kinds: disjoint edges of each kind, bool (C, L, L).
-        vectors: a_r, (C, kinds, d).
-    """
+    """sum_j softmax_j(LeakyReLU(a_r (h_i * h_j))) h_j over edges i, j of kind r: (C, L, d). ``h``: (C, L, d);
+    ``kinds``: disjoint edges of each kind, bool (C, L, L); ``vectors``: a_r, (C, kinds, d)."""
     scores = h.new_full(kinds[0].shape, -9e15)
     for kind, edges in enumerate(kinds):
         products = (h * vectors[:, kind:kind + 1]) @ h.transpose(1, 2)

@@ -15,15 +15,10 @@ ITEMS, COUNT = "items of ", "rows of "
 
 
 def copied(state: Tables, name: str, shape: tuple[int, ...], users: int, like: Tensor) -> Tables:
-    """The tables of memory ``name`` in ``state``, or of an empty one, as new ones that may be written in place.
-
-    A client's rows are the first of its part of a table, which has room for a row of every item; of the room that is
-    never used the system takes no memory (on a GPU it does).
-
-    Args:
-        shape: of a client's part, (items, ...).
-        like: of which type and where rows are.
-    """
+    """The tables of memory ``name`` in ``state``, or of an empty one, as new ones that may be written in place. A
+    client's rows are the first of its part of a table, which has room for a row of every item; of the room that is
+    never used the system takes no memory (on a GPU it does). ``shape``: of a client's part, (items, ...); ``like``: of
+    which type and where rows are."""
     count = torch.zeros(users, dtype=torch.int64, device=like.device)
     new = {name: _zeros((users, *shape), like), ITEMS + name: _zeros((users, shape[0]), count), COUNT + name: count}
     if name in state:
@@ -36,13 +31,9 @@ def copied(state: Tables, name: str, shape: tuple[int, ...], users: int, like: T
 
 
 def write(state: Tables, name: str, users: Tensor, rows: Tensor, items: Tensor, count: Tensor) -> None:
-    """Replace what clients keep. What is behind a client's rows stays 0.
-
-    Args:
-        rows: (C, n, ...), 0 behind those that a client has.
-        items: which items these are, int64 of shape (C, n), none twice.
-        count: how many of them a client has, (C,).
-    """
+    """Replace what clients keep. What is behind a client's rows stays 0. ``rows``: (C, n, ...), 0 behind those that a
+    client has; ``items``: which items these are, int64 of shape (C, n), none twice; ``count``: how many of them a
+    client has, (C,)."""
     n, before = rows.shape[1], state[COUNT + name][users]
     items = items.where(torch.arange(n, device=count.device) < count[:, None], 0)
     for table, values in ((name, rows), (ITEMS + name, items)):

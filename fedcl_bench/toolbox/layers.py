@@ -44,14 +44,8 @@ def apply_linear(clients: Tables, name: str, inputs: Tensor, constant: Tensor | 
 
 
 def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -> Tensor:
-    """[user ; item] through each client's own layer, without writing the user's half out for every item.
-
-    Args:
-        user: (C, d_u); items: (C, n, d_i).
-
-    Returns:
-        (C, n, outputs).
-    """
+    """[user ; item] through each client's own layer, without writing the user's half out for every item. ``user``: (C,
+    d_u); ``items``: (C, n, d_i). Returns (C, n, outputs)."""
     weight = clients[f"{name}.weight"]
     of_user, of_items = weight.split([user.shape[1], items.shape[2]], dim=2)
     constant = clients[f"{name}.bias"] + (of_user * user.unsqueeze(1)).sum(2)
@@ -65,21 +59,15 @@ def layer_norm(clients: Tables, name: str, x: Tensor, eps: float = 1e-8) -> Tens
 
 def feed_forward(clients: Tables, name: str, x: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
     """x + drop(W2 relu(drop(W1 x + b1)) + b2) at every position, (C, n, d): the feed-forward part of SASRec's blocks.
-
-    The layers are ``name.0`` and ``name.1``.
-    """
+    The layers are ``name.0`` and ``name.1``."""
     return x + drop(apply_linear(clients, f"{name}.1", torch.relu(drop(apply_linear(clients, f"{name}.0", x)))))
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor, heads: int,
            drop: Callable[[Tensor], Tensor]) -> Tensor:
-    """Scaled dot-product attention of several heads, (C, n, d).
-
-    Args:
-        query, keys, values: (C, n, d).
-        masked: keys that a query does not see, bool of a shape that fits (C, heads, n, n); not all of a row.
-        drop: dropout of the attention.
-    """
+    """Scaled dot-product attention of several heads, (C, n, d). ``query``, ``keys``, ``values``: (C, n, d); ``masked``:
+    keys that a query does not see, bool of a shape that fits (C, heads, n, n); not all of a row; ``drop``: dropout of
+    the attention."""
     query, keys, values = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
     weights = drop(functional.attention(query @ keys.transpose(2, 3), masked, query.shape[3] ** -0.5))
     return (weights @ values).transpose(1, 2).flatten(2)
@@ -93,11 +81,9 @@ def check_heads(dim: int, heads: int) -> None:
 
 def transformer_block(clients: Tables, name: str, x: Tensor, masked: Tensor, heads: int,
                       drop: Callable[[Tensor], Tensor]) -> Tensor:
-    """x = LN(x + Attention(x, x, x)), then LN(x + FFN(x)) with GELU, as in RecBole: (C, n, d).
-
-    Its layers are ``name.query``, ``.key``, ``.value``, ``.out``, ``.norm``, ``.ffn.0``, ``.ffn.1`` and ``.ffn_norm``;
-    other arguments as for ``attend``.
-    """
+    """x = LN(x + Attention(x, x, x)), then LN(x + FFN(x)) with GELU, as in RecBole: (C, n, d). Its layers are
+    ``name.query``, ``.key``, ``.value``, ``.out``, ``.norm``, ``.ffn.0``, ``.ffn.1`` and ``.ffn_norm``; other arguments
+    as for ``attend``."""
     query, keys, values = (apply_linear(clients, f"{name}.{part}", x) for part in ("query", "key", "value"))
     mixed = drop(apply_linear(clients, f"{name}.out", attend(query, keys, values, masked, heads, drop)))
     x = layer_norm(clients, f"{name}.norm", mixed + x, eps=1e-12)

@@ -11,11 +11,8 @@ ITEMS = "items"  # the one public table, without columns: all that clients have 
 
 def without_public(cls: type[Backbone], rate: float, whole_tables: bool = False) -> type[Backbone]:
     """A backbone class without public parameters: ``cls`` with private ones in their place, from the same start.
-
-    Args:
-        rate: their learning rates, as a multiple of the class's.
-        whole_tables: clients hold all rows of their item tables, not those that they look up alone.
-    """
+    ``rate``: their learning rates, as a multiple of the class's; ``whole_tables``: clients hold all rows of their item
+    tables, not those that they look up alone."""
     return type("OwnCopies", (_OwnCopies,), {
         "original": cls, "own_rate": rate, "whole_tables": whole_tables,
         **{name: getattr(cls, name) for name in ("name", "title", "Settings", "pairwise")}})

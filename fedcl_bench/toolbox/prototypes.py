@@ -13,16 +13,10 @@ from ..core.tuning import SIZES
 
 def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor, prototype_owners: Tensor,
             k: int) -> tuple[Tensor, Tensor]:
-    """The k prototypes of other clients that are most similar to each query, by cosine.
-
-    Args:
-        queries: (Q, n); owners: the client of each, (Q,).
-        prototypes: (N, n); lengths: their Euclidean lengths, (N,); prototype_owners: (N,).
-
-    Returns:
-        (similarities, positions), each (Q, min(k, N)), the most similar first; -inf where fewer than that are of other
-        clients.
-    """
+    """The k prototypes of other clients that are most similar to each query, by cosine. ``queries``: (Q, n);
+    ``owners``: the client of each, (Q,); ``prototypes``: (N, n); ``lengths``: their Euclidean lengths, (N,);
+    ``prototype_owners``: (N,). Returns (similarities, positions), each (Q, min(k, N)), the most similar first; -inf
+    where fewer than that are of other clients."""
     unit = torch.nn.functional.normalize(queries, dim=1)
     k = min(k, len(prototypes))
     answers = []
@@ -52,17 +46,10 @@ def _similarities(unit: Tensor, owners: Tensor, prototypes: Tensor, lengths: Ten
 
 
 def fuse(similarities: Tensor, prototypes: Tensor, how: str) -> Tensor:
-    """One prototype from the nearest ones.
-
-    Args:
-        similarities: (Q, k), -inf where there is none; prototypes: (Q, k, n).
-        how: ``softmax``: weighted by a softmax over the similarities; ``mean``; ``pca``: the mean of their projections
-            onto their first principal direction, not centred (the released code centres them, and the mean of centred
-            projections is zero).
-
-    Returns:
-        (Q, n); zero for a query without any.
-    """
+    """One prototype from the nearest ones. ``similarities``: (Q, k), -inf where there is none; ``prototypes``: (Q, k,
+    n); ``how``: ``softmax``: weighted by a softmax over the similarities; ``mean``; ``pca``: the mean of their
+    projections onto their first principal direction, not centred (the released code centres them, and the mean of
+    centred projections is zero). Returns (Q, n); zero for a query without any."""
     there = similarities > -torch.inf
     if how == "softmax":
         weights = torch.softmax(similarities, dim=1).nan_to_num(0.0)  # a row of -inf has no softmax

@@ -22,16 +22,11 @@ _ROTATIONS = 20
 @dataclass(frozen=True)
 class Quantiser:
     """Divides a rotated vector into m parts, each of which has k centroids; a part's code is the nearest one's number.
-
-    Attributes:
-        mean: subtracted from vectors, (d,).
-        rotation: its rows are the axes of rotated vectors, orthonormal, (d, d).
-        centroids: (m, k, d / m).
     """
 
-    mean: Tensor
-    rotation: Tensor
-    centroids: Tensor
+    mean: Tensor  # subtracted from vectors, (d,)
+    rotation: Tensor  # its rows are the axes of rotated vectors, orthonormal, (d, d)
+    centroids: Tensor  # (m, k, d / m)
 
     def encode(self, vectors: Tensor) -> Tensor:
         """Codes, int64 (n, m), of vectors (n, d)."""
@@ -48,17 +43,10 @@ def fit(vectors: Tensor, codes: int, centroids: int, key: int, rotate: bool = Tr
     """A quantiser whose squared errors on the vectors are a local minimum.
 
     K-means of each part, and then in turns the rotation that brings vectors nearest to what their codes stand for, an
-    orthogonal Procrustes problem, and K-means (OPQ without assumptions: Ge et al. 2013, Algorithm 1).
-
-    Args:
-        vectors: (n, d) in floating point.
-        codes: m, into which d is divided.
-        centroids: of each part, k; there are at most n.
-        key: names the random numbers (see ``rng.key``).
-        rotate: False leaves the rotation out (PQ).
-
-    Raises:
-        UserError: if m does not divide d.
+    orthogonal Procrustes problem, and K-means (OPQ without assumptions: Ge et al. 2013, Algorithm 1). ``vectors``: (n,
+    d) in floating point; ``codes``: m, into which d is divided; ``centroids``: of each part, k; there are at most n;
+    ``key``: names the random numbers (see ``rng.key``); ``rotate``: False leaves the rotation out (PQ). Raises
+    UserError if m does not divide d.
     """
     d = vectors.shape[1]
     if d % codes:

@@ -32,13 +32,9 @@ def budget(kept: float, categories: int) -> float:
 
 
 def randomise(numbers: Tensor, categories: int, kept: float, key: int) -> Tensor:
-    """Reports: each number with probability ``kept``, else one of the others, all equally likely.
-
-    Args:
-        numbers: of 0..k-1, int64 of any shape.
-        categories: k, at least 2.
-        key: names the random numbers (see ``rng.key``), one per entry.
-    """
+    """Reports: each number with probability ``kept``, else one of the others, all equally likely. ``numbers``: of
+    0..k-1, int64 of any shape; ``categories``: k, at least 2; ``key``: names the random numbers (see ``rng.key``), one
+    per entry."""
     index = 2 * torch.arange(numbers.numel(), device=numbers.device).view(numbers.shape)
     keys = rng.row_keys(key, torch.zeros(1, dtype=torch.int64, device=numbers.device))
     shift = 1 + rng.integers(rng.bits(keys, index + 1), categories - 1)
@@ -46,10 +42,7 @@ def randomise(numbers: Tensor, categories: int, kept: float, key: int) -> Tensor
 
 
 def estimated(reports: Tensor, categories: int, kept: float) -> Tensor:
-    """Numbers whose expectations are the true ones, float64 of the reports' shape; not for kept = 1 / k, where
-    reports say nothing.
-
-    A report's expectation is linear in the number: (kept - other) x + other k (k - 1) / 2.
-    """
+    """Numbers whose expectations are the true ones, float64 of the reports' shape; not for kept = 1 / k, where reports
+    say nothing. A report's expectation is linear in the number: (kept - other) x + other k (k - 1) / 2."""
     other = (1.0 - kept) / (categories - 1)
     return (reports.double() - other * categories * (categories - 1) / 2) / (kept - other)

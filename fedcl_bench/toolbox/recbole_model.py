@@ -61,10 +61,8 @@ def importing_recbole() -> Iterator[None]:
 
 
 def _general(name: str) -> type | None:
-    """RecBole's general recommender of this name; None if there is none.
-
-    RecBole imports all of them together, but each has a file by its name.
-    """
+    """RecBole's general recommender of this name; None if there is none. RecBole imports all of them together, but each
+    has a file by its name."""
     import recbole.model
 
     folder = Path(recbole.model.__file__).parent / _GENERAL.rpartition(".")[2]
@@ -92,14 +90,9 @@ class _Sizes:
 
 
 def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, object]):
-    """Instantiate RecBole's general recommender ``name`` for a number of users and items (no padding id).
-
-    Args:
-        settings: its hyper-parameters by RecBole's names, as ``{"embedding_size": 32}``.
-
-    Raises:
-        UserError: if RecBole has no such general recommender.
-    """
+    """Instantiate RecBole's general recommender ``name`` for a number of users and items (no padding id). ``settings``:
+    its hyper-parameters by RecBole's names, as ``{"embedding_size": 32}``. Raises UserError if RecBole has no such
+    general recommender."""
     import torch
     with importing_recbole():
         model = _general(name)

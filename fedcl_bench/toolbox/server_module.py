@@ -16,16 +16,11 @@ from ..rng import Tables
 class ServerModule:
     """What is known of it before a run. Its parameters and what its optimiser remembers are tensors by name, for
     ``Method.server_state``: a method adds ``start`` in ``new_server_state``, and in a hook of the server what ``train``
-    gives. Its forward pass draws no random numbers.
+    gives. Its forward pass draws no random numbers."""
 
-    Attributes:
-        name: what the tensors' names begin with.
-        make: a new module. optimiser: one of its parameters, as ``partial(torch.optim.Adam, lr=0.01)``, which remembers
-            tensors.
-    """
-
-    name: str
-    make: Callable[[], nn.Module]
+    name: str  # what the tensors' names begin with
+    make: Callable[[], nn.Module]  # a new module
+    # One of its parameters, as ``partial(torch.optim.Adam, lr=0.01)``, which remembers tensors
     optimiser: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
     def start(self, seed: int, like: Tensor) -> Tables:

@@ -50,11 +50,9 @@ class AddedSemanticSettings(SemanticSettings):
 
 
 class FourierFilter(nn.Module):
-    """Sequences (B, L, d) times complex weights in the frequency domain, Eqs. (12)-(14); started with N(0, .02^2).
-
-    The weights (L // 2 + 1, d) are those of a real sequence's discrete Fourier transform over L positions. It is
-    computed as the circular convolution that this product is: twice as fast as transforms at these lengths.
-    """
+    """Sequences (B, L, d) times complex weights in the frequency domain, Eqs. (12)-(14); started with N(0, .02^2). The
+    weights (L // 2 + 1, d) are those of a real sequence's discrete Fourier transform over L positions. It is computed
+    as the circular convolution that this product is: twice as fast as transforms at these lengths."""
 
     def __init__(self, length: int, dim: int):
         super().__init__()
@@ -72,10 +70,7 @@ class TextFusion(nn.Module):
     """t_i of every item from the encodings of its text, Eqs. (3)-(9), and the mixed encodings x_i, Eqs. (10)-(11)."""
 
     def __init__(self, encodings: Tensor, dim: int, settings: SemanticSettings):
-        """
-        Args:
-            encodings: of every item by each layer, x_i^{L=j}, (items, layers, d_W).
-        """
+        """``encodings``: of every item by each layer, x_i^{L=j}, (items, layers, d_W)."""
         super().__init__()
         self.register_buffer("encodings", encodings, persistent=False)
         layers, width = encodings.shape[1:]
@@ -93,21 +88,13 @@ class TextFusion(nn.Module):
         return torch.stack([adapter(x) for adapter, x in zip(self.adapters, self.encodings.unbind(1))], 1)
 
     def weights(self, ids: Tensor, texts: Tensor) -> Tensor:
-        """w_ij, (items, layers), Eqs. (7)-(8). No gradient reaches the ID embeddings.
-
-        Args:
-            ids: e_i, (items, d).
-            texts: t_i^{L=j}, (items, layers, d).
-        """
+        """w_ij, (items, layers), Eqs. (7)-(8). No gradient reaches the ID embeddings. ``ids``: e_i, (items, d);
+        ``texts``: t_i^{L=j}, (items, layers, d)."""
         both = torch.cat([ids.detach().unsqueeze(1).expand_as(texts), texts], 2)
         return self.weigh(both).squeeze(2).softmax(1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """t_i, (items, d), Eq. (9).
-
-        Args:
-            ids: e_i, (items, d).
-        """
+        """t_i, (items, d), Eq. (9). ``ids``: e_i, (items, d)."""
         texts = self.adapted()
         return torch.einsum("ij,ijd->id", self.weights(ids, texts), texts)
 
@@ -120,11 +107,7 @@ class ClusterStream(nn.Module):
     """What a domain receives, as vectors f_i of items, and the filter of their sequences, Eqs. (12)-(14)."""
 
     def __init__(self, items: int, width: int, length: int, settings: SemanticSettings):
-        """
-        Args:
-            width: d_W.
-            length: of the sequences.
-        """
+        """``width``: d_W; ``length``: of the sequences."""
         super().__init__()
         self.register_buffer("centroids", torch.zeros(items, width))
         self.adapter = MoEAdapter(width, settings.dim, settings.experts, settings.adapter_dropout)
@@ -132,19 +115,12 @@ class ClusterStream(nn.Module):
 
     def forward(self, padding: int = 0) -> Tensor:
         """f_i: the centroids, zeros before anything is received, through an adapter of their own: (items, d).
-
-        Args:
-            padding: so many rows more, of centroids that are zero.
-        """
+        ``padding``: so many rows more, of centroids that are zero."""
         return self.adapter(F.pad(self.centroids, (0, 0, 0, padding)))
 
     def filtered(self, items: Tensor, vectors: Tensor) -> Tensor:
-        """f~ of histories, (B, L, d), Eqs. (12)-(14); padding has vectors of zeros.
-
-        Args:
-            items: their numbers, (B, L), and padding, which is any other number.
-            vectors: f_i of all items, (items, d).
-        """
+        """f~ of histories, (B, L, d), Eqs. (12)-(14); padding has vectors of zeros. ``items``: their numbers, (B, L),
+        and padding, which is any other number; ``vectors``: f_i of all items, (items, d)."""
         count, length = len(vectors), items.shape[1]
         numbers = F.pad(items, (0, self.filter.length - length), value=-1)
         numbers = numbers.where((numbers >= 0) & (numbers < count), count)
@@ -152,10 +128,8 @@ class ClusterStream(nn.Module):
 
 
 class SemanticModule(DomainModule):
-    """Base class of modules that exchange ``semantics``: a method sends ``semantics()`` and sets ``CENTROIDS``.
-
-    A subclass has ``clusters``, a ``ClusterStream``.
-    """
+    """Base class of modules that exchange ``semantics``: a method sends ``semantics()`` and sets ``CENTROIDS``. A
+    subclass has ``clusters``, a ``ClusterStream``."""
 
     rows: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     clusters: ClusterStream

@@ -39,11 +39,9 @@ def normal_start(module: nn.Module, std: float = 0.02) -> None:
 
 
 def by_length(batch: Histories, encode: Callable[[Histories], Tensor]) -> Tensor:
-    """What ``encode`` makes of all samples, (B, d), in pieces of samples of about one length.
-
-    Pieces are as long as their longest history, so that little padding is encoded, and on a processor so small that
-    what is made of them stays in its cache.
-    """
+    """What ``encode`` makes of all samples, (B, d), in pieces of samples of about one length. Pieces are as long as
+    their longest history, so that little padding is encoded, and on a processor so small that what is made of them
+    stays in its cache."""
     order = batch.lengths.argsort()
     pieces = []
     for chosen in order.split(len(order) if batch.lengths.is_cuda else SIZES.central_encoded):
@@ -65,13 +63,8 @@ class TransformerLayer(nn.Module):
         self.drop = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
-        """(B, n, d) of the queries' representations.
-
-        Args:
-            x: queries, (B, n, d).
-            keys: what they look at, (B, L, d).
-            seen: which of the keys each query sees, bool of a shape that fits (B, heads, n, L).
-        """
+        """(B, n, d) of the queries' representations. ``x``: queries, (B, n, d); ``keys``: what they look at, (B, L, d);
+        ``seen``: which of the keys each query sees, bool of a shape that fits (B, heads, n, L)."""
         query, key, value = (layer(values).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer, values in (
             (self.query, x), (self.key, keys), (self.value, keys)))
         dropout = self.attention_dropout if self.training else 0.0
@@ -84,35 +77,23 @@ class TransformerEncoder(nn.Module):
     """RecBole's encoder: layers with normalisation after each part (eps 1e-12), started with N(0, .02^2)."""
 
     def __init__(self, settings: TransformerSettings):
-        """
-        Raises:
-            UserError: if ``heads`` does not divide ``dim``.
-        """
+        """Raises UserError if ``heads`` does not divide ``dim``."""
         super().__init__()
         check_heads(settings.dim, settings.heads)
         self.layers = nn.ModuleList(TransformerLayer(settings) for _ in range(settings.layers))
         normal_start(self)
 
     def forward(self, x: Tensor, real: Tensor, causal: bool = True) -> Tensor:
-        """The representations at all positions, (B, L, d).
-
-        Args:
-            x: (B, L, d).
-            real: where there is an item, bool (B, L); the first position of each sample is one.
-            causal: no position sees later ones.
-        """
+        """The representations at all positions, (B, L, d). ``x``: (B, L, d); ``real``: where there is an item, bool (B,
+        L); the first position of each sample is one; ``causal``: no position sees later ones."""
         seen = _seen(real, causal)
         for layer in self.layers:
             x = layer(x, x, seen)
         return x
 
     def last(self, x: Tensor, lengths: Tensor, causal: bool = True) -> Tensor:
-        """What ``forward`` has at each sample's last item, (B, d), without the last layer's other positions.
-
-        Args:
-            x: (B, L, d).
-            lengths: how many positions of each sample have an item, (B,).
-        """
+        """What ``forward`` has at each sample's last item, (B, d), without the last layer's other positions. ``x``: (B,
+        L, d); ``lengths``: how many positions of each sample have an item, (B,)."""
         real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
         seen = _seen(real, causal)
         for layer in self.layers[:-1]:
@@ -132,32 +113,20 @@ _VALUES = 2 ** 16  # of a number that decides whether another is dropped
 
 
 class ExpertDropout:
-    """Dropout of the same rows for several experts, each with draws of its own.
-
-    ``F.dropout`` draws a number for each of theirs, this one word for four. A short run of FFMSR takes 28 % less
-    of a processor's time by it (benchmarks/README.md).
-
-    Attributes:
-        scale: what kept numbers are to be multiplied by.
-    """
+    """Dropout of the same rows for several experts, each with draws of its own. ``F.dropout`` draws a number for each
+    of theirs, this one word for four. A short run of FFMSR takes 28 % less of a processor's time by it
+    (benchmarks/README.md)."""
 
     def __init__(self, share: float, experts: int, rows: Tensor):
-        """
-        Args:
-            share: of numbers that are dropped; it is rounded to a 65,536th.
-            rows: (n, width); of these no more than their shape counts.
-        """
+        """``share``: of numbers that are dropped; it is rounded to a 65,536th; ``rows``: (n, width); of these no more
+        than their shape counts."""
         self._zeros = min(round(share * _VALUES), _VALUES - 1)
-        self.scale = _VALUES / (_VALUES - self._zeros)
+        self.scale = _VALUES / (_VALUES - self._zeros)  # what kept numbers are to be multiplied by
         words = torch.empty(experts, (rows.numel() + 3) // 4, dtype=torch.int64, device=rows.device)
         self._draws = words.random_(-2 ** 63, None).view(torch.int16)[:, :rows.numel()].unflatten(1, rows.shape)
 
     def dropped(self, rows: Tensor, first: int = 0) -> Tensor:
-        """Rows with 0 in the place of what is dropped, (experts, rows, width).
-
-        Args:
-            first: number of the first row.
-        """
+        """Rows with 0 in the place of what is dropped, (experts, rows, width). ``first``: number of the first row."""
         draws = self._draws[:, first:first + len(rows)]
         kept = torch.empty(draws.shape, dtype=rows.dtype, device=rows.device)  # bools would be copied to be multiplied
         torch.ge(draws, self._zeros - _VALUES // 2, out=kept)
@@ -165,12 +134,10 @@ class ExpertDropout:
 
 
 class MoEAdapter(nn.Module):
-    """A mixture of parametric-whitening experts, from text encodings to item vectors (UniSRec; FFMSR, Eqs. 3-5).
-
+    """A mixture of parametric-whitening experts, from text encodings to item vectors (UniSRec; FFMSR, Eqs. 3-5):
     x -> sum_k g_k (dropout(x) - b_k) W_k with g = softmax(x W_gate + noise), where the noise is Gaussian and its
-    deviation is softplus(x W_noise) + .01. W_k starts as N(0, .02^2), all else as 0. Each expert draws a dropout of its
-    own.
-    """
+    deviation is softplus(x W_noise) + .01. W_k starts as N(0, .02^2), all else as 0. Each expert draws a dropout of
+    its own."""
 
     def __init__(self, inputs: int, outputs: int, experts: int = 8, dropout: float = 0.2):
         super().__init__()
@@ -188,11 +155,8 @@ class MoEAdapter(nn.Module):
         return logits.softmax(-1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) -> (..., outputs), Eqs. (3) and (5).
-
-        On a processor some rows at a time, so that what is made of them stays in its cache: a step of FFMSR on Office
-        takes a fifth less time by it (benchmarks/README.md).
-        """
+        """(..., inputs) -> (..., outputs), Eqs. (3) and (5). On a processor some rows at a time, so that what is made
+        of them stays in its cache: a step of FFMSR on Office takes a fifth less time by it (benchmarks/README.md)."""
         gates, rows, weight = self.gates(x), x.flatten(0, -2), self.weight
         drop = ExpertDropout(self.dropout, len(weight), rows) if self.training and self.dropout else None
         if drop:

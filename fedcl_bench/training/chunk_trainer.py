@@ -30,23 +30,14 @@ from .strategies import Training
 
 @dataclass(frozen=True)
 class Slots:
-    """Which item rows the clients of a chunk hold, and where their samples find them.
+    """Which item rows the clients of a chunk hold, and where their samples find them. Where nobody looks at them (see
+    ``FusedTrainer``) there are only the items; the rest is None."""
 
-    Where nobody looks at them (see ``FusedTrainer``) there are only the items; the rest is None.
-
-    Attributes:
-        items: item of each slot, shape (C, slots).
-        positive: whether a slot's item is a positive, bool of shape (slots,) or (C, slots).
-        sample: canonical slot of each sample's item: positives, then negatives, shape (C, samples).
-        replay: canonical slots of the method's replayed items, shape (C, n).
-        first_copy: whether a slot is the canonical one of its item, shape (C, slots).
-    """
-
-    items: Tensor
-    positive: Tensor | None = None
-    sample: Tensor | None = None
-    replay: Tensor | None = None
-    first_copy: Tensor | None = None
+    items: Tensor  # item of each slot, shape (C, slots)
+    positive: Tensor | None = None  # whether a slot's item is a positive, bool of shape (slots,) or (C, slots)
+    sample: Tensor | None = None  # canonical slot of each sample's item: positives, then negatives, shape (C, samples)
+    replay: Tensor | None = None  # canonical slots of the method's replayed items, shape (C, n)
+    first_copy: Tensor | None = None  # whether a slot is the canonical one of its item, shape (C, slots)
 
     def of(self, part: slice | Tensor) -> "Slots":
         """Those of some clients."""
@@ -165,33 +156,17 @@ class TrainerView(views.Local):
 
 
 class ChunkTrainer:
-    """Local training of one chunk of clients: their item rows and other parameters.
-
-    Subclasses train them: on lists of items (``list_trainer.py``) or on sessions (``session_trainer.py``).
-
-    Args:
-        users: ids of the C clients, shape (C,).
-        slots: the item rows they hold.
-        model: what the server sent.
-        draw: key of the round's random numbers.
-        batches: local batches per epoch.
-
-    Attributes:
-        starts_alone: the clients draw their public parameters themselves instead of ``model``'s (``init=per_client``).
-        begun: the public parameters as training begins, as ``rows`` and ``dense``; if the method looks at movement.
-        moved: what training added to the parameters; these parameters too where clients start alone.
-        replaced: private parameters after training, of those that are not in ``moved``, each (C, ...).
-        uploads: what the method uploaded, each (C, ...).
-        coordinates: what training added to A of tables with a basis (``Method.row_basis``), each (C, slots, r).
-        step_sizes: sums of the learning rates of the local batches done, by parameter, each (C,); if a hook may ask.
-        summed: the shapes of what the method sends in place of changes; added: that, and the rows it is of.
-    """
+    """Local training of one chunk of clients: their item rows and other parameters. Subclasses train them: on lists of
+    items (``list_trainer.py``) or on sessions (``session_trainer.py``). ``users``: ids of the C clients, shape (C,);
+    ``slots``: the item rows they hold; ``model``: what the server sent; ``draw``: key of the round's random numbers;
+    ``batches``: local batches per epoch."""
 
     def __init__(self, users: Tensor, slots: Slots, model: Snapshot, training: Training, draw: DrawKey,
                  batches: int = 1):
         backbone, method = training.backbone, training.method
         self.users, self.slots, self.model, self.backbone, self.method = users, slots, model, backbone, method
         self.settings, self.draw, self.batches, self.n_items = training.settings, draw, batches, model.n_items
+        # The clients draw their public parameters themselves instead of ``model``'s (``init=per_client``).
         self.starts_alone = training.own_start and draw.round == 0
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
         self.rows = self._own_copies()
@@ -202,19 +177,23 @@ class ChunkTrainer:
         self.dense = {name: value.expand(len(users), *value.shape) for name, value in model.dense.items()}
         self.client_context = {name: table.index_select(0, users) for name, table in model.client_context.items()}
         self.dtype = next(iter(self.rows.values())).dtype
-        self.moved: Tables = {}
+        self.moved: Tables = {}  # what training added to the parameters; these parameters too where clients start alone
+        # Private parameters after training, of those that are not in ``moved``, each (C, ...)
         self.replaced: Tables = {}
-        self.uploads: Tables = {}
+        self.uploads: Tables = {}  # what the method uploaded, each (C, ...)
         self.kept_by_hooks: Tables = {}
         self.known: dict[int, Tensor] = {}
         self.protection = training.protection
         self.declared = method.uploads(backbone, draw.round)
+        # What training added to A of tables with a basis (``Method.row_basis``), each (C, slots, r)
         self.coordinates: Tables = {}
+        # Sums of the learning rates of the local batches done, by parameter, each (C,); if a hook may ask.
         self.step_sizes: Tables = {}
-        self.summed = method.sums(backbone, self.n_items)
-        self.added: dict[str, tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]] = {}
+        self.summed = method.sums(backbone, self.n_items)  # the shapes of what the method sends in place of changes
+        self.added: dict[str, tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]] = {}  # that, and the rows it is of
         if self.starts_alone:
             self._start_alone()
+        # The public parameters as training begins, as ``rows`` and ``dense``; if the method looks at movement.
         self.begun = self._begun() if method.sees_rows else {}
         self.clients = {**self.private, **self.dense}
         self.personalised = self._served()

@@ -26,17 +26,9 @@ def serve(backbone: SequentialBackbone, method: Method, settings: LocalSettings,
 
 
 class CompiledSoftmax:
-    """The tables of C clients.
-
-    Args:
-        table: what they begin with, (C, items, d).
-        rate: learning rate.
-
-    Attributes:
-        scores: of all items in the latest forward pass, (C, items), a leaf of the loss's graph.
-        vectors: what these are made of, (C, M, d), differentiable.
-        of_scores: gradients of the scores in the latest step.
-    """
+    """The tables of C clients. ``table``: what they begin with, (C, items, d); ``rate``: learning rate. ``scores``: of
+    all items in the latest forward pass, (C, items), a leaf of the loss's graph; ``vectors``: what these are made of,
+    (C, M, d), differentiable; ``of_scores``: gradients of the scores in the latest step."""
 
     def __init__(self, table: Tensor, rate: float, settings: LocalSettings):
         self.rate, self.beta2, self.eps, self.steps = rate, settings.adam_beta2, settings.adam_eps, 0

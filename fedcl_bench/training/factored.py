@@ -36,24 +36,15 @@ from .strategies import FusedLayout, Training, fused_layout
 
 @dataclass(frozen=True)
 class Outer:
-    """What C clients added to their copies of an item table: the sum of outer products of ``steps`` and ``vectors``.
+    """What C clients added to their copies of an item table: the sum of outer products of ``steps`` and ``vectors``."""
 
-    Attributes:
-        table: what the server sent, (items, d).
-        items: the items that they have steps for, (C, slots), each at most once with a step; None: all of them, in
-            order.
-        steps: of each update, (C, slots, updates).
-        vectors: of each update, (C, updates, d).
-        held: in how many slots, the first, a client has steps that are not 0, (C,), if known.
-        few: updates have steps for the samples of a local batch only.
-    """
-
-    table: Tensor
+    table: Tensor  # what the server sent, (items, d)
+    # The items that they have steps for, (C, slots), each at most once with a step; None: all of them, in order.
     items: Tensor | None
-    steps: Tensor
-    vectors: Tensor
-    held: Tensor | None = None
-    few: bool = False
+    steps: Tensor  # of each update, (C, slots, updates)
+    vectors: Tensor  # of each update, (C, updates, d)
+    held: Tensor | None = None  # in how many slots, the first, a client has steps that are not 0, (C,), if known
+    few: bool = False  # updates have steps for the samples of a local batch only
 
     def __getitem__(self, part: slice | Tensor) -> "Outer":
         """Of some clients."""
@@ -223,12 +214,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> Plan:
-    """What a round trains.
-
-    Args:
-        key: of the round.
-        batches: local batches per epoch, of the client with most.
-    """
+    """What a round trains. ``key``: of the round; ``batches``: local batches per epoch, of the client with most."""
     settings, epochs = training.settings, range(training.settings.local_epochs)
     layout = fused_layout(training.backbone, training.method, model, settings)
     usual = training.backbone.settings.lr
@@ -243,11 +229,8 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
 
 
 class FusedTrainer:
-    """Local training of one chunk; arguments and attributes as of ``ChunkTrainer``.
-
-    Args:
-        watched: whether somebody looks at the samples: ``slots`` has no more than the items otherwise.
-    """
+    """Local training of one chunk; arguments and attributes as of ``ChunkTrainer``. ``watched``: whether somebody looks
+    at the samples: ``slots`` has no more than the items otherwise."""
 
     all_rows = False
 
@@ -262,11 +245,8 @@ class FusedTrainer:
         self.added: dict[str, tuple[Tensor, None]] = {}
 
     def train(self) -> Tensor:
-        """Run all local batches: fills ``slots`` and ``moved``.
-
-        Returns:
-            Each client's loss averaged over its local batches, shape (C,).
-        """
+        """Run all local batches: fills ``slots`` and ``moved``. Returns each client's loss averaged over its local
+        batches, shape (C,)."""
         layout, key, private = self.plan.layout, self.draw, self.model.private
         chunk, others = self.chunk, self.chunk.others
         done = ops.inner_round(self.plan.task, ops.InnerClients(

@@ -24,12 +24,8 @@ from .strategies import Training
 
 
 class LazyDecayTrainer(ListTrainer):
-    """``ListTrainer`` that holds the rows of the clients' samples.
-
-    Attributes:
-        decay: f of every table, each (C,).
-        kept: the clients' whole trained copies of the public tables, if they keep them, each (C, items, ...).
-    """
+    """``ListTrainer`` that holds the rows of the clients' samples. ``kept``: the clients' whole trained copies of the
+    public tables, if they keep them, each (C, items, ...)."""
 
     all_rows = False
 
@@ -38,6 +34,7 @@ class LazyDecayTrainer(ListTrainer):
         self.by_hand = training.by_hand
         self.covering, self.reads_end = self.by_hand, True
         tables = [*model.public, *self.personal]
+        # F of every table, each (C,)
         self.decay = {name: torch.ones(len(self.users), dtype=torch.float64, device=self.users.device)
                      for name in tables}
         self.start = {name: value.clone() for name, value in self.clients.items() if name not in self.personal}

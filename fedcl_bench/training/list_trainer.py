@@ -26,20 +26,14 @@ from .strategies import Training
 
 @dataclass(frozen=True)
 class Members:
-    """The samples, or pairs, of a local batch.
+    """The samples, or pairs, of a local batch."""
 
-    Attributes:
-        order: slots, or pairs, by local batch, (C, n); -1: none.
-        start, end: the columns of this one.
-        share: what a sample counts in its client's mean, (C, 1).
-        width: how many slots, or pairs, a client has.
-    """
-
-    order: Tensor
+    order: Tensor  # slots, or pairs, by local batch, (C, n); -1: none
+    # The columns of this one
     start: int
     end: int
-    share: Tensor
-    width: int
+    share: Tensor  # what a sample counts in its client's mean, (C, 1)
+    width: int  # how many slots, or pairs, a client has
 
     def weights(self) -> Tensor:
         """Of all slots, or pairs: the share for each time that they are in the batch, (C, width)."""
@@ -50,23 +44,16 @@ class Members:
 
 @dataclass(frozen=True)
 class BatchScoring:
-    """One local batch: which rows it scores and what it makes of the scores.
+    """One local batch: which rows it scores and what it makes of the scores."""
 
-    Attributes:
-        slots: the slots scored, shape (C, n); None: all of them.
-        labels: of each score, shape (C, n), for pointwise losses; None: whether the slots' items are positives.
-        pairs: positions of (positive, negative) in the scores, each (C, m), for pairwise losses.
-        members: its samples, if all slots are scored.
-        listed_weights: its samples' weights otherwise.
-        chosen: numbers of the samples, (C, b), for a backbone with a loss of its own.
-    """
-
-    slots: Tensor | None = None
+    slots: Tensor | None = None  # the slots scored, shape (C, n); None: all of them
+    # Of each score, shape (C, n), for pointwise losses; None: whether the slots' items are positives.
     labels: Tensor | None = None
+    # Positions of (positive, negative) in the scores, each (C, m), for pairwise losses
     pairs: tuple[Tensor, Tensor] | None = None
-    members: Members | None = None
-    listed_weights: Tensor | None = None
-    chosen: Tensor | None = None
+    members: Members | None = None  # its samples, if all slots are scored
+    listed_weights: Tensor | None = None  # its samples' weights otherwise
+    chosen: Tensor | None = None  # numbers of the samples, (C, b), for a backbone with a loss of its own
 
     @cached_property
     def weights(self) -> Tensor:
@@ -356,16 +343,9 @@ class ListTrainer(ChunkTrainer):
             self.moved[name] = update
 
     def _local_batch(self, view: BatchScoring, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
-        """Train on one local batch: every group of parameters in turn.
-
-        Args:
-            rates: learning rates.
-            taking: which clients take part, bool of shape (C,); None: all.
-            batch: local batches done before.
-
-        Returns:
-            Each client's loss before it, shape (C,).
-        """
+        """Train on one local batch: every group of parameters in turn. ``rates``: learning rates; ``taking``: which
+        clients take part, bool of shape (C,); None: all; ``batch``: local batches done before. Returns each client's
+        loss before it, shape (C,)."""
         parameters = {**self.clients, **self.rows}
         number = batch * len(self.groups)
         last = self.batches * self.settings.local_epochs * len(self.groups) - 1
@@ -442,11 +422,8 @@ class ListTrainer(ChunkTrainer):
 
     def train(self) -> Tensor:
         """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
-        not canonical) and to the other parameters.
-
-        Returns:
-            Each client's loss averaged over its local batches, shape (C,).
-        """
+        not canonical) and to the other parameters. Returns each client's loss averaged over its local batches, shape
+        (C,)."""
         self.method.begin_local(TrainerView(self, self.draw))
         parameters = {**self.clients, **self.rows}
         self.groups = self.backbone.groups(list(parameters))

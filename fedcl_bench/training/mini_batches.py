@@ -29,34 +29,19 @@ _STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a par
 
 @dataclass(frozen=True)
 class Point:
-    """Where in an epoch its training is.
+    """Where in an epoch its training is."""
 
-    Attributes:
-        state: of the optimiser; empty before the first epoch.
-        batches: so many have been trained on.
-        loss: sum over their samples.
-        seconds: that they took.
-    """
-
-    state: Tables = field(default_factory=dict)
-    batches: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
+    state: Tables = field(default_factory=dict)  # of the optimiser; empty before the first epoch
+    batches: int = 0  # so many have been trained on
+    loss: float = 0.0  # sum over their samples
+    seconds: float = 0.0  # that they took
 
 
 class Epoch:
-    """One pass over the samples of a silo's domains, whose modules it trains in place.
-
-    Args:
-        domains: of the silo, whose modules hold the parameters at the point; those of pooled domains are tied.
-        trained: beginnings of the names that are trained; empty: all.
-        point: where it goes on from.
-        draw: key of the epoch: order of the samples and dropout.
-
-    Attributes:
-        loss: mean over the samples of the epoch, once it has ended.
-        seconds: that it took so far.
-    """
+    """One pass over the samples of a silo's domains, whose modules it trains in place. ``domains``: of the silo, whose
+    modules hold the parameters at the point; those of pooled domains are tied; ``trained``: beginnings of the names
+    that are trained; empty: all; ``point``: where it goes on from; ``draw``: key of the epoch: order of the samples and
+    dropout. ``loss``: mean over the samples of the epoch, once it has ended; ``seconds``: that it took so far."""
 
     def __init__(self, backbone: Backbone, settings: LocalSettings, domains: Sequence[Domain],
                  trained: tuple[str, ...], point: Point, draw: DrawKey):
@@ -139,10 +124,7 @@ class Epoch:
 
     def batches(self, before: Snapshot) -> Iterator[float]:
         """Train on all samples in random order, from the point on; yields after each batch the share that is done.
-
-        Args:
-            before: the run's parameters before the epoch.
-        """
+        ``before``: the run's parameters before the epoch."""
         sizes, device = [len(domain.samples.end) for domain in self.domains], self.domains[0].samples.end.device
         for domain in self.domains:
             domain.module.train()
@@ -168,12 +150,8 @@ class Epoch:
         self.seconds = seconds + time.perf_counter() - began
 
     def _loss(self, pieces: dict[int, tuple[Tensor, Tensor]], draw: DrawKey) -> Tensor:
-        """Mean loss of a batch, a scalar.
-
-        Args:
-            pieces: by the place of a domain: (its samples that are in the batch, their numbers in the batch), in the
-                same order.
-        """
+        """Mean loss of a batch, a scalar. ``pieces``: by the place of a domain: (its samples that are in the batch,
+        their numbers in the batch), in the same order."""
         if self.sequential:
             loss = torch.cat([self.domains[number].module.losses(self.domains[number].samples, *piece, draw)
                               for number, piece in pieces.items()]).mean()

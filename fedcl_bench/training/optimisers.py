@@ -70,11 +70,7 @@ class Apart:
 
 
 def make_optimiser(settings: LocalSettings, by_sgd: Collection[str] = ()) -> SGD | Adam | Apart:
-    """A fresh local optimiser.
-
-    Args:
-        by_sgd: parameters that move by SGD whatever the setting is.
-    """
+    """A fresh local optimiser. ``by_sgd``: parameters that move by SGD whatever the setting is."""
     if settings.optimiser == "sgd":
         return SGD()
     adam = Adam(beta2=settings.adam_beta2, eps=settings.adam_eps)
@@ -84,13 +80,8 @@ def make_optimiser(settings: LocalSettings, by_sgd: Collection[str] = ()) -> SGD
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
                       settings: LocalSettings) -> Callable[[Sequence[Tensor | None]], None]:
     """A local optimiser that takes its steps in place, on parameters that stack many clients: one pass over the memory
-    of each.
-
-    Its formula is that of ``make_optimiser``, rounded elsewhere.
-
-    Returns:
-        Its step, given the gradients of all parameters in their order.
-    """
+    of each. Its formula is that of ``make_optimiser``, rounded elsewhere. Returns its step, given the gradients of all
+    parameters in their order."""
     values = list(parameters.values())
     ends = [_Ends(value, settings) for value in values]
     by_rate: dict[float, list[Tensor]] = {}
@@ -116,10 +107,8 @@ _VECTOR = 16  # single-precision numbers in the widest registers
 
 class _Ends:
     """A parameter as the optimiser sees it: all but its last few numbers, and these in a tensor of whole vectors.
-
     PyTorch's fused Adam rounds numbers that do not fill a vector otherwise. Which numbers these are depends on who else
-    is in the chunk.
-    """
+    is in the chunk."""
 
     def __init__(self, value: Tensor, settings: LocalSettings):
         apart = settings.optimiser == "adam" and value.dtype == torch.float32 and value.device.type == "cpu"

@@ -24,27 +24,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Chunk:
     """Clients trained together; all take the same number of local batches, unless ``inner`` with one local epoch: then
-    clients with fewer may sit out the others' last ones.
+    clients with fewer may sit out the others' last ones."""
 
-    Attributes:
-        users: int64 ids, shape (C,).
-        positives: training items, shape (C, P), short lists padded with their first item.
-        count: true number of positives, shape (C,).
-        batches: local batches per epoch, of the client with most.
-        others: for drawing negatives, see ``Others``.
-        inner: trained without copies of item rows (see ``training/factored.py``).
-        dense: trained so, on the scores of all items.
-        ratings: of the positives, (C, P), for a backbone that predicts them.
-    """
-
-    users: Tensor
-    positives: Tensor
-    count: Tensor
-    batches: int
-    others: "Others"
-    inner: bool = False
-    dense: bool = False
-    ratings: Tensor | None = None
+    users: Tensor  # int64 ids, shape (C,)
+    positives: Tensor  # training items, shape (C, P), short lists padded with their first item
+    count: Tensor  # true number of positives, shape (C,)
+    batches: int  # local batches per epoch, of the client with most
+    others: "Others"  # for drawing negatives, see ``Others``
+    inner: bool = False  # trained without copies of item rows (see ``training/factored.py``)
+    dense: bool = False  # trained so, on the scores of all items
+    ratings: Tensor | None = None  # of the positives, (C, P), for a backbone that predicts them
 
     def materialise(self) -> "Chunk":
         """Itself; see ``LaterChunk``."""
@@ -65,37 +54,25 @@ class LaterChunk:
 
 @dataclass(frozen=True)
 class Needs:
-    """What clients need in training, which says how many of them come together.
+    """What clients need in training, which says how many of them come together."""
 
-    Attributes:
-        pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
-        whole_tables: clients hold all item rows (see ``Backbone``).
-        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then,
-            unless these are a set.
-        inner: clients can be trained without copies of item rows, and are where that is less work.
-        samples_only: and nothing looks at other logits than the samples' (see ``training/factored.py``).
-        fused: and their whole round is one call (see ``training/factored.py``).
-        chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
-    """
-
-    pairwise: bool = False
-    whole_tables: bool = False
+    pairwise: bool = False  # a sample is a pair of a positive and a negative (see ``Backbone``)
+    whole_tables: bool = False  # clients hold all item rows (see ``Backbone``)
+    # Of a backbone with a loss of its own; only clients with equally many positives come together then, unless these
+    # are a set.
     sampler: OwnSamples | None = None
-    inner: bool = False
-    samples_only: bool = False
-    fused: bool = False
-    chunk_elements: int = SIZES.chunk_elements
+    inner: bool = False  # clients can be trained without copies of item rows, and are where that is less work
+    samples_only: bool = False  # and nothing looks at other logits than the samples' (see ``training/factored.py``)
+    fused: bool = False  # and their whole round is one call (see ``training/factored.py``)
+    chunk_elements: int = SIZES.chunk_elements  # target size of a chunk's stacked rows; a single client may exceed it
 
 
 def make_chunks(step: Step | TrainingStep, users: Tensor, settings: LocalSettings, row_width: int,
                 needs: Needs = Needs(), positives: Ragged | None = None) -> list[Chunk | LaterChunk]:
-    """Group clients of similar size so that padding stays small and memory bounded.
-
-    Args:
-        users: the round's participants; each has at least one training item.
-        row_width: numbers per item row over all public and personal tables.
-        positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
-    """
+    """Group clients of similar size so that padding stays small and memory bounded. ``users``: the round's
+    participants; each has at least one training item; ``row_width``: numbers per item row over all public and personal
+    tables; ``positives``: what is trained on in this round, if not all of ``step.train``; no item of that is a
+    negative."""
     train = positives or step.train
     if settings.repeated_positives == "once":
         train = train.distinct()
@@ -129,20 +106,15 @@ def _samples(settings: LocalSettings, needs: Needs) -> int:
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Clients by descending size, to be cut into chunks.
+    """Clients by descending size, to be cut into chunks."""
 
-    Attributes:
-        sizes: positives of each, on the processor. batches: its local batches per epoch.
-        compiled: they can be trained without copies of item rows, by kernels.
-    """
-
-    sizes: Tensor
-    batches: Tensor
+    sizes: Tensor  # positives of each, on the processor
+    batches: Tensor  # its local batches per epoch
     n_items: int
     settings: LocalSettings
     row_width: int
     needs: Needs
-    compiled: bool
+    compiled: bool  # they can be trained without copies of item rows, by kernels
 
     @property
     def per_positive(self) -> int:
@@ -183,12 +155,9 @@ class _Sorted:
         return self.n_items if self.needs.whole_tables else int(self.sizes[start]) * self.per_positive
 
     def _kind(self, start: int) -> "Rows":
-        """What is least work for client ``start``.
-
-        Kernels read the rows of samples in place, if a round's updates are few enough to be kept apart. Where somebody
-        looks at the logits of other items too, scores of all items are one matrix product, and less work as long as
-        items are not many times the client's rows.
-        """
+        """What is least work for client ``start``. Kernels read the rows of samples in place, if a round's updates are
+        few enough to be kept apart. Where somebody looks at the logits of other items too, scores of all items are one
+        matrix product, and less work as long as items are not many times the client's rows."""
         if not self.needs.inner:
             return Rows.COPIES
         rows, batches = self._rows(start), int(self.batches[start])
@@ -268,15 +237,11 @@ def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
 @dataclass(frozen=True)
 class Others:
     """The items that are no positives of each client, in ascending order: what negatives are drawn from. They are
-    counted between the sorted positives.
+    counted between the sorted positives."""
 
-    Attributes:
-        count: how many there are, shape (C, 1).
-        gaps: for the j-th of the client's distinct positives in ascending order, how many other items precede it,
-            int32 of shape (C, P), padded with a number above all items.
-    """
-
-    count: Tensor
+    count: Tensor  # how many there are, shape (C, 1)
+    # For the j-th of the client's distinct positives in ascending order, how many other items precede it, int32 of
+    # shape (C, P), padded with a number above all items.
     gaps: Tensor
 
     @staticmethod
@@ -305,15 +270,9 @@ def _sorted_rows(numbers: Tensor) -> Tensor:
 
 def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int,
                    result: Tensor | None = None) -> Tensor:
-    """Negatives of one round: uniform over ``chunk.others``.
-
-    Args:
-        result: what they are written to.
-
-    Returns:
-        int64 of shape (C, P * negatives); client c's own are the first ``negatives * count[c]``, those of its first
-        positive first; the rest are that positive.
-    """
+    """Negatives of one round: uniform over ``chunk.others``. ``result``: what they are written to. Returns int64 of
+    shape (C, P * negatives); client c's own are the first ``negatives * count[c]``, those of its first positive first;
+    the rest are that positive."""
     keys = rng.client_keys(rng.key(seed, "negatives", step, round_), chunk.users)
     n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
@@ -331,15 +290,9 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
 
 
 def _distinct(pattern: Tensor, count: Tensor) -> Tensor:
-    """Without replacement: the j-th of a positive counts positions that the ones before it have left.
-
-    Args:
-        pattern: random bits, shape (C, P, negatives).
-        count: how many positions there are, shape (C, 1).
-
-    Returns:
-        Shape (C, P * negatives).
-    """
+    """Without replacement: the j-th of a positive counts positions that the ones before it have left. ``pattern``:
+    random bits, shape (C, P, negatives); ``count``: how many positions there are, shape (C, 1). Returns shape (C, P *
+    negatives)."""
     taken = torch.empty(*pattern.shape[:2], 0, dtype=torch.int64, device=pattern.device)
     columns = []
     for j in range(pattern.shape[2]):

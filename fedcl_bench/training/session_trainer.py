@@ -33,19 +33,12 @@ from .strategies import Strategy, Training
 
 @dataclass(frozen=True)
 class SessionChunk:
-    """Clients trained together on one session each.
+    """Clients trained together on one session each."""
 
-    Attributes:
-        users: int64 ids, shape (C,).
-        sessions: all training sessions.
-        others: the items each client never trains on: what negatives are drawn from.
-        batches: local batches per epoch: a session is one.
-    """
-
-    users: Tensor
-    sessions: Sessions
-    others: Others
-    batches: int = 1
+    users: Tensor  # int64 ids, shape (C,)
+    sessions: Sessions  # all training sessions
+    others: Others  # the items each client never trains on: what negatives are drawn from
+    batches: int = 1  # local batches per epoch: a session is one
 
 
 def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
@@ -73,12 +66,9 @@ def clipped(gradients: list[Tensor | None], norm: float) -> list[Tensor | None]:
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
-    """The last ``length`` + 1 items of some sessions, and what the encoder sees of them as an input sequence.
-
-    Returns:
-        (items of shape (C, length + 1), padded in front with the session's first item; the sequence of the first
-        ``length`` of them).
-    """
+    """The last ``length`` + 1 items of some sessions, and what the encoder sees of them as an input sequence. Returns
+    (items of shape (C, length + 1), padded in front with the session's first item; the sequence of the first ``length``
+    of them)."""
     items, times, real = sessions.tail(chosen, length + 1)
     inputs = real[:, :-1]
     return items, Sequence(inputs, times[:, :-1] * inputs, items[:, :-1].where(inputs, -1))
@@ -94,13 +84,8 @@ def with_negatives(items: Tensor, real: Tensor, others: Others, keys: Tensor) ->
 def session_losses(backbone: SequentialBackbone, tables: Tables, step: TrainingStep, chosen: Tensor, draw: DrawKey
                    ) -> Tensor:
     """The losses of some training sessions under one set of parameters, (n,): each is that of a client which trains on
-    the session. For backbones whose loss is of samples.
-
-    Args:
-        tables: the public parameters, item tables and dense ones.
-        chosen: numbers of sessions, (n,).
-        draw: key of the round; negatives and dropout are each session's own.
-    """
+    the session. For backbones whose loss is of samples. ``tables``: the public parameters, item tables and dense ones;
+    ``chosen``: numbers of sessions, (n,); ``draw``: key of the round; negatives and dropout are each session's own."""
     sessions, length = step.sessions["train"], backbone.settings.max_length
     items, sequence = window(sessions, chosen, length)
     owners = torch.searchsorted(sessions.of_user, chosen, right=True) - 1
@@ -124,27 +109,19 @@ def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, seq
 
 @dataclass(frozen=True)
 class Replays:
-    """The sessions that C clients replay: those that there are, end to end.
+    """The sessions that C clients replay: those that there are, end to end."""
 
-    Attributes:
-        seen: as methods see them.
-        owner, column, number: whose each is, its place among the client's, and its number, (P,).
-        sequence: of them as inputs.
-    """
-
-    seen: views.Replayed
+    seen: views.Replayed  # as methods see them
+    # Whose each is, its place among the client's, and its number, (P,)
     owner: Tensor
     column: Tensor
     number: Tensor
-    sequence: Sequence
+    sequence: Sequence  # of them as inputs
 
     @staticmethod
     def of(sessions: Sessions, users: Tensor, numbers: Tensor, length: int, instead: Tensor) -> "Replays | None":
         """Of a method's ``replayed_sessions``, (C, K), in as few columns as hold them; None if there are none.
-
-        Args:
-            instead: items that each client holds, (C,), in the place of those of sessions that are not there.
-        """
+        ``instead``: items that each client holds, (C,), in the place of those of sessions that are not there."""
         owner, column = (numbers >= 0).nonzero().T
         if not len(owner):
             return None
@@ -204,11 +181,8 @@ class SessionView(TrainerView, views.LocalSessions):
 
 
 class SessionTrainer(ChunkTrainer):
-    """Local training of one chunk on the session of a round.
-
-    Args:
-        derived: what every client makes of what it received (see ``SequentialBackbone.derive``).
-    """
+    """Local training of one chunk on the session of a round. ``derived``: what every client makes of what it received
+    (see ``SequentialBackbone.derive``)."""
 
     def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey,
                  derived: Tables | None = None):
@@ -271,11 +245,8 @@ class SessionTrainer(ChunkTrainer):
     def train(self) -> Tensor:
         """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``,
         ``private`` and ``dense``, in ``moved`` what the public ones changed by (all of them, if the clients began with
-        their own), and in ``replaced`` the private ones.
-
-        Returns:
-            Each client's loss averaged over the epochs, shape (C,).
-        """
+        their own), and in ``replaced`` the private ones. Returns each client's loss averaged over the epochs, shape
+        (C,)."""
         local = SessionView(self)  # not kept here: in a circle they would live until Python looks for such
         self.method.begin_local(local)
         self.penalties = row_penalties(self.method, self.rows)
@@ -379,10 +350,8 @@ class SessionTrainer(ChunkTrainer):
         return scores
 
     def _look_up(self) -> Tensor:
-        """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable.
-
-        Of compiled tables they are cut off, and take their step by ``step_held``.
-        """
+        """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable. Of compiled
+        tables they are cut off, and take their step by ``step_held``."""
         rows = self.inputs(self.slots.sample)
         return rows.detach().requires_grad_() if self.compiled else rows
 

@@ -47,11 +47,8 @@ def exported(module: DomainModule, prefix: str = "") -> Snapshot:
 
 @torch.no_grad()
 def load(module: DomainModule, part: Snapshot | Tables) -> None:
-    """Write values over its parameters and buffers of the same names.
-
-    Raises:
-        UserError: for a name or shape that is not the module's.
-    """
+    """Write values over its parameters and buffers of the same names. Raises UserError for a name or shape that is not
+    the module's."""
     given, own = part.public | part.dense if isinstance(part, Snapshot) else part, carried(module)
     for name, value in given.items():
         if name not in own or own[name].shape != value.shape:
@@ -100,12 +97,8 @@ def tie(modules: Sequence[DomainModule]) -> None:
 
 
 def histories(samples: Sessions | Prefixes, chosen: Tensor, length: int, fixed: bool) -> tuple[Histories, Tensor]:
-    """Some samples without their last items, and those.
-
-    Args:
-        length: most items of a history.
-        fixed: padded to that, also where all are shorter.
-    """
+    """Some samples without their last items, and those. ``length``: most items of a history; ``fixed``: padded to that,
+    also where all are shorter."""
     sessions = samples.sessions if isinstance(samples, Prefixes) else samples
     items, _, real = samples.tail(chosen, length + 1)
     lengths = real[:, :-1].sum(1)

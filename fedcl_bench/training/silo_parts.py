@@ -21,37 +21,23 @@ from . import silo_modules
 
 @dataclass(frozen=True)
 class Domain:
-    """What a domain, or the one client that holds all sessions, holds in a step of time.
+    """What a domain, or the one client that holds all sessions, holds in a step of time."""
 
-    Attributes:
-        number: its place among all domains; unit: the same of the step's part of it, see ``Stream.units``.
-        prefix: before the names of its parameters.
-        step: its interactions, users and items numbered from 0.
-        rows: its items among those of all domains.
-        users: the ids of its users among those of all domains.
-        tested: what records know each of its test sessions by: the id of its user, or its number if there is one user.
-        samples: every beginning of its training histories that ends in what it trains on.
-        seed: of its draws when it is trained alone; they are no other domain's.
-        module: it holds the parameters that were last loaded.
-    """
-
-    number: int
-    unit: int
-    prefix: str
-    step: Step
-    rows: slice
-    users: range
+    number: int  # its place among all domains
+    unit: int  # the same of the step's part of it, see ``Stream.units``
+    prefix: str  # before the names of its parameters
+    step: Step  # its interactions, users and items numbered from 0
+    rows: slice  # its items among those of all domains
+    users: range  # the ids of its users among those of all domains
+    # What records know each of its test sessions by: the id of its user, or its number if there is one user.
     tested: Tensor
-    samples: Prefixes
-    seed: int
-    module: DomainModule | None = None
+    samples: Prefixes  # every beginning of its training histories that ends in what it trains on
+    seed: int  # of its draws when it is trained alone; they are no other domain's
+    module: DomainModule | None = None  # it holds the parameters that were last loaded
 
     @classmethod
     def of(cls, stream: Stream, step: Step, number: int, seed: int) -> "Domain":
-        """One of a stream's domains in a step, or the client of all sessions, without a module.
-
-        Args:
-            seed: of the run.
+        """One of a stream's domains in a step, or the client of all sessions, without a module. ``seed``: of the run.
         """
         count, unit = step.sessions["test"].count, step.index * stream.per_step + number
         if not stream.domains:
@@ -65,12 +51,8 @@ class Domain:
                    own.samples(), rng.key(seed, "domain", number) >> 1)
 
     def data(self, features: Tensor | None, known: Mapping[tuple[int, int], Tensor]) -> DomainData:
-        """What it knows before it trains.
-
-        Args:
-            features: of its items, for backbones that need them.
-            known: users who are the same, as a stream has them.
-        """
+        """What it knows before it trains. ``features``: of its items, for backbones that need them; ``known``: users
+        who are the same, as a stream has them."""
         train, device = self.step.train, self.step.train.values.device
         pairs = {other: users.to(device) for (one, other), users in known.items() if one == self.number}
         pairs |= {one: users.flip(1).to(device) for (one, other), users in known.items() if other == self.number}
@@ -101,14 +83,10 @@ def as_one_client(step: Step) -> Step:
 
 @dataclass(frozen=True)
 class Silo:
-    """What is trained by itself within a round: one domain, or all that are pooled, in their order.
-
-    Attributes:
-        seed: of the order of its samples and its dropout.
-    """
+    """What is trained by itself within a round: one domain, or all that are pooled, in their order."""
 
     domains: tuple[Domain, ...]
-    seed: int
+    seed: int  # of the order of its samples and its dropout
 
     def load(self, model: Snapshot) -> list[DomainModule]:
         """The modules of its domains with their parts of all parameters; of pooled domains those without item rows are

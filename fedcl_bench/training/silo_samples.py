@@ -35,11 +35,8 @@ def samples_at(backbone: SequentialBackbone, samples: Sessions | Prefixes, chose
 
 def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dropout: Dropout,
            derived: Tables | None = None) -> SessionVectors:
-    """What the backbone makes of samples that share all parameters, differentiable with respect to them.
-
-    Args:
-        derived: what it makes of the parameters before an epoch (see ``SequentialBackbone.derive``).
-    """
+    """What the backbone makes of samples that share all parameters, differentiable with respect to them. ``derived``:
+    what it makes of the parameters before an epoch (see ``SequentialBackbone.derive``)."""
     count, table = len(sequence.real), model.public[ITEM]
     clients = {name: value.expand(count, *value.shape) for name, value in model.dense.items()}
     memory = {name: value.expand(count, *value.shape[1:]) for name, value in model.client_context.items()}
@@ -77,17 +74,13 @@ def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -
 
 class SequentialModule(DomainModule):
     """A sequential backbone as the module of one domain: its parameters, and what it makes of the domain's samples.
-
-    Args:
-        start: the parameters to begin with, and what the backbone remembers of the domain's sessions, as of one client.
-
-    Attributes:
-        derived: what the backbone makes of the items' rows before an epoch (see ``SequentialBackbone.derive``).
+    ``start``: the parameters to begin with, and what the backbone remembers of the domain's sessions, as of one client.
     """
 
     def __init__(self, backbone: SequentialBackbone, start: Snapshot):
         super().__init__()
         self.backbone, self.client_context, self.rows = backbone, start.client_context, tuple(start.public)
+        # What the backbone makes of the items' rows before an epoch (see ``SequentialBackbone.derive``).
         self.derived: Tables = {}
         for name, value in (start.public | start.dense).items():
             self._parameters[name] = nn.Parameter(value.detach().clone())  # names may have dots
@@ -103,11 +96,8 @@ class SequentialModule(DomainModule):
                         client_context=self.client_context)
 
     def losses(self, samples: Prefixes, chosen: Tensor, numbers: Tensor, draw: DrawKey) -> Tensor:
-        """The loss of each of some samples of a batch, in some order, (n,).
-
-        Args:
-            chosen: which of the domain's samples; numbers: theirs in the batch.
-        """
+        """The loss of each of some samples of a batch, in some order, (n,). ``chosen``: which of the domain's samples;
+        ``numbers``: theirs in the batch."""
         backbone, model = self.backbone, self.model()
         table = model.public[ITEM]
         factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
@@ -143,10 +133,8 @@ class SequentialModule(DomainModule):
 
 def _loss_of(backbone: SequentialBackbone, table: Tensor
              ) -> Callable[[SessionVectors, Tensor, Tensor, Tensor], Tensor]:
-    """The loss of samples, (C,), given their vectors, items, what of these is real, and scores of all items.
-
-    It is a session backbone's own, which knows no negatives here; of others the cross-entropy of the last item.
-    """
+    """The loss of samples, (C,), given their vectors, items, what of these is real, and scores of all items. It is a
+    session backbone's own, which knows no negatives here; of others the cross-entropy of the last item."""
     if not isinstance(backbone, SessionBackbone):
         return lambda session, items, real, scores: cross_entropy(scores, items[:, -1], reduction="none")
     return lambda session, items, real, scores: backbone.session_loss(

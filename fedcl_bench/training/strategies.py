@@ -45,41 +45,30 @@ def meaning_of(recorded: str) -> str:
 
 
 class FusedLayout(NamedTuple):
-    """The parameters of a backbone whose clients' rounds are one call each.
+    """The parameters of a backbone whose clients' rounds are one call each."""
 
-    Attributes:
-        item, vector, constant: names of the item table, of the private parameter that item rows are multiplied with,
-            and of the one that is added, or None.
-        turns: of the groups of parameters that take their steps one after the other in a local batch, whether the
-            private ones (1), item rows (2) or both (3) are in it.
-    """
-
+    # Names of the item table, of the private parameter that item rows are multiplied with, and of the one that is
+    # added, or None.
     item: str
     vector: str
     constant: str | None
+    # Of the groups of parameters that take their steps one after the other in a local batch, whether the private ones
+    # (1), item rows (2) or both (3) are in it.
     turns: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Training:
-    """What the clients of a step have in common when they train.
-
-    Attributes:
-        method: the one that acts in the step.
-        protection: of uploads. own_start: clients draw the public parameters they begin the first round with
-            (``init=per_client``).
-        keeps: whether each client's changes of public parameters are kept, for a server that looks at them.
-        frozen: which parameters stay as they are, besides dense ones: ``public`` or ``private``; empty: none.
-    """
+    """What the clients of a step have in common when they train."""
 
     backbone: Backbone
-    method: Method
+    method: Method  # the one that acts in the step
     settings: LocalSettings
     strategy: Strategy
-    protection: Protection = OPEN
-    own_start: bool = False
-    frozen: str = ""
-    keeps: bool = False
+    protection: Protection = OPEN  # of uploads
+    own_start: bool = False  # clients draw the public parameters they begin the first round with (``init=per_client``)
+    frozen: str = ""  # which parameters stay as they are, besides dense ones: ``public`` or ``private``; empty: none
+    keeps: bool = False  # whether each client's changes of public parameters are kept, for a server that looks at them
 
     def rates(self, model: Snapshot, round_: int, batch: int) -> Mapping[str, float]:
         """The learning rates of the backbone's parameters; arguments as of ``Backbone.learning_rates``."""
@@ -136,11 +125,9 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
     ================  ==============================================  ===================================  =============
 
     All of them give the numbers of ``ROWS`` or ``WHOLE`` up to the order of sums. Gains are ratios of processor time of
-    whole jobs without and with a strategy, validation included: ``benchmarks/strategies.py``.
-
-    Args:
-        model: the parameters as they lie at the start of the step, or a model of one user and one item like it.
-        sessions: clients train on their next session in each round.
+    whole jobs without and with a strategy, validation included: ``benchmarks/strategies.py``. ``model``: the parameters
+    as they lie at the start of the step, or a model of one user and one item like it; ``sessions``: clients train on
+    their next session in each round.
     """
     if isinstance(backbone, SequentialBackbone):
         compiled = compiled_softmax.serve(backbone, method, settings, model.public)

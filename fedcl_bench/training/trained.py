@@ -16,26 +16,21 @@ from .factored import Outer
 
 @dataclass(frozen=True)
 class Change:
-    """What C clients made of one parameter of theirs.
+    """What C clients made of one parameter of theirs. A client's parameter ends at ``decay`` times what it began with,
+    plus ``shift``, plus ``rows`` at its ``items``."""
 
-    A client's parameter ends at ``decay`` times what it began with, plus ``shift``, plus ``rows`` at its ``items``.
-
-    Attributes:
-        rows: what was added to item rows, (C, slots, ...) or an ``Outer`` (see ``factored.py``), or to all of the
-            parameter, (C, ...).
-        items: the items of these rows, (C, slots), of which several may be equal if all but one row is 0; None: all.
-        replaces: ``rows`` are not added, but what has become of the parameter there.
-        decay: by what all of the parameter was multiplied first (see ``lazy_decay.py``), (C,); None: 1.
-        shift: how far item rows moved alike for all clients (see ``unseen_rows.py``), (items, ...); None: 0.
-        scale: by what clipping has multiplied the whole change, (C,): that in ``rows`` already, ``decay`` and ``shift``
-            not. None: nothing is clipped.
-    """
-
+    # What was added to item rows, (C, slots, ...) or an ``Outer`` (see ``factored.py``), or to all of the parameter,
+    # (C, ...).
     rows: Tensor | Outer
+    # The items of these rows, (C, slots), of which several may be equal if all but one row is 0; None: all.
     items: Tensor | None = None
-    replaces: bool = False
+    replaces: bool = False  # ``rows`` are not added, but what has become of the parameter there
+    # By what all of the parameter was multiplied first (see ``lazy_decay.py``), (C,); None: 1
     decay: Tensor | None = None
+    # How far item rows moved alike for all clients (see ``unseen_rows.py``), (items, ...); None: 0.
     shift: Tensor | None = None
+    # By what clipping has multiplied the whole change, (C,): that in ``rows`` already, ``decay`` and ``shift`` not.
+    # None: nothing is clipped.
     scale: Tensor | None = None
 
     @property
@@ -81,10 +76,8 @@ class Change:
 
     def add_to(self, total: Tensor, sent: Tensor, weights: Tensor | None) -> None:
         """Add the sum over clients, weighted, to one of the parameter, which the server ``sent``; ``weights``: (C,).
-
         First what is alike for many rows, which costs one pass over the table for all clients; then the rows that they
-        changed themselves.
-        """
+        changed themselves."""
         shares = self.scale if weights is None else weights if self.scale is None else weights * self.scale.to(weights)
         share = len(self.rows) if shares is None else shares.sum()
 
@@ -115,27 +108,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training made of the C clients of a chunk.
+    """What local training made of the C clients of a chunk."""
 
-    Attributes:
-        users: ids, shape (C,).
-        slots: the item rows they held.
-        public: changes of public parameters, item tables and dense ones, that clients upload. With ``init=per_client``
-            it is the whole upload in round 0.
-        private: those of the private parameters that changed; they stay at the clients.
-        local: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
-        loss: each client's mean loss, shape (C,).
-        uploads: what the method uploaded, each (C, ...).
-        sums: where ``public`` is what the method sends in place of changes: zeros of the shapes of its sums.
-    """
-
-    users: Tensor
-    slots: Slots
+    users: Tensor  # ids, shape (C,)
+    slots: Slots  # the item rows they held
+    # Changes of public parameters, item tables and dense ones, that clients upload. With ``init=per_client`` it is the
+    # whole upload in round 0.
     public: dict[str, Change]
-    private: dict[str, Change]
-    local: Tables
-    loss: Tensor
-    uploads: Tables
+    private: dict[str, Change]  # those of the private parameters that changed; they stay at the clients
+    local: Tables  # their own trained copies of the public item tables, if they keep them, each (C, items, ...)
+    loss: Tensor  # each client's mean loss, shape (C,)
+    uploads: Tables  # what the method uploaded, each (C, ...)
+    # Where ``public`` is what the method sends in place of changes: zeros of the shapes of its sums.
     sums: Tables = field(default_factory=dict)
 
     def of(self, part: slice | Tensor) -> "Trained":

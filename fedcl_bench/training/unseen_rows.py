@@ -24,10 +24,8 @@ from .optimisers import make_optimiser
 
 def shifts_of(batches: Sequence[int], public: Tables, method: Method, backbone: Backbone, settings: LocalSettings,
               key: DrawKey) -> dict[int, Tables]:
-    """How far a penalty on every row takes rows that a client does not touch, by its local batches per epoch.
-
-    Empty without such a penalty, and where clients train all rows anyway.
-    """
+    """How far a penalty on every row takes rows that a client does not touch, by its local batches per epoch. Empty
+    without such a penalty, and where clients train all rows anyway."""
     if backbone.whole_tables or not row_penalties(method, public):
         return {}
     return {count: _shift(public, method, backbone, settings, count, key.round) for count in set(batches)}
@@ -62,13 +60,8 @@ def start_elsewhere(backbone: Backbone, seed: int, name: str, weight: Tensor) ->
 
     The sum of independent N(0, std^2) rows with weights w is N(0, std^2 sum w^2): one draw per row instead of one per
     row and client, with exactly the same law. Of rows that start uniformly, the sum is drawn from the normal law of its
-    variance, which it comes close to for many clients.
-
-    Args:
-        weight: sum of the squared weights of the clients that did not look up each item, shape (items,).
-
-    Returns:
-        float64 of shape (items, ...).
+    variance, which it comes close to for many clients. ``weight``: sum of the squared weights of the clients that did
+    not look up each item, shape (items,). Returns float64 of shape (items, ...).
     """
     items = torch.arange(len(weight), device=weight.device)
     start = backbone.item_starts(len(weight))[name]
