@@ -39,10 +39,8 @@ class FedDAESettings(BackboneSettings):
 
 class FedDAE(HistoryBackbone):
     """z_u = w_1 z_l + w_2 z_g with w = softmax(MLP_u(x_u)), z_l and z_g drawn by the encoders q_u and q of the history
-    x_u / |x_u|, and the loss -sum_i x_ui log softmax(p(z_u))_i + beta KL(z_u || N(0, I)), with a shared decoder p.
-
-    With ``restore=released`` all encoders are public and the gate never moves (in the code it moves within a round).
-    """
+    x_u / |x_u|, and the loss -sum_i x_ui log softmax(p(z_u))_i + beta KL(z_u || N(0, I)), with a shared decoder p. With
+    ``restore=released`` all encoders are public and the gate never moves (in the code it moves within a round)."""
 
     name = "feddae"
     numbers = 1

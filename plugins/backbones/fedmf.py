@@ -19,10 +19,8 @@ class FedMFSettings(BackboneSettings):
 
 
 class FedMF(Backbone):
-    """s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public.
-
-    The client's loss is the mean binary cross-entropy, the server's table the mean of the uploads (Eq. 7 of F3CRec).
-    """
+    """s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public. The client's
+    loss is the mean binary cross-entropy, the server's table the mean of the uploads (Eq. 7 of F3CRec)."""
 
     name = "fedmf"
     numbers = 1

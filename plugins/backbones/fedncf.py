@@ -21,10 +21,8 @@ class FedNCFSettings(BackboneSettings):
 
 
 class FedNCF(Backbone):
-    """s(u, i) = MLP_u([e_u ; q_i]); without hidden layers w_u . [e_u ; q_i] + b_u, as F3CRec uses it.
-
-    All users start from the same vector and predictor.
-    """
+    """s(u, i) = MLP_u([e_u ; q_i]); without hidden layers w_u . [e_u ; q_i] + b_u, as F3CRec uses it. All users start
+    from the same vector and predictor."""
 
     name = "fedncf"
     numbers = 1

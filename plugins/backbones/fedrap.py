@@ -38,10 +38,8 @@ class FedRAPSettings(BackboneSettings):
 
 
 class FedRAP(Backbone):
-    """s(u, i) = w_u . (D_ui + C_i) + b_u with a shared table C and a table D_u that stays at the client.
-
-    L = BCE - lambda mean (D_u - C)^2 + mu mean |C|, means over the batch's items. All clients start alike.
-    """
+    """s(u, i) = w_u . (D_ui + C_i) + b_u with a shared table C and a table D_u that stays at the client. L = BCE -
+    lambda mean (D_u - C)^2 + mu mean |C|, means over the batch's items. All clients start alike."""
 
     name = "fedrap"
     numbers = 1

@@ -62,9 +62,7 @@ def _mixed(graph: Tensor, rows: Tensor) -> Tensor:
 
 def user_graph(tables: Tensor, sign: str, neighbours: int, threshold: float) -> Tensor:
     """The row-normalised adjacency matrix (N, N) of clients' uploaded tables (N, items, d), by cosine similarity.
-
-    Without a client above the threshold, a client is linked with itself alone.
-    """
+    Without a client above the threshold, a client is linked with itself alone."""
     similarity = _products(tables.flatten(1))
     sizes = similarity.diagonal().sqrt().clamp_(min=1e-12)
     similarity /= sizes[:, None] * sizes
@@ -81,11 +79,9 @@ def user_graph(tables: Tensor, sign: str, neighbours: int, threshold: float) -> 
 
 
 class GPFedRec(Backbone):
-    """s(u, i) = MLP_u([e_u ; q_i]); L = BCE + reg mean (Q_u - R_u)^2 over the whole table.
-
-    The server turns the uploads into R = A^L Q over the graph of users and broadcasts the mean of R to start from;
-    R_u goes to client u as the table it is kept near. All clients start from the same parameters.
-    """
+    """s(u, i) = MLP_u([e_u ; q_i]); L = BCE + reg mean (Q_u - R_u)^2 over the whole table. The server turns the uploads
+    into R = A^L Q over the graph of users and broadcasts the mean of R to start from; R_u goes to client u as the table
+    it is kept near. All clients start from the same parameters."""
 
     name = "gpfedrec"
     numbers = 1

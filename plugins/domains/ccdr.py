@@ -38,24 +38,16 @@ class CCDRSettings(TextSettings):
 
 @dataclass(frozen=True)
 class Graph:
-    """Who is next to whom in a domain: users, then items, then categories.
+    """Who is next to whom in a domain: users, then items, then categories."""
 
-    Attributes:
-        nodes, neighbours: of every edge, in both directions, (edges,) each.
-        degrees: of all nodes, (users + items + categories,).
-    """
-
+    # Of every edge, in both directions, (edges,) each
     nodes: Tensor
     neighbours: Tensor
-    degrees: Tensor
+    degrees: Tensor  # of all nodes, (users + items + categories,)
 
     def mean(self, vectors: Tensor, samples: int | None = None) -> Tensor:
-        """Of each node's neighbours' vectors, (nodes, d), zero where there are none.
-
-        Args:
-            samples: every neighbour is kept with a probability by which they are so many on average, where a node has
-                more; None: all are.
-        """
+        """Of each node's neighbours' vectors, (nodes, d), zero where there are none. ``samples``: every neighbour is
+        kept with a probability by which they are so many on average, where a node has more; None: all are."""
         nodes, neighbours, counts = self.nodes, self.neighbours, self.degrees
         if samples is not None:
             kept = torch.rand(len(nodes), device=nodes.device) * counts[nodes] < samples
@@ -90,21 +82,15 @@ class View:
 
 
 def link_loss(ones: Tensor, others: Tensor, candidates: Tensor) -> Tensor:
-    """Neighbours' similarity: cross-entropy of sigmoids of inner products, the mean over the B links.
-
-    Args:
-        ones, others: the two ends of each link, (B, d); candidates: nodes that all of them are told from, (n, d).
-    """
+    """Neighbours' similarity: cross-entropy of sigmoids of inner products, the mean over the B links. ``ones``,
+    ``others``: the two ends of each link, (B, d); ``candidates``: nodes that all of them are told from, (n, d)."""
     linked, apart = (ones * others).sum(1), ones @ candidates.T
     return (F.softplus(-linked) + F.softplus(apart).sum(1)).mean()
 
 
 def contrast(ones: Tensor, others: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """InfoNCE by cosines: of each of n rows its partner among the others, the mean.
-
-    Args:
-        excluded: pairs of a row and another's partner that are no negatives, bool (n, n).
-    """
+    """InfoNCE by cosines: of each of n rows its partner among the others, the mean. ``excluded``: pairs of a row and
+    another's partner that are no negatives, bool (n, n)."""
     cosines = F.normalize(ones, dim=1) @ F.normalize(others, dim=1).T / temperature
     if excluded is not None:
         cosines = cosines.masked_fill(excluded, -torch.inf)
@@ -112,10 +98,8 @@ def contrast(ones: Tensor, others: Tensor, temperature: float, excluded: Tensor 
 
 
 class CCDRModule(DomainModule):
-    """A graph of users, items and categories, whose layers average neighbours; users have no vectors of their own.
-
-    A user is the mean of its history's items, and items are ranked by inner products with that.
-    """
+    """A graph of users, items and categories, whose layers average neighbours; users have no vectors of their own. A
+    user is the mean of its history's items, and items are ranked by inner products with that."""
 
     rows = ("items",)
 
@@ -133,10 +117,8 @@ class CCDRModule(DomainModule):
 
     @once_in_ranking
     def view(self) -> View:
-        """What the layers make of items and categories: the mean of their inputs and of all layers.
-
-        In training each layer looks at a sample of neighbours, so that two views differ.
-        """
+        """What the layers make of items and categories: the mean of their inputs and of all layers. In training each
+        layer looks at a sample of neighbours, so that two views differ."""
         graph, s = Graph(self.nodes, self.neighbours, self.degrees), self.s
         start = torch.cat([self.items.new_zeros(self.n_users, s.dim), self.items, self.categories])
         users = self.nodes < self.n_users  # a user begins as the mean of its items
@@ -162,10 +144,8 @@ class CCDRModule(DomainModule):
         return self.within(self.view(), batch, targets)
 
     def within(self, view: View, batch: Histories, targets: Tensor) -> Tensor:
-        """Links of a batch's users and next items, and two views of these items, both in the domain.
-
-        Candidates are drawn for the whole batch with probabilities proportional to degree^.75.
-        """
+        """Links of a batch's users and next items, and two views of these items, both in the domain. Candidates are
+        drawn for the whole batch with probabilities proportional to degree^.75."""
         chances = self.degrees[self.n_users:self.n_users + len(self.items)].to(view.items.dtype) ** 0.75
         drawn = torch.multinomial(chances, self.s.link_negatives, replacement=True)
         loss = link_loss(self.users(view, batch), view.items[targets], view.items[drawn])
@@ -192,10 +172,8 @@ class CCDRModule(DomainModule):
 
 
 def between(modules: Sequence[CCDRModule], views: Sequence[View], targets: Sequence[Tensor]) -> Tensor:
-    """The terms across two domains: a category in one and in the other, and items of one category in both.
-
-    Each is InfoNCE from either domain to the other, the mean of both.
-    """
+    """The terms across two domains: a category in one and in the other, and items of one category in both. Each is
+    InfoNCE from either domain to the other, the mean of both."""
     s, loss = modules[0].s, views[0].items.new_zeros(())
     shared = (modules[0].has_category & modules[1].has_category).nonzero().flatten()
     for a, b in ((0, 1), (1, 0)):

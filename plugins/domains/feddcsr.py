@@ -53,16 +53,11 @@ class FedDCSRSettings(ModuleSettings):
 
 @dataclass(frozen=True)
 class Items:
-    """The n items of B histories, one history after the other, without padding.
+    """The n items of B histories, one history after the other, without padding."""
 
-    Attributes:
-        numbers: of the items, (n,); owners: the sample of each, (n,).
-        real: where they stand in B rows of a certain length, bool of shape (B, L).
-    """
-
-    numbers: Tensor
-    owners: Tensor
-    real: Tensor
+    numbers: Tensor  # of the items, (n,)
+    owners: Tensor  # the sample of each, (n,)
+    real: Tensor  # where they stand in B rows of a certain length, bool of shape (B, L)
 
     @property
     def last(self) -> Tensor:
@@ -91,9 +86,7 @@ class Items:
 
 class Attention(nn.Module):
     """SASRec's causal blocks, as FCUCR's: q = LN(x), x = LN(q + Attention(q, x, x)), x = x + FFN(x); at the end LN.
-
-    Padding is zero before every block. So its keys and values are the biases, and nothing else of it is computed.
-    """
+    Padding is zero before every block. So its keys and values are the biases, and nothing else of it is computed."""
 
     def __init__(self, s: FedDCSRSettings):
         super().__init__()
@@ -171,9 +164,7 @@ class Part(nn.Module):
 
     def item_vectors(self, graph: Tensor) -> Tensor:
         """(items, d): per step the mean of the items that follow each one, plus a bias; beside them the raw vectors.
-
-        With ``item_vectors=mean`` it is (raw + steps) / (1 + number of steps) + raw, as the code has it.
-        """
+        With ``item_vectors=mean`` it is (raw + steps) / (1 + number of steps) + raw, as the code has it."""
         steps = [self.items]
         for bias in self.graph_biases:
             steps.append(torch.sparse.mm(graph, F.dropout(steps[-1], self.s.dropout, self.training)) + bias)
@@ -202,10 +193,7 @@ class Discriminator(nn.Module):
 
 def following(histories: tuple[Tensor, Tensor], n_items: int) -> Tensor:
     """The graph of a domain: row i holds how often each item follows item i in a history, divided by the row's sum.
-
-    Returns:
-        Sparse (items, items), float32; rows of items that nothing follows are zero.
-    """
+    Returns sparse (items, items), float32; rows of items that nothing follows are zero."""
     items, ends = histories
     first = torch.zeros(len(items) + 1, dtype=torch.bool, device=items.device)
     first[ends] = True
@@ -217,10 +205,8 @@ def following(histories: tuple[Tensor, Tensor], n_items: int) -> Tensor:
 
 
 def contrast(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """InfoNCE of two views (B, d) each: the other view of the same sample against all other samples of both views.
-
-    The mean over the 2 B representations, by cosines.
-    """
+    """InfoNCE of two views (B, d) each: the other view of the same sample against all other samples of both views. The
+    mean over the 2 B representations, by cosines."""
     both = F.normalize(torch.cat([first, second]), dim=1)
     cosines = both @ both.T / temperature
     count = len(first)
@@ -230,12 +216,9 @@ def contrast(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 
 
 class FedDCSRModule(DomainModule):
-    """Next items by z_s + z_e, the draws of the shared and the exclusive part; see ``loss``.
-
-    Attributes:
-        sent: shared representations of the last batch, (anchor_rows, L, d), which the domain sends.
-        anchor: what the server made of all domains', of the same shape; zero before the first.
-    """
+    """Next items by z_s + z_e, the draws of the shared and the exclusive part; see ``loss``. ``sent``: shared
+    representations of the last batch, (anchor_rows, L, d), which the domain sends; ``anchor``: what the server made of
+    all domains', of the same shape; zero before the first."""
 
     rows = ("shared.items", "exclusive.items", "output.weight", "output.bias")
 
@@ -273,11 +256,9 @@ class FedDCSRModule(DomainModule):
         return self.output((shared + exclusive)[items.last])
 
     def loss(self, batch: Histories, targets: Tensor) -> Tensor:
-        """CE(z_s + z_e) + k (KL_s + KL_e) + beta L_sim + gamma CE(z_e) + lambda L_contrast.
-
-        L_sim is ``_similarity``, k grows by 1 / ``kl_batches`` a batch up to ``kl_cap``, and the contrast is that of
-        z_e at the last item with that of the shuffled history.
-        """
+        """CE(z_s + z_e) + k (KL_s + KL_e) + beta L_sim + gamma CE(z_e) + lambda L_contrast. L_sim is ``_similarity``, k
+        grows by 1 / ``kl_batches`` a batch up to ``kl_cap``, and the contrast is that of z_e at the last item with that
+        of the shuffled history."""
         s, items = self.s, self._items(batch)
         of_items = self.exclusive.item_vectors(self.graph)
         shared = self.shared(self.shared.item_vectors(self.graph), items)
@@ -300,9 +281,7 @@ class FedDCSRModule(DomainModule):
 
     def _keep(self, shared: Tensor) -> None:
         """Keep representations (B, L, d) to be sent, as many as all domains send: the first again, if there are fewer.
-
-        The released code fills its last batch with samples of the first one.
-        """
+        The released code fills its last batch with samples of the first one."""
         self.sent = shared[torch.arange(self.s.anchor_rows, device=shared.device) % len(shared)]
 
     def _prediction(self, items: Items, targets: Tensor, z: Tensor) -> Tensor:
@@ -321,9 +300,7 @@ class FedDCSRModule(DomainModule):
 
     def _similarity(self, items: Items, shared: Tensor, negative: Tensor) -> Tensor:
         """The mean of max(0, margin - sigmoid D(z_s, z_g) + sigmoid D(z_e, z_g)), z_g the server's representations.
-
-        Sample i of a batch meets row i of z_g, whoever's that is; domains have no users in common.
-        """
+        Sample i of a batch meets row i of z_g, whoever's that is; domains have no users in common."""
         samples = torch.arange(len(items.real), device=shared.device)
         anchor = self.anchor[samples % self.s.anchor_rows] * items.real.unsqueeze(2)
         if self.s.anchor == "eroded":
@@ -366,10 +343,8 @@ class FedDCSRBackbone(ModuleBackbone):
 
 class FedDCSR(DomainMethod):
     """A domain sends its shared encoder and the shared representations of its last batch; the server averages both.
-
     Everything else stays: item vectors, graphs, positions, the exclusive encoder, the output layer, the discriminator.
-    Each row sent is what the encoder makes of one user's history, without the user's name; the server sees it.
-    """
+    Each row sent is what the encoder makes of one user's history, without the user's name; the server sees it."""
 
     name = "feddcsr"
     numbers = 1

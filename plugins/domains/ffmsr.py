@@ -67,19 +67,12 @@ class FFMSRBackboneSettings(SemanticSettings, TransformerSettings):
 
 @dataclass(frozen=True)
 class Items:
-    """Vectors of a domain's items, each (items, d), with one row more for padding with ``padding_row``.
+    """Vectors of a domain's items, each (items, d), with one row more for padding with ``padding_row``."""
 
-    Attributes:
-        ids: e_i.
-        texts: t_i.
-        clusters: f_i; None without a clustered stream.
-        gated: e'_i = w_i e_i, Eqs. (15)-(16).
-    """
-
-    ids: Tensor
-    texts: Tensor
-    clusters: Tensor | None
-    gated: Tensor
+    ids: Tensor  # e_i
+    texts: Tensor  # t_i
+    clusters: Tensor | None  # f_i; None without a clustered stream
+    gated: Tensor  # e'_i = w_i e_i, Eqs. (15)-(16)
 
 
 class FullyConnected(nn.Module):
@@ -119,11 +112,7 @@ class CodedTexts(nn.Module):
     """t_i is the mean of the vectors of an item's codes, as in PFCR (FFMSR-PQ); padding has zeros."""
 
     def __init__(self, codes: Tensor, padding: int, settings: FFMSRBackboneSettings):
-        """
-        Args:
-            codes: int64 (items, m).
-            padding: rows of zeros after the items.
-        """
+        """``codes``: int64 (items, m); ``padding``: rows of zeros after the items."""
         super().__init__()
         self.padding = padding
         first = settings.code_values * torch.arange(codes.shape[1], device=codes.device)
@@ -136,20 +125,13 @@ class CodedTexts(nn.Module):
 
 
 def products(first: Tensor, second: Tensor) -> Tensor:
-    """Eqs. (25) and (27): the sum over items of |a_i . b_i|, a scalar.
-
-    Args:
-        first, second: (items, d).
-    """
+    """Eqs. (25) and (27): the sum over items of |a_i . b_i|, a scalar. ``first``, ``second``: (items, d)."""
     return (first * second).sum(1).abs().sum()
 
 
 def correlation(first: Tensor, second: Tensor) -> Tensor:
-    """The released code's: with rows of length 1, the mean square of the entries of A^T B, a scalar.
-
-    Args:
-        first, second: (items, d). No gradient passes their rows' lengths.
-    """
+    """The released code's: with rows of length 1, the mean square of the entries of A^T B, a scalar. ``first``,
+    ``second``: (items, d). No gradient passes their rows' lengths."""
     first, second = (x / (x.norm(dim=1, keepdim=True).detach() + 1e-6) for x in (first, second))
     return (first.T @ second).square().mean()
 
@@ -202,11 +184,8 @@ class FFMSRModule(SemanticModule):
         return by_length(batch, lambda piece: self.represented(piece, plain, clusters))
 
     def represented(self, batch, plain: Tensor, clusters: Tensor | None) -> Tensor:
-        """h of each history, (B, d), Eqs. (12)-(14) and (17)-(21).
-
-        Args:
-            plain, clusters: e' + t and f of all items, (items + 1, d), the last for padding.
-        """
+        """h of each history, (B, d), Eqs. (12)-(14) and (17)-(21). ``plain``, ``clusters``: e' + t and f of all items,
+        (items + 1, d), the last for padding."""
         numbers = F.pad(batch.items, (0, self.settings.max_length - batch.items.shape[1]), value=-1) % len(plain)
         x = F.embedding(numbers, plain)
         if clusters is not None:

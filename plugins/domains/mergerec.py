@@ -40,11 +40,8 @@ class MergeRecSettings:
 
 
 class MergeableModule(DomainModule):
-    """A domain's recommender, with the parameters that it started from.
-
-    Attributes:
-        start: all parameters of the recommender before the domain trained alone, (P,).
-    """
+    """A domain's recommender, with the parameters that it started from. ``start``: all parameters of the recommender
+    before the domain trained alone, (P,)."""
 
     def __init__(self, content: CosineModule):
         super().__init__()
@@ -90,8 +87,8 @@ class Recommender(nn.Module):
 
 
 class MergeRec(DomainMethod):
-    """A domain trains its recommender alone, and sends it once, theta_c. With theta_0 as they all were before and
-    tau_c = theta_c - theta_0, every domain gets theta_0 + sum_c w_c tau_c, and is tested with that.
+    """A domain trains its recommender alone, and sends it once, theta_c. With theta_0 as they all were before and tau_c
+    = theta_c - theta_0, every domain gets theta_0 + sum_c w_c tau_c, and is tested with that.
 
     The server learns w on pseudo-users, each with one item, of which it knows the text. With s and s_c the cosines by
     the merged model and by that of the item's domain, it minimises cross-entropy(s, argmax s_c) + kappa T^2 KL(softmax
@@ -153,16 +150,12 @@ class MergeRec(DomainMethod):
 
 @dataclass(frozen=True)
 class Merge:
-    """The merged model as a function of the domains' weights, (domains,).
+    """The merged model as a function of the domains' weights, (domains,)."""
 
-    Attributes:
-        start, changes: theta_0, (P,), and what of each domain's training is added, (domains, P).
-        models: the domains' own, all parameters by their names.
-    """
-
+    # theta_0, (P,), and what of each domain's training is added, (domains, P)
     start: Tensor
     changes: Tensor
-    models: Sequence[Tables]
+    models: Sequence[Tables]  # the domains' own, all parameters by their names
 
     def __call__(self, weights: Tensor) -> Tables:
         model = self.models[0]
@@ -172,14 +165,9 @@ class Merge:
 
 def learned(s: MergeRecSettings, merge: Merge, weights: Tensor, texts: Sequence[Tensor], recommender: Recommender,
             key: int) -> Tensor:
-    """The domains' weights after Adam, (domains,).
-
-    Candidates' vectors are those by the first weights throughout, as in the released code.
-
-    Args:
-        texts: of each domain's items, (items, d_W).
-        key: names the random numbers (see ``rng.key``).
-    """
+    """The domains' weights after Adam, (domains,). Candidates' vectors are those by the first weights throughout, as in
+    the released code. ``texts``: of each domain's items, (items, d_W); ``key``: names the random numbers (see
+    ``rng.key``)."""
     with torch.no_grad():
         own = [recommender.vectors(model, known) for model, known in zip(merge.models, texts)]
         candidates = [recommender.vectors(merge(weights), known) for known in texts]
@@ -201,11 +189,8 @@ def learned(s: MergeRecSettings, merge: Merge, weights: Tensor, texts: Sequence[
 
 
 def learning_loss(cosine: Tensor, wanted: Tensor, s: MergeRecSettings) -> Tensor:
-    """Mean loss of pseudo-users, a scalar.
-
-    Args:
-        cosine, wanted: by the merged model and by the one of the domain, (B, items).
-    """
+    """Mean loss of pseudo-users, a scalar. ``cosine``, ``wanted``: by the merged model and by the one of the domain,
+    (B, items)."""
     t = s.distillation_temperature
     apart = F.kl_div((cosine / t).log_softmax(1), (wanted / t).log_softmax(1), reduction="batchmean", log_target=True)
     return F.cross_entropy(cosine, wanted.argmax(1)) + s.distillation * t * t * apart
@@ -213,11 +198,7 @@ def learning_loss(cosine: Tensor, wanted: Tensor, s: MergeRecSettings) -> Tensor
 
 def pseudo_users(sizes: Sequence[int], s: MergeRecSettings, key: int) -> Iterator[dict[int, Tensor]]:
     """For each step its items by the number of their domain: all items in random order, then again in another.
-
-    Args:
-        sizes: how many items each domain has.
-        key: names the random numbers (see ``rng.key``).
-    """
+    ``sizes``: how many items each domain has; ``key``: names the random numbers (see ``rng.key``)."""
     generator, total = torch.Generator().manual_seed(key >> 1), sum(sizes)
     passes = -(-s.learning_steps * s.pseudo_users // total)
     order = torch.cat([torch.randperm(total, generator=generator) for _ in range(passes)])
@@ -232,11 +213,9 @@ def pseudo_users(sizes: Sequence[int], s: MergeRecSettings, key: int) -> Iterato
 
 
 def ties(changes: Tensor, density: float) -> Tensor:
-    """What TIES leaves of task vectors, (domains, P), so that their sum is the merged one.
-
-    Of each its largest numbers are kept. At every parameter the sign of their sum is elected, and those of that sign
-    are divided by how many they are. (Yadav et al., TIES-Merging, NeurIPS 2023, as MergeRec's code has it.)
-    """
+    """What TIES leaves of task vectors, (domains, P), so that their sum is the merged one. Of each its largest numbers
+    are kept. At every parameter the sign of their sum is elected, and those of that sign are divided by how many they
+    are. (Yadav et al., TIES-Merging, NeurIPS 2023, as MergeRec's code has it.)"""
     count = int(density * changes.shape[1])
     largest = changes.abs().topk(count, dim=1).indices
     kept = torch.zeros_like(changes).scatter(1, largest, changes.gather(1, largest))

@@ -42,22 +42,12 @@ class PFCRSettings:
 
 
 class PromptedModule(DomainModule):
-    """A recommender of texts' codes, and what is tuned over it.
-
-    Attributes:
-        content: the recommender, whose ``code_table`` domains share.
-        received, gradient: that table before the epoch, and the sum of its gradients since; tallied: of how many
-            batches.
-    """
+    """A recommender of texts' codes, and what is tuned over it. ``content``: the recommender, whose ``code_table``
+    domains share; ``received``, ``gradient``: that table before the epoch, and the sum of its gradients since;
+    ``tallied``: of how many batches."""
 
     def __init__(self, settings: PFCRSettings, sizes, content: CosineModule, n_items: int):
-        """
-        Args:
-            sizes: the backbone's settings.
-
-        Raises:
-            UserError: if ``prompt_heads`` does not divide ``dim``.
-        """
+        """``sizes``: the backbone's settings. Raises UserError if ``prompt_heads`` does not divide ``dim``."""
         super().__init__()
         if settings.prompt != "ids" and sizes.dim % settings.prompt_heads:
             raise UserError(f"setting 'prompt_heads': found {settings.prompt_heads}, accepted: a divisor of dim, which "
@@ -189,8 +179,7 @@ def responded(gradient: Tensor, s: PFCRSettings, key: int) -> Tensor:
     - released: levels are c / k apart, so those of the upper half wrap; a uniform number is added with probability
       (e^eps + 1) / (e^eps + 2), modulo k; decoded as (level - c) c / k, which leaves the zero point where it is not.
 
-    Args:
-        key: names the random numbers (see ``rng.key``).
+    ``key``: names the random numbers (see ``rng.key``).
     """
     c, k, unbiased = s.ldp_clip, s.ldp_levels, s.ldp == "unbiased"
     width = 2 * c / (k - 1) if unbiased else c / k

@@ -57,11 +57,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, in decoders that to the user's representation, and a feed-forward part with GELU, each with LN.
-
-    The released decoder attends to as many copies of the representation as there are positions. Whatever the weights,
-    that gives the representation's value, so queries and keys are not made.
-    """
+    """Attention, in decoders that to the user's representation, and a feed-forward part with GELU, each with LN. The
+    released decoder attends to as many copies of the representation as there are positions. Whatever the weights, that
+    gives the representation's value, so queries and keys are not made."""
 
     def __init__(self, s: RecGURUSettings, decodes: bool):
         super().__init__()
@@ -124,14 +122,10 @@ def gradient_penalty(discriminator: nn.Module, ones: Tensor, others: Tensor, num
 
 
 def adversarial(s: RecGURUSettings, discriminator: nn.Module, ones: Tensor, others: Tensor, number: int) -> Tensor:
-    """What the discriminator minimises about two domains' users (B, d), plus what the encoder does.
-
-    The discriminator sees users detached, and the encoder is judged by a discriminator whose parameters are: the
-    gradient of the sum is that of both players.
-
-    Args:
-        number: of the logit, which is to be high for the first domain's users and low for the other's.
-    """
+    """What the discriminator minimises about two domains' users (B, d), plus what the encoder does. The discriminator
+    sees users detached, and the encoder is judged by a discriminator whose parameters are: the gradient of the sum is
+    that of both players. ``number``: of the logit, which is to be high for the first domain's users and low for the
+    other's."""
     fixed = {name: value.detach() for name, value in discriminator.named_parameters()}
     told = [discriminator(users.detach())[:, number] for users in (ones, others)]
     judged = [torch.func.functional_call(discriminator, fixed, (users,))[:, number] for users in (ones, others)]
@@ -144,11 +138,9 @@ def adversarial(s: RecGURUSettings, discriminator: nn.Module, ones: Tensor, othe
 
 
 class RecGURUModule(DomainModule):
-    """An encoder of whole histories, and decoders that make of its result the history or the next item.
-
-    A decoder's inputs are a mark for the beginning and the history; its output at a position is compared with item
-    vectors. What pooled domains have apart, but for items, is of all domains in every module: ``number`` says its own.
-    """
+    """An encoder of whole histories, and decoders that make of its result the history or the next item. A decoder's
+    inputs are a mark for the beginning and the history; its output at a position is compared with item vectors. What
+    pooled domains have apart, but for items, is of all domains in every module: ``number`` says its own."""
 
     rows = ("items",)
 
@@ -248,11 +240,8 @@ class RecGURUModule(DomainModule):
 
 def pulled(module: RecGURUModule, other: RecGURUModule, users: Tensor) -> Tensor:
     """The mean square of what differs between the representations of one user in two domains, made of the user's whole
-    training histories; 0 if none of the users is known in the other domain.
-
-    Args:
-        users: of the one domain; each counts once.
-    """
+    training histories; 0 if none of the users is known in the other domain. ``users``: of the one domain; each counts
+    once."""
     ones, twins = module.twins(users, other)
     if not len(ones):
         return module.marks.new_zeros(())
@@ -292,10 +281,8 @@ class RecGURU(ModuleBackbone):
 
     def joint_loss(self, modules, batches, targets):
         """The sum of the domains' own losses, each weighted by its samples; in ``align`` the adversarial ones too, and
-        the pull between users who are known in two domains.
-
-        Users of the first domain are told from those of every other one.
-        """
+        the pull between users who are known in two domains. Users of the first domain are told from those of every
+        other one."""
         s, count = self.settings, sum(map(len, targets))
         users = [module.users(batch) for module, batch in zip(modules, batches)]
         loss = sum(module.of_stage(batch, wanted, own) * (len(modules) * len(wanted) / count)

@@ -30,10 +30,7 @@ class UniSRecModule(CosineModule):
     """Adapted texts and rows of items, and a Transformer over histories of such."""
 
     def __init__(self, settings: UniSRecSettings, texts):
-        """
-        Args:
-            texts: encodings, (items, d_W).
-        """
+        """``texts``: encodings, (items, d_W)."""
         super().__init__(settings)
         self.per_click = settings.adapter_draws == "click"
         self.adapter = MoEAdapter(texts.shape[1], settings.dim, settings.experts, settings.adapter_dropout)
@@ -65,10 +62,7 @@ class SemanticUniSRec(CosineModule, SemanticModule):
     history."""
 
     def __init__(self, settings: UniSRecSettings, encodings):
-        """
-        Args:
-            encodings: of the texts, (items, layers, d_W).
-        """
+        """``encodings``: of the texts, (items, layers, d_W)."""
         super().__init__(settings)
         items, _, width = encodings.shape
         self.items = nn.Parameter(torch.randn(items, settings.dim) * 0.02)
@@ -94,11 +88,9 @@ class SemanticUniSRec(CosineModule, SemanticModule):
 
 
 class UniSRec(ModuleBackbone):
-    """Scores are cos(h, v_i) / .07 with v_i = adapter(text_i) + e_i; h is SASRec's encoder on the same vectors.
-
-    The loss is the cross-entropy over the domain's items, the paper's fine-tuning from scratch. Its pre-training on
-    other domains' texts is left out, as FFMSR's baseline has none.
-    """
+    """Scores are cos(h, v_i) / .07 with v_i = adapter(text_i) + e_i; h is SASRec's encoder on the same vectors. The
+    loss is the cross-entropy over the domain's items, the paper's fine-tuning from scratch. Its pre-training on other
+    domains' texts is left out, as FFMSR's baseline has none."""
 
     name = "unisrec"
     numbers = 1

@@ -37,23 +37,17 @@ class VQRecSettings(CosineSettings):
 
 
 class VQRecModule(CosineModule):
-    """The mean of the vectors of an item's codes, and a Transformer over histories of such.
-
-    Attributes:
-        code_table: the vectors of each code's values, (m, k, d).
-        permutation: whose Gumbel-Sinkhorn form says which row of ``code_table`` each value has, (m, k, k).
-    """
+    """The mean of the vectors of an item's codes, and a Transformer over histories of such."""
 
     def __init__(self, settings: VQRecSettings, codes: Tensor):
-        """
-        Args:
-            codes: int64 (items, m), -1 for items without.
-        """
+        """``codes``: int64 (items, m), -1 for items without."""
         super().__init__(settings)
         self.settings = settings
         m, k = settings.codes, settings.centroids
         self.register_buffer("codes", codes, persistent=False)
+        # The vectors of each code's values, (m, k, d)
         self.code_table = nn.Parameter(torch.randn(m, k, settings.dim) * 0.02)
+        # Whose Gumbel-Sinkhorn form says which row of ``code_table`` each value has, (m, k, k)
         self.permutation = nn.Parameter(torch.randn(m, k, k)) if settings.permutation_rounds else None
 
     def enter_stage(self, stage):
@@ -83,12 +77,7 @@ class VQRecModule(CosineModule):
 
 def gumbel_sinkhorn(raw: Tensor, iterations: int, temperature: float, noise: bool) -> Tensor:
     """Nearly doubly stochastic matrices: rows and columns of exp((raw + Gumbel noise) / temperature) are normalised in
-    turns (Mena et al., ICLR 2018), (m, k, k).
-
-    Args:
-        raw: (m, k, k).
-        noise: whether there is any.
-    """
+    turns (Mena et al., ICLR 2018), (m, k, k). ``raw``: (m, k, k); ``noise``: whether there is any."""
     logs = (raw.exp() + 1e-6).log()
     if noise:
         uniform = torch.rand_like(logs)
@@ -104,9 +93,9 @@ class VQRec(ModuleBackbone):
     """v_i = mean_j E_j[c_ij] for the item's codes c_i; scores are cos(h, v_i) / .07, h is SASRec's encoder on v.
 
     Codes come from optimised product quantisation of the texts' encodings (Ge et al., CVPR 2013), by one quantiser for
-    all domains that train together. From a random start there is a first stage: as in the fine-tuning script of
-    VQ-Rec, nothing but a permutation of each code's vectors is trained, and then fixed. Row 0 of each of the released
-    code's tables, which stands for padding, is left out.
+    all domains that train together. From a random start there is a first stage: as in the fine-tuning script of VQ-Rec,
+    nothing but a permutation of each code's vectors is trained, and then fixed. Row 0 of each of the released code's
+    tables, which stands for padding, is left out.
     """
 
     name = "vqrec"

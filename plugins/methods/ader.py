@@ -24,15 +24,9 @@ class ADERSettings:
 
 def herded(keys: Tensor, there: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Exemplars by herding (Welling, ICML 2009): one after the other, each the item with which the mean of the chosen
-    comes nearest to the mean of all.
-
-    Args:
-        keys: representations of each client's items, (C, items, k).
-        there: which of them there are, bool of shape (C, items).
-
-    Returns:
-        (their places among the items; which of these are filled), both (C, n or fewer).
-    """
+    comes nearest to the mean of all. ``keys``: representations of each client's items, (C, items, k); ``there``: which
+    of them there are, bool of shape (C, items). Returns (their places among the items; which of these are filled), both
+    (C, n or fewer)."""
     mean = (keys * there[..., None]).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
     left, total, places = there.clone(), torch.zeros_like(mean), []
     filled = torch.arange(n, device=keys.device) < there.sum(1, keepdim=True)

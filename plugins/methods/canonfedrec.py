@@ -138,10 +138,8 @@ class CanonFedRec(Method):
 
 def uniformity(rows, weights, items, n_items):
     """log mean exp(-2 |q_i - q_j|^2) over pairs of samples of different items, (C,), 0 of a client without such pairs.
-
     Its gradient is made on the way, for some clients after the other, as there are as many pairs as squares of samples.
-    A row's similarity to itself is 1 however it moves. Columns of no weight, of other local batches, are left out.
-    """
+    A row's similarity to itself is 1 however it moves. Columns of no weight, of other local batches, are left out."""
     places, count = true_places(weights > 0.0, weights.shape[1])
     real = torch.arange(places.shape[1], device=places.device) < count[:, None]
     rows, weights, items = (at_places(each, places) for each in (rows, weights, items))

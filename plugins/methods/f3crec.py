@@ -31,14 +31,8 @@ class F3CRecSettings(TopNSettings):
 
 
 def preference_shift(ranks: Tensor) -> Tensor:
-    """D = sum_k |r(i_k) - k| of each user's ordered list (Eq. 2).
-
-    Args:
-        ranks: 1-based ranks of the list's items among all items under the current model, shape (C, N).
-
-    Returns:
-        int64 of shape (C,).
-    """
+    """D = sum_k |r(i_k) - k| of each user's ordered list (Eq. 2). ``ranks``: 1-based ranks of the list's items among
+    all items under the current model, shape (C, N). Returns int64 of shape (C,)."""
     position = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
     return (ranks - position).abs().sum(1)
 

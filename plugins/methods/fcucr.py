@@ -64,12 +64,10 @@ class FCUCRSettings:
 
 
 class Dice(torch.autograd.Function):
-    """p x + (1 - p) alpha x with p = sigmoid(weight centred / sqrt(var + eps) + bias), (C, L, h).
-
-    Args of ``apply``: x; weight, bias, alpha, each (C, h); centred, (C, L, h); var, (C, 1, h); whether x is centred by
-    its own mean over L and var its own variance, through which a gradient comes too (``by_itself``). It takes half the
-    passes over x that autograd takes.
-    """
+    """p x + (1 - p) alpha x with p = sigmoid(weight centred / sqrt(var + eps) + bias), (C, L, h). Args of ``apply``: x;
+    weight, bias, alpha, each (C, h); centred, (C, L, h); var, (C, 1, h); whether x is centred by its own mean over L
+    and var its own variance, through which a gradient comes too (``by_itself``). It takes half the passes over x that
+    autograd takes."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor, centred: Tensor, var: Tensor,
@@ -232,12 +230,10 @@ class FCUCR(Method):
 
     @torch.no_grad()
     def answer(self, queries: Tensor, users: Tensor) -> Tensor:
-        """The server's answers to queries: the fused nearest prototypes of other clients, each as long as a query.
-
-        The nearest are the k of largest cosine similarity to the query, of other clients than its own (Eq. 5). They are
+        """The server's answers to queries: the fused nearest prototypes of other clients, each as long as a query. The
+        nearest are the k of largest cosine similarity to the query, of other clients than its own (Eq. 5). They are
         fused (Eq. 6) to sum_j softmax_j(similarity) prototype_j (released code: fusion=softmax) or their mean (paper:
-        fusion=mean).
-        """
+        fusion=mean)."""
         base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
         similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
         parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
@@ -294,11 +290,9 @@ class FCUCR(Method):
 
     def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int) -> None:
         """Put a round's prototypes (C, n) into the knowledge base (Eq. 4); of a session that has one there already it
-        replaces that (released code: revisited=replaced) or is added (paper: revisited=added).
-
-        Of a window of r rounds (Table 4) those remain that are younger than r rounds (paper: window_rule=rounds), or
-        the latest r times the clients to be inserted first (released code: window_rule=entries).
-        """
+        replaces that (released code: revisited=replaced) or is added (paper: revisited=added). Of a window of r rounds
+        (Table 4) those remain that are younger than r rounds (paper: window_rule=rounds), or the latest r times the
+        clients to be inserted first (released code: window_rule=entries)."""
         state, s = self.server_state, self.settings
         whose = (users << 32) + sessions  # clients number their sessions from 0
         new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": whose,

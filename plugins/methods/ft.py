@@ -4,10 +4,8 @@ from fedcl_bench import Method
 
 
 class FT(Method):
-    """Carry all parameters over and train on the block's data alone: the base class unchanged.
-
-    L = L_rec, and the server's mean of the uploads is the next round's table (Eq. 7 of F3CRec).
-    """
+    """Carry all parameters over and train on the block's data alone: the base class unchanged. L = L_rec, and the
+    server's mean of the uploads is the next round's table (Eq. 7 of F3CRec)."""
 
     name = "ft"
     numbers = 1

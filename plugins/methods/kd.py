@@ -4,12 +4,10 @@ from fedcl_bench.toolbox.distillation import TopNDistillation
 
 
 class KD(TopNDistillation):
-    """F3CRec's client loss without adaptive sampling, and plain averaging at the server.
-
-    L = L_rec + lambda_kd L_KD (Eq. 6 of F3CRec) with L_KD of Eq. 5 over the whole list of Eq. 1, both computed in
+    """F3CRec's client loss without adaptive sampling, and plain averaging at the server. L = L_rec + lambda_kd L_KD
+    (Eq. 6 of F3CRec) with L_KD of Eq. 5 over the whole list of Eq. 1, both computed in
     ``fedcl_bench/toolbox/distillation.py``. Eq. 5 is printed as a sum (kd_reduction=sum); the released code takes the
-    mean. The server averages (Eq. 7).
-    """
+    mean. The server averages (Eq. 7)."""
 
     name = "kd"
     numbers = 1

@@ -26,15 +26,8 @@ class RLP2Settings:
 def estimated_error(queries: Tensor, keys: Tensor, errors: Tensor, filled: Tensor, neighbours: int,
                     temperature: float) -> Tensor:
     """Weighted mean error of the nearest memory entries: e_hat = sum_j softmax_j(-||k - k_j||^2 / tau) e_j over the K
-    nearest keys k_j.
-
-    Args:
-        queries: (n, items, k); keys: (n, memory, k); errors: (n, memory).
-        filled: which entries exist, bool of shape (n, memory).
-
-    Returns:
-        Shape (n, items); 0 for a client without entries.
-    """
+    nearest keys k_j. ``queries``: (n, items, k); ``keys``: (n, memory, k); ``errors``: (n, memory); ``filled``: which
+    entries exist, bool of shape (n, memory). Returns shape (n, items); 0 for a client without entries."""
     distance, entry = nearest_entries(queries, keys, filled, min(neighbours, keys.shape[1]))
     weight = torch.softmax(distance / -temperature, dim=1).nan_to_num(0.0)  # no entry: inf - inf
     return (weight * errors.unsqueeze(2).expand(-1, -1, queries.shape[1]).gather(1, entry)).sum(1)
@@ -44,10 +37,10 @@ class RLP2(Method):
     """Our adaptation of ReLoop2 to one memory per client, as F3CRec describes its baseline.
 
     After a block a client stores the pairs it mispredicts most among its positives and sampled negatives, as (key,
-    error e = y - sigmoid(s)); the memory stays at the client. From the next block on it ranks by
-    sigmoid(s) + lambda_error * e_hat, where e_hat is the mean error of the K nearest keys, weighted by
-    softmax(-distance^2 / tau). Only keys and errors are kept, so no interaction is revisited. F3CRec gives no equation
-    for this baseline; the formulas are ours.
+    error e = y - sigmoid(s)); the memory stays at the client. From the next block on it ranks by sigmoid(s) +
+    lambda_error * e_hat, where e_hat is the mean error of the K nearest keys, weighted by softmax(-distance^2 / tau).
+    Only keys and errors are kept, so no interaction is revisited. F3CRec gives no equation for this baseline; the
+    formulas are ours.
     """
 
     name = "rlp2"

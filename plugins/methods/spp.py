@@ -23,11 +23,11 @@ class SPP(ProxyReplay):
     """Our adaptation of CCD's student update (Lee et al., KDD 2024) to federated clients, as F3CRec describes it.
 
     A proxy is a moving average of the models that past blocks started from: clients keep it of their private
-    parameters, the server of the public ones. From a proxy's top A items a client draws some with weights
-    exp(eps (rank_model - rank_proxy)), leaving out its interactions of this and the previous block, anew in every
-    round, and adds lambda exp(-round / T) times the cross-entropy to the proxy's probabilities. An item drawn
-    from both proxies counts once, with the larger probability. Only users and items known before the block take part.
-    Formulas follow CCD's released code (Run/S_update.py); F3CRec gives none for this baseline.
+    parameters, the server of the public ones. From a proxy's top A items a client draws some with weights exp(eps
+    (rank_model - rank_proxy)), leaving out its interactions of this and the previous block, anew in every round, and
+    adds lambda exp(-round / T) times the cross-entropy to the proxy's probabilities. An item drawn from both proxies
+    counts once, with the larger probability. Only users and items known before the block take part. Formulas follow
+    CCD's released code (Run/S_update.py); F3CRec gives none for this baseline.
     """
 
     name = "spp"

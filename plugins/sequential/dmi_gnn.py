@@ -144,10 +144,7 @@ class DMIGNN(SessionBackbone):
         return SessionVectors(beta @ h, mask, {"beta": beta, "length": real.sum(1).to(h)})
 
     def in_clicks(self, clients, rows: Tensor, near: Tensor, items: Tensor, real: Tensor, dropout) -> Tensor:
-        """h'' of the graph of all clicks at every position, (C, L, d).
-
-        Args:
-            near: rows of the neighbours, (C, L, n, d).
+        """h'' of the graph of all clicks at every position, (C, L, d). ``near``: rows of the neighbours, (C, L, n, d).
         """
         known, count = self._in_graph(clients, items)
         known = known >= 0

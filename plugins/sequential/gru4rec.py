@@ -21,21 +21,15 @@ class GRU4RecSettings(SequentialSettings):
 
 
 class Recurrence(torch.autograd.Function):
-    """h_l = (1 - z) n + z h_(l-1) with n = tanh(x_n + r W_n h_(l-1)), one weight matrix per client.
-
-    The order of gates and the place of r are those of torch.nn.GRU without biases, which takes one matrix for all.
-    Plain autograd over the positions takes twice as long, most of it adding up the gradient of the weights position by
-    position; here it is one product at the end.
-    """
+    """h_l = (1 - z) n + z h_(l-1) with n = tanh(x_n + r W_n h_(l-1)), one weight matrix per client. The order of gates
+    and the place of r are those of torch.nn.GRU without biases, which takes one matrix for all. Plain autograd over the
+    positions takes twice as long, most of it adding up the gradient of the weights position by position; here it is one
+    product at the end."""
 
     @staticmethod
     def forward(ctx, gates: Tensor, weight: Tensor) -> Tensor:
-        """States at all positions, (C, L, h), from zero.
-
-        Args:
-            gates: what the inputs add to r, z and n, (C, L, 3h).
-            weight: of the state, (C, 3h, h), or (3h, h) if all clients have the same.
-        """
+        """States at all positions, (C, L, h), from zero. ``gates``: what the inputs add to r, z and n, (C, L, 3h);
+        ``weight``: of the state, (C, 3h, h), or (3h, h) if all clients have the same."""
         count, length, h = gates.shape[0], gates.shape[1], weight.shape[-1]
         gates = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)  # r and z are written over it
         states = gates.new_zeros(length + 1, count, h)
@@ -80,10 +74,8 @@ def _times(vectors: Tensor, matrices: Tensor) -> Tensor:
 
 
 class GRU4Rec(SequentialBackbone):
-    """Dropout on the items, recurrent layers without biases, a linear layer to the items' length.
-
-    The state starts at zero, and zero inputs leave it there, so padding before a sequence changes nothing after it.
-    """
+    """Dropout on the items, recurrent layers without biases, a linear layer to the items' length. The state starts at
+    zero, and zero inputs leave it there, so padding before a sequence changes nothing after it."""
 
     name = "gru4rec"
     numbers = 1

@@ -46,11 +46,9 @@ class MiaSRecSettings(SessionSettings):
 
 
 def support(scores: Tensor, mask: Tensor, alpha: float) -> Tensor:
-    """Which weights of alpha-entmax(scores) over the mask are above 0, bool (C, M).
-
-    The weights are [(alpha - 1) score - tau]_+ ^ (1 / (alpha - 1)), and tau is where they add up to 1 (Peters et al.,
-    Sparse Sequence-to-Sequence Models, ACL 2019). It is found by bisection, as their sum falls with tau.
-    """
+    """Which weights of alpha-entmax(scores) over the mask are above 0, bool (C, M). The weights are [(alpha - 1) score
+    - tau]_+ ^ (1 / (alpha - 1)), and tau is where they add up to 1 (Peters et al., Sparse Sequence-to-Sequence Models,
+    ACL 2019). It is found by bisection, as their sum falls with tau."""
     scaled = (scores.double() * (alpha - 1.0)).masked_fill(~mask, -torch.inf)
     high = scaled.amax(1, keepdim=True)
     low = high - 1.0

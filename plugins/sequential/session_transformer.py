@@ -30,11 +30,9 @@ class SessionTransformerSettings(SessionSettings, SequentialSettings):
 
 class SessionTransformer(SessionBackbone):
     """x = LN(item + position); per block x = x + Attention(LN(x)), x = x + W_1 relu(W_0 LN(x)); h is the mean of x.
-
     Every position sees all others but padding. The score of an item is the inner product of h, or of what a method
     makes of it, with the item's row. Alone it has no private parameters but output rows: FT of it is a federation whose
-    clients share the encoder.
-    """
+    clients share the encoder."""
 
     name = "session-transformer"
     numbers = 1

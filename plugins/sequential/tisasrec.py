@@ -24,12 +24,10 @@ class TiSASRecSettings(SequentialSettings):
 
 
 def intervals(sequence: Sequence, span: int) -> Tensor:
-    """The interval between any two positions in multiples of the shortest one, at most ``span``: int64, (C, L, L).
-
-    A sequence's time is rounded in units of its own smallest non-zero gap (1 if there is none) and starts at 1; padding
-    is at time 0. The time of an item to predict after the last position plays no part. At earlier positions a later
-    gap can, through the unit, as it does in TiSASRec's own preparation of data.
-    """
+    """The interval between any two positions in multiples of the shortest one, at most ``span``: int64, (C, L, L). A
+    sequence's time is rounded in units of its own smallest non-zero gap (1 if there is none) and starts at 1; padding
+    is at time 0. The time of an item to predict after the last position plays no part. At earlier positions a later gap
+    can, through the unit, as it does in TiSASRec's own preparation of data."""
     times, real = sequence.times, sequence.real
     gaps = (times.unsqueeze(2) - times.unsqueeze(1)).abs()
     counted = (gaps > 0.0) & real.unsqueeze(2) & real.unsqueeze(1)
@@ -41,12 +39,10 @@ def intervals(sequence: Sequence, span: int) -> Tensor:
 
 
 class TiSASRec(SequentialBackbone):
-    """SASRec's blocks whose keys and values have a part for the position and one for the interval to the query.
-
-    a_ij = q_i . (k_j + PK_j + TK_(r_ij)) / sqrt(d) for j <= i; block: q = LN(x), x = LN(q + sum_j softmax(a)_ij (v_j
-    + PV_j + TV_(r_ij))), x = x + FFN(x); then LN. No output projection. As keys, padded positions are not masked: their
-    items are zero, but their positions and intervals count. After every block they are set to zero again.
-    """
+    """SASRec's blocks whose keys and values have a part for the position and one for the interval to the query:
+    a_ij = q_i . (k_j + PK_j + TK_(r_ij)) / sqrt(d) for j <= i; block: q = LN(x), x = LN(q + sum_j softmax(a)_ij (v_j +
+    PV_j + TV_(r_ij))), x = x + FFN(x); then LN. No output projection. As keys, padded positions are not masked: their items
+    are zero, but their positions and intervals count. After every block they are set to zero again."""
 
     name = "tisasrec"
     numbers = 1
