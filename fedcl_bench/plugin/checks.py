@@ -21,14 +21,17 @@ def _described(value: Any) -> str:
     return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
 
 
+def _wrong(plugin: Any, hook: str, value: Any, expected: str, verb: str = "returned") -> PluginError:
+    return PluginError(f"{_named(plugin, hook)} {verb} {_described(value)},\nexpected {expected}.")
+
+
 def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], meaning: str, whole: bool = False) -> None:
     """Raise PluginError unless a hook's result is a tensor of this shape. ``meaning``: the shape's letters and what
     stands in them, as ``(C,): one number per client``; ``whole``: the numbers must be int64 instead of floating."""
     if (not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape)
             or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
         kind = "int64" if whole else "floating"
-        raise PluginError(f"{_named(plugin, hook)} returned {_described(value)},\n"
-                          f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
+        raise _wrong(plugin, hook, value, f"a {kind} tensor of shape {tuple(shape)} = {meaning}")
 
 
 def check_correction(method: Any, result: Any, parameters: Tables) -> None:
@@ -49,6 +52,8 @@ def check_metric(metric: Any, values: Any, users: int) -> None:
         wrong = int((~torch.isfinite(values)).nonzero()[0])
         raise PluginError(f"{_named(metric, 'values')} returned {float(values[wrong])} for list {wrong},\n"
                           f"expected finite numbers, also of lists without a hit or with fewer items than places.")
+
+
 def require_finite_scores(plugin: Any, hook: str, scores: Tensor, users: Tensor) -> None:
     """Raise RunFailed, naming the plugin, if a score of one of the users is nan or infinite. ``scores``: (n, ...),
     before items are masked: those not to be ranked get -inf by design."""
@@ -89,8 +94,8 @@ def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str
                  private: Tables) -> None:
     """Raise PluginError if a method's upload is not what ``Method.uploads`` declares, or is a private parameter."""
     if not isinstance(declared, Mapping) or not all(isinstance(shape, (tuple, list)) for shape in declared.values()):
-        raise PluginError(f"{_named(method, 'uploads')} returned {_described(declared)},\nexpected each upload's shape "
-                          f"per client by name, as {{'norm': (), 'sketch': (8,)}}.")
+        raise _wrong(method, "uploads", declared, "each upload's shape per client by name, as {'norm': (), 'sketch': "
+                     "(8,)}")
     if name not in declared:
         raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which uploads() does not declare; "
                           f"declared: {', '.join(declared) or 'nothing'}.")
@@ -155,16 +160,14 @@ def checked_tables(method: Any, hook: str, result: Any, public: Tables) -> Table
     for name, table in public.items():
         check_tensor(method, f"{hook}['{name}']", result[name], tuple(table.shape), "the shape that was sent")
         if result[name].dtype != table.dtype:
-            raise PluginError(f"{_named(method, hook)}['{name}'] returned {_described(result[name])},\n"
-                              f"expected {table.dtype}, as the parameter has.")
+            raise _wrong(method, f"{hook}['{name}']", result[name], f"{table.dtype}, as the parameter has")
     return dict(result)
 
 
 def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> None:
     """Raise PluginError unless a domain uploads tensors under names with declared beginnings."""
     if not isinstance(upload, Mapping) or not all(isinstance(value, Tensor) for value in upload.values()):
-        raise PluginError(f"{_named(method, 'upload')} returned {_described(upload)},\n"
-                          "expected a dictionary of tensors.")
+        raise _wrong(method, "upload", upload, "a dictionary of tensors")
     if undeclared := [name for name in upload if not name.startswith(tuple(declared))]:
         raise PluginError(f"{_named(method, 'upload')} sends '{undeclared[0]}', which is not declared;\n"
                           f"expected: {', '.join(declared)} (`sent` of the method names what is sent).")
@@ -173,8 +176,7 @@ def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> No
 def check_downloads(method: Any, downloads: Any, domains: int) -> None:
     """Raise PluginError unless the server answers each of so many domains."""
     if not isinstance(downloads, Sequence) or len(downloads) != domains:
-        raise PluginError(f"{_named(method, 'aggregate')} returned {_described(downloads)},\nexpected a list of "
-                          f"{domains} dictionaries: what each domain receives.")
+        raise _wrong(method, "aggregate", downloads, f"a list of {domains} dictionaries: what each domain receives")
 
 
 def check_download(method: Any, model: Any, download: Any) -> None:
@@ -195,26 +197,25 @@ def check_state(method: Any) -> None:
     for kind, rows in (("client_state", True), ("server_state", False)):
         for name, value in getattr(method, kind).items():
             if not isinstance(value, Tensor) or rows and value.dim() == 0:
-                raise PluginError(f"method '{method.name}': {kind}['{name}'] is {_described(value)},\n"
-                                  f"expected a tensor{' of shape (users, ...)' if rows else ''}.")
+                raise _wrong(method, f"{kind}['{name}']", value, f"a tensor{' of shape (users, ...)' if rows else ''}",
+                             "is")
 
 
 def check_answer(method: Any, name: str, rows: Tensor, kept: Tensor | None) -> None:
     """Raise PluginError unless the server's answers, (N, ...), have the form of those that clients keep of a name."""
     if kept is not None and (kept.shape[1:] != rows.shape[1:] or kept.dtype != rows.dtype):
-        raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_described(rows)},\nexpected {kept.dtype} of "
-                          f"shape {(len(rows), *kept.shape[1:])}, as clients keep in client_state['{name}'].")
+        raise _wrong(method, f"end_round['{name}']", rows, f"{kept.dtype} of shape {(len(rows), *kept.shape[1:])}, as "
+                     f"clients keep in client_state['{name}']", "is")
 
 
 def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
     """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
     if not isinstance(answers, Mapping):
-        raise PluginError(f"{_named(method, 'end_round')} returned {_described(answers)},\n"
-                          f"expected a dictionary of what the server answers, each (N, ...), or {{}}.")
+        raise _wrong(method, "end_round", answers, "a dictionary of what the server answers, each (N, ...), or {}")
     for name, rows in answers.items():
         if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != participants:
-            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_described(rows)},\n"
-                              f"expected ({participants}, ...) = (N, ...): one row per participant.")
+            raise _wrong(method, f"end_round['{name}']", rows, f"({participants}, ...) = (N, ...): one row per "
+                         "participant", "is")
     return dict(answers)
 
 
@@ -250,8 +251,7 @@ def check_declaration(backbone: Backbone) -> None:
     users, items = range(2, 5), range(3, 10)
     tables = backbone.new_rows(0, users, items)
     if not (isinstance(tables, tuple) and len(tables) == 2 and all(isinstance(kind, Mapping) for kind in tables)):
-        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_described(tables)},\nexpected a pair of "
-                          f"dictionaries: public item tables, private tables.")
+        raise _wrong(backbone, "new_rows", tables, "a pair of dictionaries: public item tables, private tables")
     kinds = [("new_rows (public)", tables[0], len(items), "items"),
              ("new_rows (private)", tables[1], len(users), "users"), ("new_dense", backbone.new_dense(0), None, ""),
              ("new_personal", backbone.new_personal(0, items), len(items), "items")]
@@ -261,8 +261,7 @@ def check_declaration(backbone: Backbone) -> None:
             if not isinstance(value, Tensor) or not value.is_floating_point() \
                     or value.dim() < (2 if rows else 1) or rows and len(value) != count:
                 shape = f"({count}, d, ...) = ({rows}, d, ...)" if rows else "(d, ...), as (1,) of one number"
-                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_described(value)},\nexpected a "
-                                  f"floating tensor of shape {shape}.")
+                raise _wrong(backbone, f"{hook}['{name}']", value, f"a floating tensor of shape {shape}", "is")
             if name in names:
                 raise PluginError(f"{_named(backbone, hook)} declares '{name}', which is declared before; every "
                                   f"parameter needs a name of its own.")
