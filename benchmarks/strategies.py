@@ -31,7 +31,7 @@ from fedcl_bench.kernels import functional, memory, ops
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.toolbox import distillation
-from fedcl_bench.training import compiled_softmax, list_trainer, sampling, session_trainer, strategies
+from fedcl_bench.training import list_trainer, sampling, session_trainer, strategies
 from fedcl_bench.training.chunk_trainer import writable
 from fedcl_bench.training.optimisers import make_optimiser
 
@@ -104,7 +104,7 @@ PATHS = {
     "lazy_decay, GPFedRec": ("gpfedrec", [(strategies, "_decays_lazily", no)]),
     "sgd_step": ("fedrap", [(strategies.Training, "by_hand", False)]),
     "weighted batches": ("adam", [(SIZES, "weighted_batches", 1)]),
-    "compiled_softmax": ("miasrec", [(compiled_softmax, "serve", no)]),
+    "compiled_softmax": ("miasrec", [(strategies, "_compiles_softmax", no)]),
     "PyTorch's fused Adam": ("sasrec", [(session_trainer, "stacked_optimiser", plain_optimiser)]),
     "shared dense parameters": ("sasrec", [(functional, "shared", no)]),
     "keep_freed_blocks": ("fedmf", [(loop, "keep_freed_blocks", return_freed_blocks)]),

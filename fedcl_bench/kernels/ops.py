@@ -186,21 +186,6 @@ class InnerTask:
 
 
 @dataclass(frozen=True)
-class InnerClients:
-    """The clients of an ``InnerTask``."""
-
-    users: Tensor  # ids of the clients, (C,)
-    # Of each client, (C, P), and how many are its own, (C,)
-    positives: Tensor
-    count: Tensor
-    names: Tensor  # the numbers by which clients draw, (C,)
-    # ``count`` and ``gaps`` of ``sampling.Others``
-    others: Tensor
-    gaps: Tensor
-    batches: int  # local batches per epoch of the client with most
-
-
-@dataclass(frozen=True)
 class InnerRound:
     """What ``inner_round`` has made of C clients."""
 
@@ -217,23 +202,27 @@ class InnerRound:
     loss: Tensor  # float64 of shape (C,): the mean over a client's local batches
 
 
-def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
-    """Train some clients; ``samples``: whether ``sample`` and ``positive`` are asked for."""
-    positives, table, updates = clients.positives, task.table, task.updates(clients.batches)
+def inner_round(task: InnerTask, users: Tensor, positives: Tensor, count: Tensor, names: Tensor, others: Tensor,
+                gaps: Tensor, batches: int, samples: bool) -> InnerRound:
+    """Train some clients. ``users``: their ids, (C,); ``positives``, ``count``: of each, (C, P), and how many are its
+    own, (C,); ``names``: the numbers by which they draw, (C,); ``others``, ``gaps``: ``count`` and ``gaps`` of
+    ``sampling.Others``; ``batches``: local batches per epoch of the client with most; ``samples``: whether ``sample``
+    and ``positive`` are asked for."""
+    table, updates = task.table, task.updates(batches)
     (number, width), (n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
     result = InnerRound(
         positives.new_empty(number, n), positives.new_empty(number, n) if samples else None,
-        torch.empty(number, n, dtype=torch.bool) if samples else None, torch.empty_like(clients.count),
+        torch.empty(number, n, dtype=torch.bool) if samples else None, torch.empty_like(count),
         table.new_empty(number, n, updates), table.new_empty(number, updates, d),
         (table.new_empty(number, d), None if constants is None else table.new_empty(number, 1)),
         torch.empty(number, dtype=torch.float64))
     shuffles = torch.tensor([key - (key >> 63 << 64) for key in task.shuffles])  # the same bits, signed
     call(_real("inner_round", table), table, task.vectors.flatten(1), constants, table.new_tensor(task.rates), shuffles,
          torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d, task.each, len(shuffles), task.size,
-         len(task.turns), clients.users, positives, clients.count, clients.names, clients.others, clients.gaps, number,
-         width, clients.gaps.shape[1], clients.batches, updates, result.items, result.held, result.sample,
-         result.positive, result.steps, result.vectors, *result.moved, result.loss)
+         len(task.turns), users, positives, count, names, others, gaps, number, width, gaps.shape[1], batches, updates,
+         result.items, result.held, result.sample, result.positive, result.steps, result.vectors, *result.moved,
+         result.loss)
     return result
 
 
@@ -247,57 +236,71 @@ class Pooling(NamedTuple):
 
 
 class CosineTables:
-    """Clients' own item tables whose rows all are scored by pooled cosines, and moved by Adam. ``table``: what they
-    begin with, (C, items, d), or one for all clients, (1, items, d); it is not written to. ``now``: as they are, (C,
-    items, d), or (1, items, d) before the first step; ``scores``: of the latest call of ``score``, (C, items)."""
+    """Item tables of C clients under a loss of pooled cosine scores of all items: scored, and moved by Adam. The
+    gradient of a row is a sum of itself and of few vectors, so it is made where the row takes its step, in one pass
+    over tables and moments. ``table``: what they begin with, (C, items, d), which is not written to: until the first
+    step all clients may look at one; ``rate``, ``betas``, ``eps``: Adam's."""
 
-    def __init__(self, table: Tensor):
-        self.now, self.moments = table, None
+    def __init__(self, table: Tensor, rate: float, betas: tuple[float, float], eps: float):
+        self.rate, self.betas, self.eps, self.steps = rate, betas, eps, 0
+        self._now, self._clients, self._moments = table if table.is_contiguous() else table[:1], len(table), None
 
-    def score(self, pooling: Pooling, keys: Tensor, threshold: int) -> None:
-        """Score all items. ``pooling``: vectors (C, M, d) without a graph, mask, best and each, as of
-        ``functional.cosine_pool``; ``keys``: of the streams that dropout of item rows draws from, (C,); ``threshold``:
-        a number of a row is dropped if 16 random bits are below it; 0: none is."""
-        vectors, mask, best, each = pooling
-        (clients, count, d), items, lanes = vectors.shape, self.now.shape[1], 16
-        if len(self.now) not in (1, clients):
-            raise ValueError(f"kernels: found tables of {len(self.now)} clients, expected 1 or {clients}")
-        across = vectors.new_zeros(clients, d, -(-count // lanes) * lanes)
-        across[:, :, :count] = vectors.transpose(1, 2)
-        self._task = keys, threshold, vectors, best, each
-        self.scores, self._lengths = self.now.new_empty(2, clients, items)
-        self._where = torch.empty(clients, items, dtype=torch.int32)
-        call(_real("cosine_scores", self.now), self.now, self._apart, keys, threshold, across, mask, best, each,
-             clients, items, d, count, across.shape[2], self.scores, self._lengths, self._where)
+    @property
+    def table(self) -> Tensor:
+        """As it is now, (C, items, d)."""
+        return self._now.expand(self._clients, -1, -1)
 
     @property
     def _apart(self) -> int:
         """How many numbers lie between the tables of two clients."""
-        return 0 if len(self.now) == 1 else self.now[0].numel()
+        return 0 if len(self._now) == 1 else self._now[0].numel()
 
-    def step(self, of_scores: Tensor, held: Tensor, rule: tuple[float, ...]) -> Tensor:
-        """Step with all item rows but those of held items, given gradients of the scores; to be followed by
-        ``step_held``. ``of_scores``: (C, items); ``held``: items, (C, n); some may be equal; ``rule``: 1 - beta1, beta2
-        and 1 - beta2; the rate and what roots of second moments are multiplied with, both with their corrections; eps.
-        Returns the gradients of the vectors, (C, M, d)."""
-        self._before, self._fresh = (self.now, self._apart), self.moments is None
-        if self.moments is None:
-            self.now, *self.moments = self.now.new_empty(3, *of_scores.shape, self.now.shape[2])
+    def score(self, pooling: Pooling, keys: Tensor | None, share: float) -> None:
+        """Score all items by ``vectors`` (C, M, d), into ``scores`` (C, items), a leaf of the loss's graph. A ``share``
+        of the numbers of rows is dropped by streams with ``keys``, (C,); None: none is."""
+        (clients, count, d), items, lanes = pooling.vectors.shape, self._now.shape[1], 16
+        if clients != self._clients:
+            raise ValueError(f"kernels: found vectors of {clients} clients, expected {self._clients}")
+        self.vectors, vectors = pooling.vectors, pooling.vectors.detach().contiguous()
+        across = vectors.new_zeros(clients, d, -(-count // lanes) * lanes)
+        across[:, :, :count] = vectors.transpose(1, 2)
+        threshold = 0 if keys is None else round(share * 65536)  # a number is dropped if 16 random bits are below it
+        keys = torch.zeros(clients, dtype=torch.int64) if keys is None else keys
+        self._task = keys, threshold, vectors, pooling.best, pooling.each
+        scores, self._lengths = self._now.new_empty(2, clients, items)
+        self._where = torch.empty(clients, items, dtype=torch.int32)
+        call(_real("cosine_scores", self._now), self._now, self._apart, keys, threshold, across,
+             pooling.mask.contiguous(), pooling.best, pooling.each, clients, items, d, count, across.shape[2], scores,
+             self._lengths, self._where)
+        self.scores = scores.detach().requires_grad_()
+
+    @torch.no_grad()
+    def step(self, of_scores: Tensor, held: Tensor) -> Tensor:
+        """Move all rows but those of held items, (C, n), some of which may be equal, given gradients of the scores,
+        kept as ``of_scores``; to be followed by ``step_held``. Returns the gradients of the vectors, (C, M, d)."""
+        self.of_scores, self.steps = of_scores, self.steps + 1
+        beta1, beta2 = self.betas
+        root = (1.0 - beta2 ** self.steps) ** -0.5
+        rule = (1.0 - beta1, beta2, 1.0 - beta2, self.rate / (1.0 - beta1 ** self.steps), root, self.eps)
+        self._before, self._fresh = (self._now, self._apart), self._moments is None
+        if self._moments is None:
+            self._now, *self._moments = self._now.new_empty(3, *of_scores.shape, self._now.shape[2])
         self._rest = torch.tensor(rule, dtype=torch.float64), of_scores.contiguous(), held.contiguous()
         result = torch.empty_like(self._task[2])
         self._adam(None, result)
         return result
 
+    @torch.no_grad()
     def step_held(self, of_held: Tensor) -> None:
-        """Step with the rows of held items, given their gradients besides those of scores, (C, n, d), of equal items to
-        be added up."""
+        """Move the rows of held items, given their gradients besides those of scores, (C, n, d), of equal items to be
+        added up."""
         self._adam(of_held.contiguous(), None)
 
     def _adam(self, of_held: Tensor | None, of_vectors: Tensor | None) -> None:
         (keys, threshold, vectors, best, each), (rule, of_scores, held) = self._task, self._rest
-        (clients, count, d), items = vectors.shape, self.now.shape[1]
+        (clients, count, d), items = vectors.shape, self._now.shape[1]
         _within("cosine_adam: items", held, items)
-        call(_real("cosine_adam", self.now), *self._before, self.now, *self.moments, int(self._fresh), rule, keys,
+        call(_real("cosine_adam", self._now), *self._before, self._now, *self._moments, int(self._fresh), rule, keys,
              threshold, vectors, best, each, of_scores, self.scores, self._lengths, self._where, held, of_held, clients,
              items, d, count, held.shape[1], of_vectors)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from .. import rng
+from ..kernels import ops
 from ..plugin import checks, views
 from ..data.stream import Sessions, Step, TrainingStep
 from ..rng import DrawKey, Tables
@@ -26,8 +27,7 @@ from .sampling import Others, padded
 from ..plugin.sequential import OUTPUT, Dropout, Sequence, SequentialBackbone, Targets
 from ..core.tuning import SIZES
 from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties
-from .optimisers import stacked_optimiser
-from .compiled_softmax import CompiledSoftmax
+from .optimisers import BETA1, stacked_optimiser
 from .strategies import Strategy, Training
 
 
@@ -208,7 +208,7 @@ class SessionTrainer(ChunkTrainer):
         self.compiled = training.strategy is Strategy.COMPILED_SOFTMAX
         super().__init__(users, slots, model, training, draw)
         self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
-        self.tables: CompiledSoftmax | None = None
+        self.tables: ops.CosineTables | None = None
         self.looked_up: Tensor | None = None  # rows of the samples in the latest forward pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
@@ -278,7 +278,8 @@ class SessionTrainer(ChunkTrainer):
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
         if self.compiled:
-            self.tables = CompiledSoftmax(self.rows[ITEM], rates[ITEM], self.settings)
+            betas = BETA1, self.settings.adam_beta2
+            self.tables = ops.CosineTables(self.rows[ITEM], rates[ITEM], betas, self.settings.adam_eps)
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
@@ -340,7 +341,7 @@ class SessionTrainer(ChunkTrainer):
         backbone = self.backbone
         table = self.private[OUTPUT] if backbone.private_output else self.rows[ITEM]
         if self.tables is not None:
-            self.tables.score(backbone.pooling(outputs, mask), dropout, backbone.candidate_dropout)
+            self.tables.score(backbone.pooling(outputs, mask), dropout.keys, backbone.candidate_dropout)
             return self.tables.scores
         factor = dropout.of_rows(torch.arange(self.n_items, device=mask.device), table.shape[2],
                                  backbone.candidate_dropout, table.dtype)

@@ -15,9 +15,8 @@ from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..kernels import ops
 from ..plugin.local_settings import LocalSettings
-from ..plugin.sequential import SequentialBackbone
+from ..plugin.sequential import SequentialBackbone, SessionBackbone
 from ..stats.clip_noise import OPEN, Protection
-from . import compiled_softmax
 
 
 class Strategy(Enum):
@@ -105,24 +104,17 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
                     sessions: bool) -> Strategy:
     """How to train clients, asked once per step.
 
-    ================  ==============================================  ===================================  =============
-    strategy          when                                            what it skips                        gain of a job
-    ================  ==============================================  ===================================  =============
-    FUSED             ``factor_names``, SGD, the usual loss, no hook  one call per chunk does all batches  1.46 x
-                      of the method, kernels (FedMF, PFedRec)                                              FACTORED
-    FACTORED          ``factors``, SGD, one public table, no penalty  copies of item rows: updates are     2.8 x ROWS
-                      on rows, blocks or the static stream (FedNCF)   kept as outer products               (FedNCF)
-    LAZY_DECAY        ``whole_tables`` and ``rest_follows``, SGD      rows no sample names: one factor     2.9 x, 1.2 x
-                      (FedRAP; GPFedRec)                              per client stands for them           WHOLE
-    HISTORIES         a ``HistoryBackbone`` by SGD, or that sends     item rows beyond a client's history  2.7 x
-                      gradients, no hook that sees training (FedDAE)  and copies of the last layer         WHOLE
-    WHOLE             ``whole_tables`` otherwise                      nothing                              --
-    ROWS              all other lists                                 item rows that a client does not     --
-                                                                      look up
-    SESSIONS          a sequential backbone                           the same                             --
-    COMPILED_SOFTMAX  the same with ``whole_tables``, pooled scores,  passes over clients' tables and      1.8 x
-                      Adam, kernels (MIASRec)                         moments                              SESSIONS
-    ================  ==============================================  ===================================  =============
+    - FUSED: ``factor_names``, SGD, the usual loss, no hook of the method, kernels (FedMF, PFedRec). One call per chunk
+      does all batches: 1.46 x FACTORED.
+    - FACTORED: ``factors``, SGD, one public table, no penalty on rows, blocks or the static stream (FedNCF). It keeps
+      updates as outer products in place of copies of item rows: 2.8 x ROWS.
+    - LAZY_DECAY: ``whole_tables`` and ``rest_follows``, SGD. One factor per client stands for rows that no sample
+      names: 2.9 x WHOLE with FedRAP, 1.2 x with GPFedRec.
+    - HISTORIES: a ``HistoryBackbone`` by SGD, or that sends gradients, no hook that sees training (FedDAE). It leaves
+      out item rows beyond a client's history, and copies of the last layer: 2.7 x WHOLE.
+    - WHOLE: ``whole_tables`` otherwise; ROWS: all other lists, without item rows that a client does not look up.
+    - SESSIONS: a sequential backbone, likewise; COMPILED_SOFTMAX: with ``whole_tables``, pooled scores, Adam and
+      kernels (MIASRec), which saves passes over clients' tables and moments: 1.8 x SESSIONS.
 
     All of them give the numbers of ``ROWS`` or ``WHOLE`` up to the order of sums. Gains are ratios of processor time of
     whole jobs without and with a strategy, validation included: ``benchmarks/strategies.py``. ``model``: the parameters
@@ -130,7 +122,7 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
     their next session in each round.
     """
     if isinstance(backbone, SequentialBackbone):
-        compiled = compiled_softmax.serve(backbone, method, settings, model.public)
+        compiled = _compiles_softmax(backbone, method, settings, model)
         return Strategy.COMPILED_SOFTMAX if compiled else Strategy.SESSIONS
     if not sessions and not backbone.explicit and _is_factored(backbone, method, model, settings):
         fused = (backbone.usual_loss and not method.overrides("local_loss")
@@ -173,6 +165,13 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
             return None
         turns.append((1 if group & private else 0) + (2 if item in group else 0))
     return FusedLayout(item, vector, constant, tuple(turns))
+
+
+def _compiles_softmax(backbone: SequentialBackbone, method: Method, settings: LocalSettings, model: Snapshot) -> bool:
+    """Whether the clients' tables are ``ops.CosineTables``."""
+    return (isinstance(backbone, SessionBackbone) and backbone.whole_tables and settings.optimiser == "adam"
+            and backbone.pooled and not method.penalises_rows and not method.sees_rows
+            and len(model.public) == 1 and all(map(ops.serve, model.public.values())))
 
 
 def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:

@@ -7,8 +7,7 @@ import torch
 from helpers import build, grown, train_round
 
 from fedcl_bench import Dropout, LocalSettings
-from fedcl_bench.training import compiled_softmax
-from fedcl_bench.training.compiled_softmax import CompiledSoftmax, serve
+from fedcl_bench.training import strategies
 from fedcl_bench.training.session_trainer import make_session_chunks
 from fedcl_bench.kernels.functional import Pooling, cosine_pool
 from fedcl_bench.plugin.method import Method, NoSettings
@@ -49,7 +48,7 @@ def test_steps(dtype, own, count, d, share, best):
 
     table = randn(C, ITEMS, d) if own else randn(ITEMS, d).expand(C, -1, -1)
     before, rate = table.clone(), 0.05
-    ours, theirs = CompiledSoftmax(table, rate, LocalSettings(adam_beta2=0.98, adam_eps=1e-4)), Theirs(table, rate)
+    ours, theirs = ops.CosineTables(table, rate, (0.9, 0.98), 1e-4), Theirs(table, rate)
     for number in range(3):
         mask = torch.rand(C, count, generator=generator) < 0.7
         mask[:, 0] = True
@@ -57,7 +56,7 @@ def test_steps(dtype, own, count, d, share, best):
         pooling = Pooling(vectors, mask, best, (1.0 - best) * torch.rand(C, generator=generator, dtype=dtype))
         held, of_rows = torch.randint(0, ITEMS, (C, 30), generator=generator), 0.1 * randn(C, 30, d)
         dropout = Dropout(torch.randint(-1 << 60, 1 << 60, (C,), generator=generator))
-        ours.score(pooling, dropout, share)
+        ours.score(pooling, dropout.keys, share)
         loss = torch.nn.functional.cross_entropy(9.0 * ours.scores, held[:, 0], reduction="sum")
         of_scores, = torch.autograd.grad(loss, [ours.scores])
         of_vectors = ours.step(of_scores, held)
@@ -72,8 +71,8 @@ def test_steps(dtype, own, count, d, share, best):
 
 def test_slopes_too_small_to_matter_leave_rows_where_they_are():
     table, vectors = torch.randn(1, ITEMS, 8), torch.randn(1, 2, 8)
-    ours = CompiledSoftmax(table, 0.1, LocalSettings())
-    ours.score(Pooling(vectors, torch.ones(1, 2, dtype=torch.bool), 1.0, torch.zeros(1)), Dropout(), 0.0)
+    ours = ops.CosineTables(table, 0.1, (0.9, 0.999), 1e-8)
+    ours.score(Pooling(vectors, torch.ones(1, 2, dtype=torch.bool), 1.0, torch.zeros(1)), None, 0.0)
     slopes = torch.full((1, ITEMS), 1e-25)
     slopes[0, 7] = 0.5
     ours.step(slopes, torch.zeros(1, 1, dtype=torch.int64))
@@ -90,7 +89,8 @@ def test_a_round_equals_one_without_kernels(registry, monkeypatch, name, own_sta
     model = grown(backbone, step, 5)
     results = []
     for there in (True, False):
-        monkeypatch.setattr(compiled_softmax, "serve", serve if there else lambda *_: False)
+        if not there:
+            monkeypatch.setattr(strategies, "_compiles_softmax", lambda *_: False)
         chunks = make_session_chunks(step, torch.arange(step.n_users), 3)
         results.append(train_round(chunks, model, backbone, method, settings, 5, 0, 0, own_start=own_start))
     (ours, our_loss, _), (theirs, their_loss, _) = results
