@@ -55,7 +55,7 @@ class CrossDevice:
         self.method = self.training.method
         self.protocol = self._protocol(step)
         self.same_group = (self.attendance.complete and self.attendance.punctual(f.local.local_epochs)
-                           and not self.protocol.changes_every_round)
+                           and f.population.clients_here and not self.protocol.changes_every_round)
         self.cold_start, self.cold_items = cold_start_of(f, self.step, model), cold_items_of(f, step, model)
         self.observe: Observer | None = None
         self.malicious = f.malicious_in(self.step)
@@ -106,7 +106,8 @@ class CrossDevice:
         began, key = time.perf_counter(), self.key(self.step.index, progress.round)
         if self.method.trains != "clients":
             return self._without_clients(progress.model, key, began)
-        self._choose_participants(progress)
+        if self.group is None or not self.same_group:
+            self._choose_participants(progress)
         self.method.begin_round(self.step.training, key.round, self.federation.backbone)
         uploads, answers = self._upload_first(progress.model, key) if self.method.uploads_first else ({}, {})
         sums = self._sums(progress.model, key)
@@ -293,8 +294,6 @@ class CrossDevice:
         return DrawKey(self.federation.seed, unit, round_)
 
     def _choose_participants(self, progress: Progress) -> None:
-        if self.group is not None and self.same_group:
-            return
         f = self.federation
         self.group = f.population.participants(self.step, self.attendance, f.seed, progress.round)
         if self.malicious is not None:

@@ -272,11 +272,10 @@ class Forked(Processes):
     """Workers that need not import all again, to spare a test their start."""
 
     def hire(self):
-        return ForkedProcess(serve, 1)
+        return ForkedProcess(serve, 1, preloads=("fedcl_bench.runs.runner",))
 
 
 def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, monkeypatch):
-    monkeypatch.setattr(ForkedProcess, "preloads", ("fedcl_bench.runs.runner",))
     killed = []
 
     def show(board):
