@@ -15,6 +15,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.aggregators import Aggregator
+from fedcl_bench.federation.settings import FederationSettings
 from fedcl_bench.federation.cold_start import cold_start_of
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.server import aggregate
@@ -153,7 +154,8 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     chunks = make_chunks(step, users, train, 16, Needs(backbone.pairwise, backbone.whole_tables, inner=inner))
     assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None
-    aggregator = Aggregator(robust, share=0.2, malicious=1, selected=2, bound=0.8) if robust else None
+    aggregator = Aggregator(FederationSettings(
+        aggregator=robust, trimmed_share=0.2, krum_malicious=1, krum_selected=2, norm_bound=0.8)) if robust else None
     after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights, aggregator=aggregator)
 
     plain = oracle.Round(seed=SEED, step=1, round=ROUND, backbone=name, settings=backbone.settings, negatives=4,

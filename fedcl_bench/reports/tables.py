@@ -21,6 +21,7 @@ from ..core.text import JOIN
 from ..evaluation.metrics import RATING_ERRORS
 from ..experiments.papers import Key, PaperTable, get
 from ..records.store import Run, averaged_blocks, incremental, one_data, one_protocol, why_no_groups
+from ..runs.metadata import NO_BACKBONE
 from ..runs.specs import RunSpec, seed_text
 from ..stats.significance import ALIKE, LEVEL, TooFew
 from . import notes
@@ -226,7 +227,7 @@ def _mark_reference(filling: Filling) -> None:
     references: dict[tuple[str, str], list[Run]] = {}
     for place in (place for place, method in methods.items() if method == REFERENCE):
         references.setdefault(place[:2], filling.runs[place])
-    for place in (place for place, method in methods.items() if method != REFERENCE):
+    for place in (place for place, method in methods.items() if method != REFERENCE and place[1] != NO_BACKBONE):
         dataset, backbone, _ = place
         if (dataset, backbone) not in references:
             references[dataset, backbone] = find(filling.source, RunSpec(REFERENCE, backbone, dataset))[0]

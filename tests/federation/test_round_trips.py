@@ -59,7 +59,7 @@ def is_sequential(backbone):
 def combinations():
     """Every backbone of clients of one user each under FT, and every method for them on one backbone."""
     for backbone in NAMES.names("backbone"):
-        if not is_of_domains(NAMES.get("backbone", backbone).cls):
+        if backbone != "none" and not is_of_domains(NAMES.get("backbone", backbone).cls):
             yield "ft", backbone
     yield "ader", "sasrec"  # goes with both kinds
     for method in NAMES.names("method"):

@@ -37,7 +37,8 @@ class EWC(Method):
     def end_step(self, step, model, backbone, trained, draw):
         state = dict(self.server_state)
         for name, table in model.public.items():
-            summed = state.pop(f"summed {name}", torch.zeros_like(table))
+            summed = state.pop(f"summed {name}", table[:0])
+            summed = torch.cat([summed, torch.zeros_like(table[len(summed):])])  # of items that came after training
             importance = summed / summed.mean().clamp(min=1e-30)
             past = state.get(f"importance {name}", importance[:0])
             past = torch.cat([past, importance[len(past):]])
