@@ -17,8 +17,7 @@ from machine import heading, ready_for_recbole
 from torch import Tensor
 
 from fedcl_bench.training.mini_batches import Epoch, Point
-from fedcl_bench.training.silo_modules import histories
-from fedcl_bench.training.silo_parts import Domain
+from fedcl_bench.training.silo_modules import Domain, histories
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.cross_silo import CrossSilo

@@ -21,7 +21,7 @@ from machine import heading, ready_for_recbole
 from torch import nn
 
 from fedcl_bench.training.mini_batches import Epoch, Point
-from fedcl_bench.training.silo_parts import Domain
+from fedcl_bench.training.silo_modules import Domain
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.plugin.silo import DomainData
 from fedcl_bench.plugin.state import Snapshot

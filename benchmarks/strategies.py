@@ -35,7 +35,7 @@ from fedcl_bench.training import list_trainer, sampling, session_trainer, strate
 from fedcl_bench.training.chunk_trainer import writable
 from fedcl_bench.training.optimisers import make_optimiser
 
-NO_OPS = SimpleNamespace(serve=lambda *_: False, serve_on=lambda *_: False, REALS=ops.REALS, highest=ops.highest)
+NO_OPS = SimpleNamespace(serve=lambda *_: False, REALS=ops.REALS, highest=ops.highest)
 
 
 def no(*_):

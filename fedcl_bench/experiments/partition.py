@@ -20,7 +20,7 @@ from ..rng import Tables
 from ..core.errors import UserError
 from ..federation.parts import Federation, Progress
 from ..plugin.state import Snapshot
-from ..training.silo_parts import merged
+from ..training.silo_modules import merged
 
 PER_USER = ("private", "local", "personalised", "client_context")  # parts of a snapshot
 # What a row ends with where it is shorter than those of another part: RecBole's id of no item or no key; no item.

@@ -36,7 +36,7 @@ from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from ..training import silo_modules
 from ..training.mini_batches import Epoch, Point
-from ..training.silo_parts import Domain, Silo, as_one_client, merged
+from ..training.silo_modules import Domain, Silo, as_one_client, merged
 from ..training.silo_samples import SequentialModule
 from .early_stopping import EarlyStopping, require_finite
 from .parameter_growth import grow

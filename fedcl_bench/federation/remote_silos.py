@@ -22,7 +22,7 @@ from ..evaluation.ranking import UserScores
 from ..plugin.silo import DomainData, ModuleBackbone
 from ..plugin.state import Snapshot
 from ..rng import Tables
-from ..training.silo_parts import Domain
+from ..training.silo_modules import Domain
 from .cross_silo import CrossSilo
 from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress, Update

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..plugin import checks
 from ..training.lazy_decay import LazyDecayTrainer
 from ..training.chunk_trainer import ChunkTrainer
-from ..training.factored import FactoredTrainer, FusedTrainer, Outer, plan_of
-from ..training.history_trainer import HistoryTrainer
+from ..training.factored import FactoredTrainer, FusedTrainer, HistoryTrainer, Outer, plan_of
 from ..training.list_trainer import ListTrainer
 from ..training.session_trainer import SessionChunk, SessionTrainer
 from ..training.trained import Change, Trained, at_slots

@@ -22,14 +22,9 @@ from torch import Tensor
 from .library import REALS, call, why_not
 
 
-def serve_on(device: torch.device) -> bool:
-    """Whether there are kernels for tensors on a device."""
-    return device.type == "cpu" and why_not() is None
-
-
 def serve(tensor: Tensor) -> bool:
     """Whether there are kernels for tensors like this one."""
-    return serve_on(tensor.device)
+    return tensor.device.type == "cpu" and why_not() is None
 
 
 def _real(name: str, tensor: Tensor) -> str:

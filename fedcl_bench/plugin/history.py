@@ -4,7 +4,7 @@ logits of all items.
 A client's input is the set of its training items, an item that it has several times counted once. It is read as sums of
 item rows alone, as the first layer of an encoder reads a vector of zeros and ones; the logits are inner products of the
 vector and the rows of one public table, the last layer of a decoder. So a client that trains by SGD needs copies of the
-rows of its own items only, and of the last layer a number per item (``training/history_trainer.py``).
+rows of its own items only, and of the last layer a number per item (``training/factored.py``).
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..training.silo_modules import histories
-from ..training.silo_parts import Domain, Silo
+from ..training.silo_modules import Domain, Silo, histories
 from ..data.stream import Stream
 from ..plugin.silo import DomainData, DomainMethod, DomainModule
 from ..rng import DrawKey, Tables

@@ -26,7 +26,9 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
         size = max(k, SIZES.similarities // len(piece))
         for start in range(0, len(prototypes), size):
             block = slice(start, start + size)
-            similarity = _similarities(piece, mine, prototypes[block], lengths[block], prototype_owners[block])
+            similarity = piece @ prototypes[block].T
+            similarity /= lengths[block].clamp(min=1e-12)
+            similarity.masked_fill_(mine[:, None] == prototype_owners[block], -torch.inf)
             position = highest(similarity, k)
             best = torch.cat([best, similarity.gather(1, position)], 1)
             where = torch.cat([where, position + start], 1)
@@ -35,14 +37,6 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
                 best, where = best.gather(1, order), where.gather(1, order)
         answers.append((best, where))
     return torch.cat([best for best, _ in answers]), torch.cat([where for _, where in answers])
-
-
-def _similarities(unit: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor,
-                  prototype_owners: Tensor) -> Tensor:
-    """Cosines of queries of length 1, (Q, n), with prototypes: (Q, N), -inf where both are of one client."""
-    similarity = unit @ prototypes.T
-    similarity /= lengths.clamp(min=1e-12)
-    return similarity.masked_fill_(owners[:, None] == prototype_owners, -torch.inf)
 
 
 def fuse(similarities: Tensor, prototypes: Tensor, how: str) -> Tensor:

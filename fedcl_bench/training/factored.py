@@ -26,6 +26,7 @@ from torch import Tensor
 from .. import rng
 from ..kernels import ops
 from ..plugin import checks
+from ..plugin.history import History
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from .chunk_trainer import Slots
@@ -204,6 +205,39 @@ class FactoredTrainer(ListTrainer):
         loss = super().train()
         self.moved[self.name] = self.outer.first(self.done)
         return loss
+
+
+class HistoryTrainer(FactoredTrainer):
+    """``ListTrainer`` of a ``HistoryBackbone``, of whose first layers a client reads the rows of its own items only.
+    Slots are the clients' positives, and ``rows`` has a number per client and item in place of those of the last layer,
+    whose gradient is the logit's."""
+
+    all_rows = fused = False
+
+    def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
+        return Slots.touched(samples[:, :positives], positives, None, n_items)
+
+    def _own_copies(self) -> Tables:
+        self.name, self.done = self.backbone.output, 0
+        table, updates, count = self.model.public[self.name], self.settings.local_epochs, len(self.users)
+        self.outer = Outer(table, None, table.new_empty(count, self.n_items, updates),
+                           table.new_empty(count, updates, table.shape[1]))
+        return {name: table.new_zeros(()).expand(count, self.n_items) if name == self.name else rows[self.slots.items]
+                for name, rows in self.model.public.items()}
+
+    def _own_loss(self, view: BatchScoring, draw: DrawKey) -> Tensor:
+        items = self.slots.items
+        history = History(self.users, items, self.slots.first_copy, draw)
+        tables = {**self.clients, **self.rows}
+
+        def pool(name: str, factors: Tensor) -> Tensor:
+            return torch.bmm(factors.unsqueeze(1), tables[name]).squeeze(1)
+
+        vectors, term = self.backbone.represent(self.clients, pool, history)
+        checks.check_tensor(self.backbone, "represent", vectors, self.outer.vectors[:, 0].shape,
+                            "(C, d): a vector per client")
+        self.vectors = vectors.detach()
+        return self.backbone.loss_of(self._logits_of(vectors, None), history, term)
 
 
 class Plan(NamedTuple):

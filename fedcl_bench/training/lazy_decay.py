@@ -40,8 +40,9 @@ class LazyDecayTrainer(ListTrainer):
         self.start = {name: value.clone() for name, value in self.clients.items() if name not in self.personal}
         # How far the rows that are not held begin from those served, each (C, items, ...), and squared, (C,).
         self.away = {name: model.public[name] - table[self.users] for name, table in model.personalised.items()}
+        cells = self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
         for away in self.away.values():
-            away.flatten(0, 1).index_fill_(0, self._cells, 0.0)
+            away.flatten(0, 1).index_fill_(0, cells, 0.0)
         self.squares = sum(torch.linalg.vector_norm(away.flatten(1), dim=1).double().square()
                            for away in self.away.values())
 
@@ -50,11 +51,6 @@ class LazyDecayTrainer(ListTrainer):
 
     def _served(self) -> Tables:
         return {name: self._rows_held(table) for name, table in self.model.personalised.items()}
-
-    @property
-    def _cells(self) -> Tensor:
-        """Of the held rows, in a table with a row per client of the chunk and item."""
-        return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
     def _local_batch(self, view: BatchScoring, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
         rest = next(iter(self.decay.values()))

@@ -20,8 +20,7 @@ from ..plugin.local_settings import LocalSettings
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
 from .optimisers import BETA1
-from .silo_modules import histories, seeded
-from .silo_parts import Domain
+from .silo_modules import Domain, histories, seeded
 from .silo_samples import SequentialModule
 
 _STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a parameter

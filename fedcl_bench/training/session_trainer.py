@@ -308,7 +308,10 @@ class SessionTrainer(ChunkTrainer):
         """Each client's loss in an epoch, shape (C,)."""
         real, length = self.sequence.real, self.sequence.real.shape[1]
         local.draw = replace(self.draw, batch=epoch)
-        rows = self.looked_up = self._look_up()
+        rows = self.inputs(self.slots.sample)  # of the session's items, of the negatives, and of more items
+        if self.compiled:  # they are cut off, and take their step by ``step_held``
+            rows = rows.detach().requires_grad_()
+        self.looked_up = rows
         dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)
         inputs, samples = rows[:, :length] * real.unsqueeze(2), self.sampled.shape[1]
         if rows.shape[1] > samples:  # those of more items come last
@@ -346,15 +349,8 @@ class SessionTrainer(ChunkTrainer):
         factor = dropout.of_rows(torch.arange(self.n_items, device=mask.device), table.shape[2],
                                  backbone.candidate_dropout, table.dtype)
         scores = backbone.session_scores(outputs, mask, table if factor is None else table * factor)
-        checks.check_tensor(backbone, "session_scores", scores, table.shape[:2],
-                            "(C, n): a score per client and item")
+        checks.check_tensor(backbone, "session_scores", scores, table.shape[:2], "(C, n): a score per client and item")
         return scores
-
-    def _look_up(self) -> Tensor:
-        """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable. Of compiled
-        tables they are cut off, and take their step by ``step_held``."""
-        rows = self.inputs(self.slots.sample)
-        return rows.detach().requires_grad_() if self.compiled else rows
 
     def _gradients(self, loss: Tensor, parameters: Tables) -> list[Tensor | None]:
         """Gradients of the summed losses with respect to all parameters; a compiled table takes its step here."""

@@ -73,9 +73,6 @@ class FedDAE(HistoryBackbone):
         sizes = [s.dim, 2] if part == GATE else [*s.hidden, 2 * s.dim]
         return {f"{part}.bias": torch.zeros(sizes[0], dtype=torch.float64), **perceptron(seed, part, sizes)}
 
-    def _decoder(self, seed):
-        return perceptron(seed, "decoder", [self.settings.dim, *self.settings.hidden[::-1]])
-
     def new_rows(self, seed, users, items):
         width = [self.settings.dim, *self.settings.hidden[::-1]][-1]
         output = item_rows(seed, OUTPUT, items, width, (3 * width) ** -0.5)
@@ -86,8 +83,8 @@ class FedDAE(HistoryBackbone):
         return public, same_for_all(private, users)
 
     def new_dense(self, seed):
-        return {**self._decoder(seed), **{name: value for part in self._parts
-                                          for name, value in self._layers(seed, part).items()}}
+        decoder = perceptron(seed, "decoder", [self.settings.dim, *self.settings.hidden[::-1]])
+        return decoder | {name: value for part in self._parts for name, value in self._layers(seed, part).items()}
 
     def new_personal(self, seed, items):
         return {f"{part}.items": self._rows(seed, part, items) for part in (OWN, GATE) if part not in self._parts}

@@ -38,8 +38,7 @@ class FedMF(Backbone):
         return build_model("BPR", n_users, n_items, {"embedding_size": self.settings.dim})
 
     def new_rows(self, seed, users, items):
-        shapes = {name: tuple(p.shape) for name, p in
-                  self.recbole_model(len(users), len(items)).named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in self.recbole_model(len(users), len(items)).named_parameters()}
         first = {USER: users.start, ITEM: items.start}
         rows = {name: rng.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
                 for name, shape in shapes.items()}

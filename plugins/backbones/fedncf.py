@@ -12,8 +12,7 @@ from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_row
 
 @dataclass(frozen=True)
 class FedNCFSettings(BackboneSettings):
-    lr: float = setting(0.05, "learning rate of the predictor", above=0.0,
-                        search=tuple(i / 100 for i in range(1, 11)))
+    lr: float = setting(0.05, "learning rate of the predictor", above=0.0, search=tuple(i / 100 for i in range(1, 11)))
     lr_eta: float = setting(170.0, "the user vector learns at lr lr_eta, item rows at lr lr_eta times the accumulated "
                             "item count", above=0.0)
     dim: int = setting(32, "length d of user and item vectors", low=1)

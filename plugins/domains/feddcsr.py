@@ -46,8 +46,7 @@ class FedDCSRSettings(ModuleSettings):
     anchor_rows: int = setting(256, "samples whose shared representations a domain sends; the batch in the paper",
                                low=1)
     exclusive_weight: float = setting(1.0, "gamma, of predicting by the exclusive part alone", low=0.0)
-    contrast_weight: float = setting(1.0, "lambda, of the contrast with shuffled histories", low=0.0,
-                                     search=(0.1, 1.0))
+    contrast_weight: float = setting(1.0, "lambda, of the contrast with shuffled histories", low=0.0, search=(0.1, 1.0))
     temperature: float = setting(1.0, "of that contrast", above=0.0, only_if="contrast_weight")
 
 

@@ -100,7 +100,7 @@ class DMIGNN(SessionBackbone):
         number = np.cumsum(first) - 1  # of the (user, item)
         after = np.searchsorted(owner[first], owner, side="right")
         column = after - 1 - number
-        shape = step.n_users, self._most_items(step)
+        shape = step.n_users, power_of_two(min(int(step.train.lengths.max()), step.n_items))
         tables = {"graph items": np.zeros(shape, np.int64),
                   **{name: np.zeros((*shape, most), np.int32) for name in ("graph neighbours", "graph counts")}}
         tables["graph items"][owner, column] = -1 - item
@@ -108,9 +108,6 @@ class DMIGNN(SessionBackbone):
         tables["graph counts"][owner, column, rank] = count
         device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
-
-    def _most_items(self, step) -> int:
-        return power_of_two(min(int(step.train.lengths.max()), step.n_items))
 
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""

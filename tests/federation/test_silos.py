@@ -18,7 +18,7 @@ import fedcl_bench as fb
 from fedcl_bench import ITEM, SIZES
 from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.cli.main import main
-from fedcl_bench.training.silo_parts import as_one_client
+from fedcl_bench.training.silo_modules import as_one_client
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
