@@ -138,13 +138,11 @@ _OF_ROWS = 1 << 52  # and those of item rows here, beyond all calls
 
 
 class Dropout:
-    """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it.
-
-    Calls are numbered, so those of one forward pass differ; make a new object for each. A hash of 64 bits decides about
-    four entries, so the share of zeros is a multiple of 2^-16. ``keys``: one stream key per client, int64 of shape
-    (C,); None: nothing is dropped, as in evaluation; ``ahead``: the entries per client of a pass's calls, as far as
-    they are known: if they are few, their numbers are drawn at once.
-    """
+    """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it. Calls are
+    numbered, so those of one forward pass differ; make a new object for each. A hash of 64 bits decides about four
+    entries, so the share of zeros is a multiple of 2^-16. ``keys``: one stream key per client, int64 of shape (C,);
+    None: nothing is dropped, as in evaluation; ``ahead``: the entries per client of a pass's calls, as far as they are
+    known: if they are few, their numbers are drawn at once."""
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
         few = keys is not None and 0 < sum(ahead) <= SIZES.dropped

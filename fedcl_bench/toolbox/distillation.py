@@ -21,13 +21,11 @@ from ..core.settings import setting
 
 @torch.no_grad()
 def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbone, n: int, refreshed: Tensor) -> None:
-    """Update every user's top-N list and the teacher's probabilities on it after a block.
-
-    The list S_u^{t-1} is the ordered top-N of all items (no masking; F3CRec, Eq. 1). Users not in ``refreshed`` keep
-    the list they have, but their probabilities are those of the new model on the old list. ``state``: the method's
-    client state; sets ``lists`` (int64) and ``teacher`` (probabilities), both (users, N); ``model``: the teacher;
-    ``n``: length N of the lists; ``refreshed``: ids of the users whose list is made anew; new users must be among them.
-    """
+    """Update every user's top-N list and the teacher's probabilities on it after a block. The list S_u^{t-1} is the
+    ordered top-N of all items (no masking; F3CRec, Eq. 1). Users not in ``refreshed`` keep the list they have, but
+    their probabilities are those of the new model on the old list. ``state``: the method's client state; sets ``lists``
+    (int64) and ``teacher`` (probabilities), both (users, N); ``model``: the teacher; ``n``: length N of the lists;
+    ``refreshed``: ids of the users whose list is made anew; new users must be among them."""
     device = refreshed.device
     lists = torch.zeros(model.n_users, n, dtype=torch.int64, device=device)
     if "lists" in state:

@@ -14,13 +14,11 @@ _REACH = 3  # positions apart at which two clicks of a session are neighbours
 
 
 def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
-    """The most frequent neighbours of every item that a user clicked, in the user's own sessions alone.
-
-    Two clicks are neighbours if they are at most 3 positions apart in a session and of different items; it counts in
-    both directions. Of equal counts the smaller id comes first. ``items``: of all sessions, laid end to end; ``start``:
-    where each begins, and the end; ``user``: of each session. Returns (user, item, rank from 0, neighbour, count), a
-    row per neighbour, by user, item and rank.
-    """
+    """The most frequent neighbours of every item that a user clicked, in the user's own sessions alone. Two clicks are
+    neighbours if they are at most 3 positions apart in a session and of different items; it counts in both directions.
+    Of equal counts the smaller id comes first. ``items``: of all sessions, laid end to end; ``start``: where each
+    begins, and the end; ``user``: of each session. Returns (user, item, rank from 0, neighbour, count), a row per
+    neighbour, by user, item and rank."""
     session = np.repeat(np.arange(len(user)), np.diff(start))
     pairs = []
     for apart in range(1, _REACH + 1):

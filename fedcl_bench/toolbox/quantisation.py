@@ -40,14 +40,11 @@ class Quantiser:
 
 
 def fit(vectors: Tensor, codes: int, centroids: int, key: int, rotate: bool = True) -> Quantiser:
-    """A quantiser whose squared errors on the vectors are a local minimum.
-
-    K-means of each part, and then in turns the rotation that brings vectors nearest to what their codes stand for, an
-    orthogonal Procrustes problem, and K-means (OPQ without assumptions: Ge et al. 2013, Algorithm 1). ``vectors``: (n,
-    d) in floating point; ``codes``: m, into which d is divided; ``centroids``: of each part, k; there are at most n;
-    ``key``: names the random numbers (see ``rng.key``); ``rotate``: False leaves the rotation out (PQ). Raises
-    UserError if m does not divide d.
-    """
+    """A quantiser whose squared errors on the vectors are a local minimum. K-means of each part, and then in turns the
+    rotation that brings vectors nearest to what their codes stand for, an orthogonal Procrustes problem, and K-means
+    (OPQ without assumptions: Ge et al. 2013, Algorithm 1). ``vectors``: (n, d) in floating point; ``codes``: m, into
+    which d is divided; ``centroids``: of each part, k; there are at most n; ``key``: names the random numbers (see
+    ``rng.key``); ``rotate``: False leaves the rotation out (PQ). Raises UserError if m does not divide d."""
     d = vectors.shape[1]
     if d % codes:
         raise UserError(f"codes of vectors: found {codes} codes for vectors of {d} numbers, accepted: a number of "

@@ -56,13 +56,11 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
 
 
 def start_elsewhere(backbone: Backbone, seed: int, name: str, weight: Tensor) -> Tensor:
-    """What the item rows that clients drew themselves, and did not look up, add to the sum of uploads.
-
-    The sum of independent N(0, std^2) rows with weights w is N(0, std^2 sum w^2): one draw per row instead of one per
-    row and client, with exactly the same law. Of rows that start uniformly, the sum is drawn from the normal law of its
+    """What the item rows that clients drew themselves, and did not look up, add to the sum of uploads. The sum of
+    independent N(0, std^2) rows with weights w is N(0, std^2 sum w^2): one draw per row instead of one per row and
+    client, with exactly the same law. Of rows that start uniformly, the sum is drawn from the normal law of its
     variance, which it comes close to for many clients. ``weight``: sum of the squared weights of the clients that did
-    not look up each item, shape (items,). Returns float64 of shape (items, ...).
-    """
+    not look up each item, shape (items,). Returns float64 of shape (items, ...)."""
     items = torch.arange(len(weight), device=weight.device)
     start = backbone.item_starts(len(weight))[name]
     if start.bound > 0.0:
