@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Callable
 
 import torch
@@ -12,7 +13,16 @@ from .. import rng
 from ..kernels import functional
 from ..rng import Tables
 from ..core.errors import UserError
+from ..plugin.backbone import Backbone
 
+Shapes = dict[str, tuple[int, ...]]
+
+
+@functools.lru_cache(maxsize=8)  # methods ask for each chunk of clients
+def public_shapes(backbone: Backbone) -> tuple[Shapes, Shapes]:
+    """Of public item tables without items, (0, ...), and of public parameters without item rows."""
+    tables = backbone.new_rows(0, range(0), range(0))[0], backbone.new_dense(0)
+    return tuple({name: tuple(value.shape) for name, value in each.items()} for each in tables)
 
 
 def same_for_all(rows: Tables, users: range) -> Tables:

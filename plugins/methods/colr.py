@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench import Method, UserError, rng, setting
+from fedcl_bench.toolbox.layers import public_shapes
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,8 @@ class CoLR(Method):
                             f"'{name}', {shape[1]}.")
         return min(self.settings.rank, shape[1])
 
-    def __init__(self, settings):
-        super().__init__(settings)
-        self._public = {}  # of the run's backbone, which is asked once
-
-    def _shapes(self, backbone):
-        """Of item tables without items, and of dense layers."""
-        if type(backbone) not in self._public:
-            tables, dense = backbone.new_rows(0, range(0), range(0))[0], backbone.new_dense(0)
-            self._public[type(backbone)] = [{name: tuple(value.shape) for name, value in each.items()}
-                                            for each in (tables, dense)]
-        return self._public[type(backbone)]
-
     def sums(self, backbone, n_items):
-        tables, dense = self._shapes(backbone)
+        tables, dense = public_shapes(backbone)
         shapes = {f"{name} factor": (n_items, self._rank(name, shape)) for name, shape in tables.items()}
         if self.settings.mean == "senders":
             shapes |= {f"{name} senders": (n_items,) for name in tables}

@@ -9,6 +9,7 @@ import torch
 from fedcl_bench import Method, setting
 from fedcl_bench.toolbox import item_memory
 from fedcl_bench.toolbox.functional import with_trailing_dims
+from fedcl_bench.toolbox.layers import public_shapes
 from fedcl_bench.toolbox.places import at_places, distinct
 
 CONTROL = "control of "  # begins the names of c and c_u, by parameter
@@ -47,17 +48,10 @@ class Scaffold(Method):
     optimisers = ("sgd",)
     broadcasts = (CONTROL,)
 
-    def __init__(self, settings):
-        super().__init__(settings)
-        self._public = {}  # of the run's backbone, which is asked once
-
     def _shapes(self, backbone, n_items):
         """Of public item tables, and of public parameters without item rows."""
-        if type(backbone) not in self._public:
-            self._public[type(backbone)] = backbone.new_rows(0, range(0), range(0))[0], backbone.new_dense(0)
-        tables, dense = self._public[type(backbone)]
-        return ({name: (n_items, *table.shape[1:]) for name, table in tables.items()},
-                {name: tuple(value.shape) for name, value in dense.items()})
+        tables, dense = public_shapes(backbone)
+        return {name: (n_items, *shape[1:]) for name, shape in tables.items()}, dense
 
     def sums(self, backbone, n_items):
         tables, dense = self._shapes(backbone, n_items)
