@@ -20,7 +20,7 @@ from ..plugin import checks, views
 from ..data.stream import Sessions, Step, TrainingStep
 from ..rng import DrawKey, Tables
 from ..plugin.backbone import ITEM
-from ..plugin.method import Encoding, Method
+from ..plugin.method import Encoding
 from ..plugin.state import Snapshot, with_trailing_dims
 from ..core.parallel import even_pieces
 from .sampling import Others, padded
@@ -195,7 +195,10 @@ class SessionTrainer(ChunkTrainer):
         if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             others.append(following[:, :-1])
-        self.replays = self._replays(chunk, training.method, draw)
+        self.replays, numbers = None, training.method.replayed_sessions(users, draw)
+        if numbers is not None:
+            checks.check_sessions(training.method, numbers, sessions.count[users], draw.round)
+            self.replays = Replays.of(sessions, users, numbers, length, self.items[:, 0])
         if self.replays is not None:
             others.append(self.replays.seen.items.flatten(1))
         replayed = torch.cat(others, 1) if others else None
@@ -211,14 +214,6 @@ class SessionTrainer(ChunkTrainer):
         self.tables: ops.CosineTables | None = None
         self.looked_up: Tensor | None = None  # rows of the samples in the latest forward pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
-
-    def _replays(self, chunk: SessionChunk, method: Method, draw: DrawKey) -> Replays | None:
-        """The sessions that the method replays in this round."""
-        numbers = method.replayed_sessions(chunk.users, draw)
-        if numbers is None:
-            return None
-        checks.check_sessions(method, numbers, chunk.sessions.count[chunk.users], draw.round)
-        return Replays.of(chunk.sessions, chunk.users, numbers, self.items.shape[1] - 1, self.items[:, 0])
 
     @property
     def replayed_slots(self) -> Tensor:
@@ -319,8 +314,10 @@ class SessionTrainer(ChunkTrainer):
             inputs = torch.cat([inputs, more], 1)
         clients = {**self.clients, **self.client_context, **self.derived}
         session = self.backbone.session_vectors(clients, inputs, self.sequence, dropout)
-        hook = "encode" if self.backbone.positionwise else "session_vectors"
-        shape, meaning = self._shape_of_vectors()
+        hook, vectors, meaning = "encode", length, "(C, L, d): one vector per position"
+        if not self.backbone.positionwise:
+            hook, vectors, meaning = "session_vectors", self.backbone.n_vectors, "(C, M, d): M vectors of the session"
+        shape = len(real), vectors, self.backbone.settings.dim
         checks.check_tensor(self.backbone, hook, session.vectors, shape, meaning)
         local.features = session.vectors
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, real, "train", local.draw))
@@ -364,10 +361,3 @@ class SessionTrainer(ChunkTrainer):
         own.step_held(torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
         self.rows[ITEM] = own.table
         return gradients
-
-    def _shape_of_vectors(self) -> tuple[tuple[int, int, int], str]:
-        """The shape of what ``session_vectors`` makes of these clients' sessions, and its meaning."""
-        backbone, count = self.backbone, len(self.users)
-        if backbone.positionwise:
-            return (count, self.sequence.real.shape[1], backbone.settings.dim), "(C, L, d): one vector per position"
-        return (count, backbone.n_vectors, backbone.settings.dim), "(C, M, d): M vectors of the session"
