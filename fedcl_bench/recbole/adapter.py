@@ -119,7 +119,7 @@ class RecBoleBackbone(Backbone):
         """Names of the dense parameters that belong to a parameter of the model."""
         if not p.follows:
             return [p.name]
-        return [] if p.follows == "users" else [p.padding]
+        return [] if p.follows == "users" else [p.padding, p.rows_behind] if p.behind else [p.padding]
 
     def new_rows(self, seed, users, items):
         start, public, private = self._start(seed), {}, {}

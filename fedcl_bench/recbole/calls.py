@@ -256,7 +256,7 @@ class TrialClients:
         for p in parameters:
             shapes[p.name] = (items, *p.row) if p.follows == "items" else p.row
             if p.follows == "items":
-                shapes[p.padding] = p.row
+                shapes |= {p.padding: p.row, p.rows_behind: (p.behind, *p.row)}
         self.tables = {name: 0.1 * torch.randn(self.CLIENTS, *shape, generator=generator, dtype=torch.float64)
                        for name, shape in shapes.items()}
         order = torch.stack([torch.randperm(items, generator=generator) for _ in range(self.CLIENTS)])

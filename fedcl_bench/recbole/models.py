@@ -185,5 +185,7 @@ def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
     with quiet_generators(seed):
         try:
             return cls(config, dataset)
+        except Refused:
+            raise
         except Exception as error:  # whatever a model's code raises is a reason, not a traceback
             raise Refused(f"cannot be built: {type(error).__name__}: {error}") from error

@@ -2,7 +2,8 @@
 
 A model is built at several sizes. A dimension that grows with the users makes a parameter private, one row per user;
 one that grows with the items makes it a public item table; a parameter with neither is public and dense. In our tables
-the item dimension comes first, and RecBole's padding row is a dense parameter of its own.
+the item dimension comes first, and RecBole's padding row (and rows behind the last item) are dense parameters of their
+own.
 """
 
 from __future__ import annotations
@@ -69,13 +70,17 @@ class Parameter:
     axis: int  # the dimension that does
     row: tuple[int, ...]  # shape of what belongs to one user or item; a single number has the shape (1,)
     shape: tuple[int, ...]  # that without the axis, as the model has it
-    behind: int  # rows behind the last item's, as of masks, which no model of clients has
+    behind: int  # rows behind the last item's
     private: bool  # kept at the client
 
     @property
     def padding(self) -> str:
         """Name of the padding row of an item table."""
         return self.name + PADDING
+
+    @property
+    def rows_behind(self) -> str:
+        return f"{self.name}[behind]"
 
     def assemble(self, tables: Tables) -> Tensor:
         """The model's parameter from one client's: rows of ``tables`` by name, ``padding`` and ``rest`` among them."""
@@ -85,7 +90,9 @@ class Parameter:
         if self.follows == "users":
             value = value.view(1, *self.shape)
             return torch.cat([torch.zeros_like(value), value]).movedim(0, self.axis)
-        rows = tables[self.padding].view(1, *self.shape), value.view(len(value), *self.shape)
+        rows = [tables[self.padding].view(1, *self.shape), value.view(len(value), *self.shape)]
+        if self.behind:
+            rows.append(tables[self.rows_behind].view(self.behind, *self.shape))
         return torch.cat(rows).movedim(0, self.axis)
 
 
@@ -146,5 +153,8 @@ class Starts:
             count = REFERENCE[0] if p.follows == "users" else REFERENCE[1]
             laws[p.name] = Law.of(measured[p.name].movedim(p.axis, 0)[1:1 + count])
             if p.follows == "items":
-                dense[p.padding] = value.movedim(p.axis, 0)[0].reshape(p.row).clone()
+                rows = value.movedim(p.axis, 0)
+                dense[p.padding] = rows[0].reshape(p.row).clone()
+                if p.behind:
+                    dense[p.rows_behind] = rows[1 + count:].reshape(p.behind, *p.row).clone()
         return Starts(laws, dense)
