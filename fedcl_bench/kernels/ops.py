@@ -180,6 +180,20 @@ class InnerTask:
         return len(self.shuffles) * batches * sum(turn >= 2 for turn in self.turns)
 
 
+class InnerClients(NamedTuple):
+    """The C clients of an ``InnerTask``."""
+
+    users: Tensor  # their ids, (C,)
+    # Of each client, (C, P), and how many are its own, (C,)
+    positives: Tensor
+    count: Tensor
+    names: Tensor  # the numbers by which they draw, (C,)
+    # ``count`` and ``gaps`` of ``sampling.Others``
+    others: Tensor
+    gaps: Tensor
+    batches: int  # local batches per epoch of the client with most
+
+
 @dataclass(frozen=True)
 class InnerRound:
     """What ``inner_round`` has made of C clients."""
@@ -197,12 +211,9 @@ class InnerRound:
     loss: Tensor  # float64 of shape (C,): the mean over a client's local batches
 
 
-def inner_round(task: InnerTask, users: Tensor, positives: Tensor, count: Tensor, names: Tensor, others: Tensor,
-                gaps: Tensor, batches: int, samples: bool) -> InnerRound:
-    """Train some clients. ``users``: their ids, (C,); ``positives``, ``count``: of each, (C, P), and how many are its
-    own, (C,); ``names``: the numbers by which they draw, (C,); ``others``, ``gaps``: ``count`` and ``gaps`` of
-    ``sampling.Others``; ``batches``: local batches per epoch of the client with most; ``samples``: whether ``sample``
-    and ``positive`` are asked for."""
+def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
+    """Train some clients. ``samples``: whether ``sample`` and ``positive`` are asked for."""
+    users, positives, count, names, others, gaps, batches = clients
     table, updates = task.table, task.updates(batches)
     (number, width), (n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)

@@ -283,8 +283,9 @@ class FusedTrainer:
         batches, shape (C,)."""
         layout, key, private = self.plan.layout, self.draw, self.model.private
         chunk, others = self.chunk, self.chunk.others
-        done = ops.inner_round(self.plan.task, chunk.users, chunk.positives, chunk.count, rng.names(chunk.users),
-                               others.count, others.gaps, chunk.batches, self.watched)
+        done = ops.inner_round(self.plan.task, ops.InnerClients(
+            chunk.users, chunk.positives, chunk.count, rng.names(chunk.users), others.count, others.gaps,
+            chunk.batches), self.watched)
         self.slots = Slots(done.items)
         if self.watched:
             first = torch.arange(done.items.shape[1]) < done.held[:, None]
