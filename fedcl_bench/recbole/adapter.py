@@ -25,7 +25,7 @@ from ..plugin.local_settings import LocalSettings, OwnSamples
 from ..toolbox.text_fusion import AddedSemanticSettings
 from ..core.settings import setting
 from . import client_facts, domain_facts, models
-from .calls import HISTORY, Caller, Elements
+from .calls import HISTORY, BatchSamples, Caller, Elements
 from .client_facts import Facts
 from .domain_facts import READS_TEXT
 from .models import PREFIX, Refused
@@ -171,8 +171,9 @@ class RecBoleBackbone(Backbone):
 
     def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
         row = next(iter(rows.values()))
-        return self._caller.loss({**clients, **rows}, batch.positives, batch.negatives, batch.chosen,
-                                 batch.draw.clients("recbole", batch.users), batch.done, row.shape[1], row.dtype)
+        samples = BatchSamples(batch.positives, batch.negatives, batch.chosen)
+        return self._caller.loss({**clients, **rows}, samples, batch.draw.clients("recbole", batch.users), batch.done,
+                                 row.shape[1], row.dtype)
 
     def score(self, clients, rows):
         tables = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}

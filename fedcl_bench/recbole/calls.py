@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import dataclass, replace
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,14 +57,20 @@ def padded_sequences(items: Tensor, first: Tensor, length: Tensor, width: int, r
     return items.gather(1, index.flatten(1)).view(index.shape) * inside
 
 
-def training_fields(samples: str, reversed: bool, positives: Tensor, negatives: Tensor, chosen: Tensor, width: int,
-                    dtype: torch.dtype) -> dict[str, Tensor]:
-    """RecBole's fields of one local batch of C clients: each (C, b, ...), or (C, b k) for groups, in RecBole's order:
-    all positives, once for each of their negatives.
+class BatchSamples(NamedTuple):
+    """The samples of one local batch of C clients."""
 
-    ``positives`` and ``negatives`` are item ids, (C, P) and (C, P k), those of the first positive first; ``chosen`` the
-    numbers of the samples in the batch, (C, b); ``width`` that of sequences.
-    """
+    # Item ids, (C, P) and (C, P k), those of the first positive first
+    positives: Tensor
+    negatives: Tensor
+    chosen: Tensor  # numbers of the samples in the batch, (C, b)
+
+
+def training_fields(samples: str, reversed: bool, batch: BatchSamples, width: int, dtype: torch.dtype
+                    ) -> dict[str, Tensor]:
+    """RecBole's fields of one local batch: each (C, b, ...), or (C, b k) for groups, in RecBole's order: all positives,
+    once for each of their negatives. ``width``: that of sequences."""
+    positives, negatives, chosen = batch
     clients, count = positives.shape
     per_positive = negatives.shape[1] // count
     item, negative = positives + 1, negatives + 1
@@ -145,18 +151,18 @@ class Caller:
         return torch.stack([call(*({name: values[c] for name, values in part.items()} for part in apart))
                             for c in range(clients)])
 
-    def loss(self, tables: Tables, positives: Tensor, negatives: Tensor, chosen: Tensor, keys: Tensor, done: int,
-             n_items: int, dtype: torch.dtype) -> Tensor:
+    def loss(self, tables: Tables, batch: BatchSamples, keys: Tensor, done: int, n_items: int, dtype: torch.dtype
+             ) -> Tensor:
         """The model's ``calculate_loss`` of one local batch for C clients: shape (C,).
 
         Args:
             tables: the clients' parameters, each (C, ...).
-            positives, negatives, chosen: as for ``training_fields``.
             keys: of the clients' random numbers, (C,).
             done: local batches that the clients have done in the block.
         """
+        positives, negatives, _ = batch
         facts, host = self.facts, self.host(n_items, negatives.shape[1] // positives.shape[1], keys.device)
-        fields = training_fields(facts.samples, facts.reversed, positives, negatives, chosen, self.width, dtype)
+        fields = training_fields(facts.samples, facts.reversed, batch, self.width, dtype)
 
         def client_loss(tables: Tables, fields: Tables, of_client: Tables) -> Tensor:
             loss, _ = self.call(host, "calculate_loss", tables, of_client.get(HISTORY), fields, of_client["key"], done)
@@ -269,7 +275,8 @@ class TrialClients:
 
     def loss(self, caller: Caller, tables: Tables, chosen: Tensor) -> Tensor:
         """Every client's loss of the samples ``chosen``, (clients, samples)."""
-        return caller.loss(tables, self.positives, self.negatives, chosen, self.keys, 0, self.items, torch.float64)
+        batch = BatchSamples(self.positives, self.negatives, chosen)
+        return caller.loss(tables, batch, self.keys, 0, self.items, torch.float64)
 
     def scores(self, caller: Caller) -> Tensor:
         """Every client's scores of all items; histories of sequences are padded, as they are in runs."""

@@ -31,7 +31,7 @@ class FedCIA(Method):
 
     then ranks, and trains on. Numbers of equations are ours; (3) is the released code's, whose clients
     in `ml100k_all` are users, as here, and elsewhere groups of users. A message has items^2 numbers. A step of (3)
-    takes items d^2 operations a client in the basis of S's eigenvectors: 100 some 20 s of the processor a round, ML-100K.
+    takes items d^2 operations a client in the basis of S's eigenvectors, 100 some 20 s of the processor on ML-100K.
     """
 
     name = "fedcia"
