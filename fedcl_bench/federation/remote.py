@@ -357,7 +357,7 @@ class ServerClients(CrossDevice):
         f.population.sums = []
         f = replace(f, stream=f.population.admit(progress, f.stream))
         opened, progress = super().open(f, f.stream.steps[step.index], progress, observe)
-        f.population.method, opened.same_group = opened.method, False  # clients come and go
+        f.population.method = opened.method
         return opened, progress
 
     def _choose_participants(self, progress: Progress) -> None:
