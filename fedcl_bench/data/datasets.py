@@ -29,8 +29,8 @@ def load_stream(source: DatasetSource, settings: StreamSettings, features: Featu
     """The dataset's stream, mapped if it was prepared (see ``prepared``), else built, with what ``features`` are asked
     for; ``hearing`` hears of their making. Raises UserError for bad files, settings that leave an empty block, items
     without features, and users of whom nobody is known."""
-    kept = prepared.folder_of(source, settings)
-    stream = prepared.load(kept) if kept.is_dir() and not source.rating else build_stream(source, settings)
+    kept = prepared.file_of(source, settings)
+    stream = prepared.load(kept) if kept.is_file() and not source.rating else build_stream(source, settings)
     if settings.known_users and source.parts:
         stream = replace(stream, known=known_users(source, stream))
     return with_item_features(stream, source, features, hearing)

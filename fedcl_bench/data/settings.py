@@ -113,7 +113,3 @@ class ItemFeatureSettings:
                                 "was trained for, else cls", choices=("own", "cls", "mean"),
                                 only_if="encoder!=tfidf|given:*")
     text_dim: int = setting(32, "length d_W of tfidf's vectors", low=1, high=4096, only_if="encoder=tfidf")
-
-
-CENTRAL_ONLY = ("train_share", "valid_share")
-DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "known_users")

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -59,8 +60,7 @@ def test_a_pickle_is_no_checkpoint(tmp_path, planted):
 
 def test_arrays_of_objects_are_refused(registry, tmp_path, planted):
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("a test", {"k_core": 80})])
-    prepared.save(build_stream(config.source, config.stream), tmp_path / "kept")
-    np.save(tmp_path / "kept" / "users.npy", np.array([planted], dtype=object), allow_pickle=True)
+    torch.save(replace(build_stream(config.source, config.stream), unfiltered={"planted": planted}), tmp_path / "kept")
     with pytest.raises(UserError, match="(?s)kept: is damaged.*[Dd]elete"):
         prepared.load(tmp_path / "kept")
     np.savez(tmp_path / "x.npz", ids=np.array([planted], dtype=object))

@@ -121,10 +121,8 @@ def test_models(world, name):
 
 
 def test_prepared_data(world):
-    paths = sorted((world[0] / "prepared").iterdir())
-    check = same_or_refused(lambda: prepared.load(world[0] / "prepared").steps[0].train.values, torch.equal)
-    for path in (paths[0], paths[-1]):
-        fuzz(path, check)
+    path = world[0] / "prepared"
+    fuzz(path, same_or_refused(lambda: prepared.load(path).steps[0].train.values, torch.equal))
 
 
 @pytest.fixture

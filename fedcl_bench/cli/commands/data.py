@@ -116,9 +116,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "name of the new dataset"))
     prepare = action(
         "prepare", "read and split a large dataset once, for all runs on it",
-        "Write the stream of a dataset under its settings as arrays beside its file. Runs under these settings map "
+        "Write the stream of a dataset under its settings to a file beside its own. Runs under these settings map "
         "them instead of reading the interactions: they start at once, need memory only for what they look at, and "
-        "share it. Numbers are the same. Delete the folder to undo it.")
+        "share it. Numbers are the same. Delete the file to undo it.")
     deal = action(
         "deal", "deal a dataset out to real clients, each its own table",
         "Write OUT/server, what the server of a federation publishes, and a folder with a table of interactions for "
@@ -190,11 +190,11 @@ def _prepare(args: argparse.Namespace) -> None:
 
     source, settings = located(args.name, args.data_dir, settings_of(args))
     stream = build_stream(source, settings)
-    folder = prepared.folder_of(source, settings)
-    size = prepared.save(stream, folder)
+    path = prepared.file_of(source, settings)
+    size = prepared.save(stream, path)
     print(f"{source.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
           f"step{'s' * (len(stream.steps) > 1)}, {size / (1 << 20):,.1f} MiB")
-    print(f"wrote: {folder}")
+    print(f"wrote: {path}")
 
 
 def _deal(args: argparse.Namespace) -> None:
