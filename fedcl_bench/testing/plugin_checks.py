@@ -17,7 +17,7 @@ from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plug
 
 # Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
 # served tables, pairs, turns within a batch, representations.
-FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
+FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr", "popularity")}
 PROPERTIES = ("names of hooks", "settings", "declares its parameters", "finite losses", "has a partner",
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS,
                                      *properties.OF_ATTACKS)),

@@ -238,11 +238,11 @@ def test_some_properties_alone():
         check_method(cheaters.DropsATable, partners=["fedmf"], only=["thread"])
 
 
-SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind) if name != "none"]
-QUICK = {"fcucr", "fedmf"}  # f3crec is checked by the command below; others take seconds and are long
+SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind)]
+QUICK = {"fcucr", "fedmf", "none"}  # f3crec is checked by the command below; others take seconds and are long
 PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft", "dmi-gnn": "ft",
             "hearint": "ft", "miasrec": "ft", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec",
-            "mergerec": "unisrec"}
+            "mergerec": "unisrec", "none": "popularity"}
 
 
 @pytest.mark.parametrize("kind, name", [
