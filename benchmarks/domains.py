@@ -8,12 +8,14 @@ One thread, float32, with the optimiser's steps. Time of the processor and not o
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
+import numpy as np
 import torch
-from machine import heading, ready_for_recbole
+from machine import heading
 from torch import Tensor
 
 from fedcl_bench.training.mini_batches import Epoch, Point
@@ -58,17 +60,14 @@ def recbole(name: str, domain: Domain, batches: int, size: int = 1024, length: i
         def num(self, _field: str) -> int:
             return domain.step.n_items + 1
 
-    ready_for_recbole()
+    del sys.argv[1:]  # RecBole's Config takes the command line for its own, and reads names that NumPy 2 removed
+    for alias, value in (("float_", np.float64), ("complex_", np.complex128), ("unicode_", np.str_)):
+        setattr(np, alias, value)
     from recbole.config import Config
     from recbole.model import sequential_recommender
 
     module = getattr(sequential_recommender, name)(Config(model=name, dataset="ml-100k", config_dict={
         "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "use_gpu": False}), Items())
-    return speed_of(module, domain, batches, size, length)
-
-
-def speed_of(module: torch.nn.Module, domain: Domain, batches: int, size: int = 1024, length: int = 50) -> float:
-    """Speed of a module of RecBole's kind on random samples of a domain."""
     torch.autograd.set_detect_anomaly(False)  # RecBole turns it on
     optimiser, generator = torch.optim.Adam(module.parameters(), lr=0.001), torch.Generator().manual_seed(0)
 
