@@ -359,6 +359,27 @@ def test_tables_without_header_name_columns_by_number():
     assert lines[1:] == ["u1\ti1\t7", "u2\ti2\t8"] and "without header" in done.notes[0]
     done, lines = imported("who\twhat\tn\twhen\nu2\ti2\t5\t8\n", Columns("1", "2", "4"), force=True)
     assert lines[1:] == ["u2\ti2\t8"] and "with a header" in done.notes[0]
+    done, lines = imported("2,1,3\n5,6,7\n", Columns("1", "2", "3"), force=True)  # not columns of these names
+    assert lines[1:] == ["2\t1\t3", "5\t6\t7"] and "without header" in done.notes[0]
+    done, lines = imported("0,1,2,3\n5,6,7,8\n", Columns("1", "2", "3"), force=True)  # the header that pandas writes
+    assert lines[1:] == ["6\t7\t8"] and "with a header" in done.notes[0]
+
+
+@pytest.mark.parametrize("piece", [40, 1 << 20])
+def test_files_of_movielens_1m(capsys, monkeypatch, piece):
+    """Double colons, of which the second may be in another piece; quotes are text, and a bar separates nothing."""
+    monkeypatch.setattr(table_reader, "PIECE", piece)
+    rows = [f"{1 + i % 3}::{60 + i % 7}::{1 + i % 5}::{978300760 + i}" for i in range(40)]
+    table("\n".join(rows), "ratings.dat")
+    Path("movies.dat").write_bytes('61::"One" Flew: 5:3::A|B|C|D\r\n62::Am\u00e9lie::A\r\n'.encode("latin-1"))
+    status, said = converted(capsys, *"--table ratings.dat --user 1 --item 2 --rating 3 --time 4 --items movies.dat "
+                             "--items-id 1 --texts 2,3 --encoding latin-1".split())
+    assert status == 0 and "separated by double colons, without header" in said, said
+    assert lines_of()[1:] == [row.replace("::", "\t") for row in rows]
+    assert read_texts(Path("data/mine/mine.item"), "item_id") == {"61": '"One" Flew: 5:3 A|B|C|D', "62": "Amélie A"}
+    table("\n".join([*rows, "1::2"]), "ratings.dat")
+    status, said = converted(capsys, *"--table ratings.dat --user 1 --item 2 --time 4 --force".split())
+    assert status == 2 and "line 41: found 2 fields ('1::2'), expected 4 fields separated by double colons" in said
 
 
 def test_ratings_sessions_and_rows_without_ids():

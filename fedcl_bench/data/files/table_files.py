@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 from ...core.errors import UserError
-from .table_reader import (SEPARATORS, BadRows, TableLayout, fields_of, first_lines, opened, parquet_batches,
+from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, fields_of, first_lines, opened, parquet_batches,
                            parquet_file, reason_of, text_batches)
 
 if TYPE_CHECKING:
@@ -81,18 +81,21 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
     """How a table of text is written, given its first line."""
     rows = {separator: fields_of(first, separator) for separator in SEPARATORS}
     columns = list(wanted)
+    numbered = all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
     for separator, names in rows.items():
+        if numbered and all(map(str.isdecimal, names)) and names != [str(i) for i in range(len(names))]:
+            continue  # a row such as 2,1,3, unless it is the header that pandas writes where there is none
         if set(columns) <= {*names, *map(_plain, names)}:
-            layout = TableLayout(separator, tuple(names), True, encoding=encoding)
+            layout = TableLayout(separator, tuple(names), True, separator != COLONS, encoding)
             return TableFile(path, TEXT, _column_names(path, wanted, names, ""), layout, encoding)
-    separator = max(rows, key=lambda candidate: len(rows[candidate]))
+    separator = COLONS if len(rows[COLONS]) > 2 else max(rows, key=lambda candidate: len(rows[candidate]))
     names = rows[separator]
-    if all(re.fullmatch("[1-9][0-9]*", column) for column in columns):
+    if numbered:
         numbers = tuple(str(i + 1) for i in range(len(names)))
         if set(columns) <= set(numbers):
             times = [column for column, option in wanted.items() if option == "--time"]
             header = bool(times) and not _is_time(names[int(times[0]) - 1])
-            layout = TableLayout(separator, numbers, header, encoding=encoding)
+            layout = TableLayout(separator, numbers, header, separator != COLONS, encoding)
             return TableFile(path, TEXT, dict(zip(numbers, numbers)), layout, encoding)
     headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
     hint = "If that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""

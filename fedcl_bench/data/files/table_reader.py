@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet as pq
 
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+COLONS = "::"  # as MovieLens 1M has it; its fields are never quoted
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", COLONS: "double colons"}
+_FOR_COLONS = "\x1f"  # what pyarrow, whose separators have one character, reads in their place
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
 _HEAD = 1 << 16  # bytes that a header and its separator are found in
 _SHOWN = 3  # bad rows of a message
@@ -153,7 +155,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 def fields_of(line: str, separator: str) -> list[str]:
     """The fields of one line."""
-    return next(csv.reader([line], delimiter=separator))
+    return line.split(COLONS) if separator == COLONS else next(csv.reader([line], delimiter=separator))
 
 
 def line_of(path: Path, row: int, encoding: str = "utf-8") -> int:
@@ -171,10 +173,11 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     import pyarrow as pa
     from pyarrow import csv as reader
 
-    wrong, rows = [], int(layout.header)
+    wrong, rows, colons = [], int(layout.header), layout.separator == COLONS
 
     def of_another_width(row: Any) -> str:
-        found = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)} ({row.text[:60]!r})"
+        text = row.text.replace(_FOR_COLONS, COLONS) if colons else row.text
+        found = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)} ({text[:60]!r})"
 
         def said() -> str:
             line = line_of(path, row.number, layout.encoding)
@@ -190,13 +193,13 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
 
     read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
                               encoding=layout.encoding, use_threads=False)  # rows have numbers in one thread alone
-    parse = reader.ParseOptions(delimiter=layout.separator, quote_char='"' if layout.quoted else False,
+    parse = reader.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator, quote_char='"' if layout.quoted else False,
                                 invalid_row_handler=of_another_width)
     text = reader.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
                                  strings_can_be_null=False)
     try:
         with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, opened(path) as stream:
-            source = _Lines(stream) if layout.quoted else _WithoutReturns(stream)
+            source = _Lines(stream) if layout.quoted else _Rewritten(stream, colons)
             for batch in reader.open_csv(pa.PythonFile(source, mode="r"), read, parse, text):
                 rows += batch.num_rows
                 yield batch
@@ -241,16 +244,23 @@ class _Lines:
         self.closed = True
 
 
-class _WithoutReturns:
-    """A stream in which returns that end no line are vertical tabs, as pyarrow takes each return for an end."""
+class _Rewritten:
+    """A stream in which returns that end no line are vertical tabs, as pyarrow takes each return for an end; and double
+    colons, if they separate fields, are one character."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.closed = stream, False
+    def __init__(self, stream: Any, colons: bool) -> None:
+        self.stream, self.colons, self.closed, self._rest = stream, colons, False, b""
 
     def read(self, size: int) -> bytes:
-        content = self.stream.read(max(size - 1, 1))
-        if content.endswith(b"\r") and size > 1:
-            content += self.stream.read(1)
+        more = self.stream.read(max(size - 1, 1))
+        content = self._rest + more
+        colons = len(content) - len(content.rstrip(b":")) if self.colons else 0
+        whole = len(content) - bool(more and (colons % 2 or content.endswith(b"\r")))  # which may be half of a pair
+        content, self._rest = content[:whole], content[whole:]
+        if more and not content:
+            return self.read(size)
+        if self.colons:
+            content = content.replace(COLONS.encode(), _FOR_COLONS.encode())
         return re.sub(rb"\r(?!\n)", b"\v", content) if b"\r" in content else content
 
     def close(self) -> None:
