@@ -202,7 +202,7 @@ def test_bad_commands(refused, made, monkeypatch, command, words):
         (LOG + "1\t2\t3\t1262304000\n1\t3\t3\t1262304000500\n1\t4\t3\t1262304001\n",
          ["'timestamp'", "found 2 times in seconds (as 1262304000) and 1 time in milliseconds (as 1262304000500)",
           "divide milliseconds by 1,000"]),
-        (LOG + "1\t2\t3\t20100131\n1\t3\t3\t20100201\n", ["found days, as 20100131, in all rows (2)", "convert"]),
+        (LOG + "1\t2\t3\t20100131\n1\t3\t3\t20100201\n", ["found dates, as 20100131, in all rows (2)", "convert"]),
         (LOG + "1\t2\tgood\t4\n", ["line 2", "'rating'", "'good'"]),
         (LOG + "\t2\t3\t4\n", ["line 2", "'user_id'", "an id"]),
         (LOG + "1\t2\t3\t4\n", ["no interaction is left of 1"]), (b"\xff\xfe\x00a\n\x00b", ["not UTF-8"]))),

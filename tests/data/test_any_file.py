@@ -319,13 +319,38 @@ def test_separators_are_detected(separator, name):
     (("20100131", "20100201"), ("1264896000", "1264982400"), "times are ISO 8601 (as 20100131)"),
     (("20100131", "20101301"), ("20100131", "20101301"), "times are seconds"),
     (("2010-01-01", "2010-01-01T00:00:01Z"), ("1262304000", "1262304001"), "times are ISO 8601 (as 2010-01-01)"),
-    (("2010-01-01 02:00:00+02:00", "2010-01-01T00:00:00.5"), (1262304000.0, 1262304000.5), "times are ISO 8601"),
+    (("2010-01-01 02:00:00+02:00", "2019-12-31T13:05:00.25"), (1262304000.0, 1577797500.25), "times are ISO 8601"),
+    (("20100131010203", "20100201000000"), ("1264899723", "1264982400"), "times are %Y%m%d%H%M%S (as"),
+    (("201001310102", "201002010000"), ("1264899720", "1264982400"), "times are %Y%m%d%H%M (as"),
+    (("1/2/2010 1:02", "31/01/2010 01:02"), ("1264986120", "1264899720"), "times are %d/%m/%Y %H:%M (as 1/2/2010 "),
+    (("1/2/2010", "01/31/2010"), ("1262390400", "1264896000"), "times are %m/%d/%Y (as"),
+    (("01.02.2010", "02.01.2010"), ("1264982400", "1262390400"), "times are %d.%m.%Y (as"),
+    (("May 31, 2010", "Sept 1, 2010"), ("1275264000", "1283299200"), "times are %b %d, %Y (as"),
+    (("Sun Jan 31 01:02:03 +0200 2010",) * 2, ("1264892523",) * 2, "times are %a %b %d %H:%M:%S %z %Y (as"),
+    (("2010-01-31 01:02:03 UTC",) * 2, ("1264899723",) * 2, "times are %Y-%m-%d %H:%M:%S UTC (as"),
+    (("1/31/2010 12:02:03 AM", "1/31/2010 1:02:03 pm"), ("1264896123", "1264942923"), "%m/%d/%Y %I:%M:%S %p (as"),
+    (("31/Jan/2010:01:02:03 +0000",) * 2, ("1264899723",) * 2, "times are %d/%b/%Y:%H:%M:%S %z (as"),
 ])
 def test_times_are_detected_and_written_in_seconds(times, seconds, words):
-    done, lines = imported("user,item,time\n" + "".join(f"u,i,{time}\n" for time in times))
+    done, lines = imported("user,item,time\n" + "".join(f'u,i,"{time}"\n' for time in times))
     written = [line.split("\t")[2] for line in lines[1:]]
     assert tuple(type(expected)(text) for text, expected in zip(written, seconds)) == seconds
     assert words in done.notes[1]
+
+
+def test_formats_of_times_are_named(capsys):
+    """Also of a table without header, whose first row is none."""
+    table("u,i,31/01/10\nu,i,01/02/10\n")
+    words = ["--table", "t.csv", "--user", "1", "--item", "2", "--time", "3", "--time-format"]
+    status, said = converted(capsys, *words, "%d/%m/%y")
+    assert status == 0 and "without header" in said and "times are %d/%m/%y (as 31/01/10), UTC" in said, said
+    assert lines_of()[1:] == ["u\ti\t1264896000", "u\ti\t1264982400"]
+    table("u,i,31 of 1 of 2010 01:02+0100\n")
+    assert converted(capsys, *words, "%d of %m of %Y %H:%M%z", "--force")[0] == 0
+    assert lines_of()[1:] == ["u\ti\t1264896120"]
+    for wrong in ("%Q", "%", "%d%d", "%H:%M", "day", "%d/%m", "%z"):
+        status, said = converted(capsys, *words, wrong, "--force")
+        assert status == 2 and f"--time-format: found '{wrong}', accepted: a format of Python's strptime" in said
 
 
 def test_quotes_byte_order_mark_and_control_characters():
@@ -408,7 +433,10 @@ def test_conditions(text, kept):
     ("user,item,time\n", COLUMNS, ["no row is left"]),
     ("\n\n", COLUMNS, ["is empty"]),
     ("user,item,time\n1,2,3\n1,2,yesterday\n", COLUMNS, ["row 2 below the header", "'yesterday'", "a time as"]),
-    ("user,item,time\n1,2,31/01/2020\n", COLUMNS, ["row 1 below", "'31/01/2020'", "read as ISO 8601)."]),
+    ("user,item,time\n1,2,31/01/20\n", COLUMNS, ["row 1 below", "'31/01/20'", "read as ISO 8601;", "--time-format)."]),
+    ("user,item,time\n1,2,31/12/2019 EST\n", COLUMNS, ["row 1 below", "EST"]),
+    ("user,item,time\n1,2,01/02/2019\n1,2,03/03/2019\n", COLUMNS,
+     ["--time: found times as '01/02/2019', which may be %d/%m/%Y or %m/%d/%Y", "--time-format"]),
     ("user,item,time\n1,2,20100131\n1,3,20100231\n", COLUMNS, ["row 2 below", "'20100231'", "ISO 8601"]),
     ("user,item,time\n1,2,1262304000\n1,3,1262304000000\n1,3,1262304000000000\n", COLUMNS,
      ["t.csv, column 'time': found 1 time in seconds (as 1262304000) and 1 time in milliseconds", "microseconds by"]),

@@ -45,7 +45,9 @@ _TABLE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "user": ("the column of users, by its name, or by its number from 1 if the table has no header (default: user_id; "
              "of sessions without users, that of sessions)", {}),
     "item": ("that of items (default: item_id)", {}),
-    "time": ("that of times: seconds, milli-, micro- or nanoseconds since 1970, or ISO 8601 (default: timestamp)", {}),
+    "time": ("that of times: seconds, milli-, micro- or nanoseconds since 1970, ISO 8601, or other dates of one format "
+             "(default: timestamp)", {}),
+    "time-format": ("of times that are not recognised, as '%%d/%%m/%%y %%H:%%M'", {"metavar": "FORMAT"}),
     "rating": ("that of ratings, if they are to be kept", {}),
     "keep": ("only rows with such a rating, as '>=4'", {"metavar": "COND"}),
     "session": ("that of sessions", {}),
@@ -87,9 +89,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "convert", "turn your own table, or the publisher's files, into atomic files",
         "With --table: write OUT/NAME/NAME.inter from any table of interactions, in bounded memory: text separated by "
         "commas, tabs, semicolons, bars or double colons, JSON Lines, or Parquet; text also as .gz, .bz2, .xz, .zst or "
-        ".zip; column names may have RecBole's types, as user_id:token. With --raw: check a publisher's raw files (checksums where "
-        "published, format, number of rows, users and items) and write OUT/NAME/NAME.inter, and NAME.item where items "
-        "are described. `list NAME` says where to get them.", "name of your dataset, or of a published one")
+        ".zip; column names may have RecBole's types, as user_id:token. With --raw: check a publisher's raw files "
+        "(checksums where published, format, number of rows, users and items) and write OUT/NAME/NAME.inter, and "
+        "NAME.item where items are described. `list NAME` says where to get them.",
+        "name of your dataset, or of a published one")
     origin = convert.add_mutually_exclusive_group(required=True)
     origin.add_argument("--raw", type=Path, metavar="DIR",
                         help="folder of the publisher's files, or the publisher's zip")
@@ -239,7 +242,7 @@ def _tables_of(args: argparse.Namespace) -> Tables:
     columns = Columns(args.user or _users_by_default(args.table, args.session, encoding), item,
                       args.time or "timestamp", args.rating or "", args.session or "", args.keep or "")
     return Tables(args.table, columns, encoding, bool(args.skip_bad), args.valid, args.test, args.items,
-                  args.items_id or item, args.texts or ())
+                  args.items_id or item, args.texts or (), args.time_format or "")
 
 
 def _users_by_default(table: Path, session: str | None, encoding: str) -> str:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
-_ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
               "<": operator.lt}
 ATOMIC = {"user": "user_id:token", "item": "item_id:token", "rating": "rating:float", "session": "session_id:token",
@@ -76,6 +75,7 @@ class Tables:
     items: Path | None = None  # a table of items, with their ids in the column ``items_id`` and ``texts`` in columns
     items_id: str = ""
     texts: tuple[str, ...] = ()
+    time_format: str = ""  # as Python's strptime takes it; empty: it is recognised
 
     @property
     def by_split(self) -> dict[str, Path]:
@@ -107,9 +107,11 @@ def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> Imported:
     """Write ``out/name/name.inter`` from tables, ``name.item`` if there is one of items, and ``name.yaml`` if there is
-    a session column; ``force`` replaces files of that name. Raises UserError for a name that is not safe, a missing
-    file or column, one column for several parts, rows that cannot be read, times in several units, or files that exist.
-    Nothing has been written then."""
+    a session column; ``force`` replaces files of that name. Raises UserError for a name that is not safe, no format of
+    times, a missing file or column, one column for several parts, rows that cannot be read, times in several units, or
+    that may be of two formats, or files that exist. Nothing has been written then."""
+    if tables.time_format:
+        units.require_form(tables.time_format, "--time-format")
     columns, target = tables.columns, out / safe_name(name, "data convert") / f"{name}.inter"
     keeps = condition(columns.keep) if columns.keep else None
     options: dict[str, str] = {}
@@ -123,7 +125,7 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     detected = {split: detect(path, columns.options, f"--{split}" if split in ("valid", "test") else "--table",
                               tables.encoding) for split, path in tables.by_split.items()}
     bad = BadRows(tables.skip_bad)
-    writer = _Writer(columns, keeps, bad)
+    writer = _Writer(columns, keeps, bad, tables.time_format)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target.parent)
@@ -190,10 +192,10 @@ def _describe(tables: Tables, target: Path, writer: _Writer, bad: BadRows) -> li
 
 
 class _Times:
-    """Times as seconds; how they are written is decided by the first ones."""
+    """Times as seconds; how they are written is said, or decided by the first ones."""
 
-    def __init__(self) -> None:
-        self.scale: float | None = None  # None: not decided; 0: ISO 8601
+    def __init__(self, form: str) -> None:
+        self.form, self.scale = form, 0.0  # as ``units.read`` takes it; or empty, and of numbers how many make a second
         self.counts: units.Counts = {}  # of the numbers that are read
         self.note = ""
         self.span = (np.inf, -np.inf)  # the first and the last that were written
@@ -206,33 +208,30 @@ class _Times:
 
     def seconds(self, texts: np.ndarray) -> np.ndarray:
         """float64 seconds since 1970, NaN where a text is no time."""
-        import pandas as pd
-
-        if self.scale is None:
+        if not self.note:
             self._decide(texts)
-        if self.scale:
-            numbers = _floats(texts)
-            units.by_unit(numbers, self.counts)
-            return numbers / self.scale
-        seconds = np.empty(len(texts))
-        zoned = pd.Series(texts).str.contains(_ZONE).to_numpy(bool)
-        for rows in (zoned, ~zoned):  # among others with a zone, pandas gives times without one that of another row
-            times = pd.to_datetime(pd.Series(texts[rows]), format="ISO8601", utc=True, errors="coerce")
-            times = times.dt.as_unit("us")  # pandas 2 counts nanoseconds, whose division rounds otherwise
-            seconds[rows] = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy(np.float64)
-        return seconds
+        if self.form:
+            return units.read(texts, self.form)
+        numbers = _floats(texts)
+        units.by_unit(numbers, self.counts)
+        return numbers / self.scale
 
     def _decide(self, texts: np.ndarray) -> None:
         numbers = _floats(texts)
         numbers = np.abs(numbers[np.isfinite(numbers)])
-        if 2 * len(numbers) >= len(texts) and not (len(numbers) == len(texts) and units.are_days(numbers)):
+        if self.form or 2 * len(numbers) < len(texts) or len(numbers) == len(texts) and units.are_dates(numbers):
+            self.form = self.form or units.form_of(texts)
+            self.note = f"times are {self.written} (as {texts[0]}), UTC unless they say otherwise; written in seconds"
+        else:
             largest = float(np.median(numbers))
             _, self.scale, unit = next(row for row in units.UNITS if largest < row[0])
             self.note = f"times are {unit} since 1970 (as {texts[0]})" + (
                 "" if self.scale == 1 else "; written in seconds")
-        else:
-            self.scale = 0.0
-            self.note = f"times are ISO 8601 (as {texts[0]}), UTC unless they say otherwise; written in seconds"
+
+    @property
+    def written(self) -> str:
+        """The format, for people."""
+        return self.form if self.form != units.ISO else "ISO 8601"
 
 
 class _Distinct:
@@ -267,7 +266,7 @@ class _Distinct:
 class _Writer:
     """Rows of tables to lines of the atomic file, and what is counted on the way."""
 
-    def __init__(self, columns: Columns, keeps: Callable | None, bad: BadRows) -> None:
+    def __init__(self, columns: Columns, keeps: Callable | None, bad: BadRows, time_format: str) -> None:
         self.columns, self.keeps, self.bad = columns, keeps, bad
         self.rows = self.written = self.before = 0  # of the files before the present one
         self.left_out: Counter[str] = Counter()
@@ -275,7 +274,7 @@ class _Writer:
         self.lines, self.of_lines = _Distinct(), 0
         self.uncleaned: dict[str, _Distinct] = {}  # ids as they were, if there are control characters
         self.control: Counter[str] = Counter()
-        self.times = _Times()
+        self.times = _Times(time_format)
 
     @staticmethod
     def order(parts: Collection[str]) -> list[str]:
@@ -363,7 +362,10 @@ class _Writer:
     def _said(self, part: str, text: str, position: int, table: TableFile) -> str:
         """What is said of a row whose time or rating cannot be read."""
         accepted = "a time as 1262304000 or 2010-01-01T00:00:00Z" if part == "time" else "a number"
-        how = f" ({self.times.note if self.times.scale else 'such columns are read as ISO 8601'})" * (part == "time")
+        how = self.times.note
+        if self.times.form:
+            how = f"such columns are read as {self.times.written}; another format is named with --time-format"
+        how = f" ({how})" * (part == "time")
         return (f"{table.path}, row {self.bad.row(position, table.header)}{' below the header' * table.header}: column "
                 f"'{self.columns.named[part]}' is {text[:60]!r}, expected {accepted}{how}.")
 

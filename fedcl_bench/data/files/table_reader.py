@@ -193,8 +193,8 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
 
     read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
                               encoding=layout.encoding, use_threads=False)  # rows have numbers in one thread alone
-    parse = reader.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator, quote_char='"' if layout.quoted else False,
-                                invalid_row_handler=of_another_width)
+    parse = reader.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator,
+                                quote_char='"' if layout.quoted else False, invalid_row_handler=of_another_width)
     text = reader.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
                                  strings_can_be_null=False)
     try:
