@@ -10,7 +10,7 @@ import pandas
 import pytest
 import torch
 
-from fedcl_bench.data.files import archives
+from fedcl_bench.data.items import precomputed_vectors
 from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.files.convert import convert
 from fedcl_bench.data.datasets import build_stream
@@ -65,7 +65,7 @@ def test_arrays_of_objects_are_refused(registry, tmp_path, planted):
         prepared.load(tmp_path / "kept")
     np.savez(tmp_path / "x.npz", ids=np.array([planted], dtype=object))
     with pytest.raises(Corrupt, match="x.npz: is no .npz file of tables without pickled objects"):
-        archives.arrays_of((tmp_path / "x.npz").read_bytes(), "x.npz", "")
+        precomputed_vectors.read(tmp_path / "x.npz", ["i1"], [], "item_id")
 
 
 @pytest.mark.parametrize("protocol", [0, 4])

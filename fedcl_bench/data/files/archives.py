@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import urllib.error
 import urllib.request
 import zipfile
@@ -12,9 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Callable
 
-import numpy as np
-
-from ...core.errors import Corrupt, UserError
+from ...core.errors import UserError
 from ...core.files import bar
 from ...core.version import __version__
 
@@ -60,32 +57,6 @@ def digest(path: Path, algorithm: str, **options: int) -> str:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     return result.hexdigest()
-
-
-def arrays_of(content: bytes, label: str, cure: str) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file; raises UserError if it is none, or holds pickled objects."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
-    except Exception:  # NumPy and zlib raise whatever their readers do
-        raise Corrupt(f"{label}: is no .npz file of tables without pickled objects", cure) from None
-
-
-def one_array(content: bytes, label: str, cure: str) -> np.ndarray:
-    """The array of an ``.npy`` file; raises UserError if it is none, or holds pickled objects."""
-    try:
-        return _array(content)
-    except Exception:  # likewise
-        raise Corrupt(f"{label}: is no .npy file of numbers without pickled objects", cure) from None
-
-
-def _array(content: bytes) -> np.ndarray:
-    """An array from its bytes. A member of an archive was read to its end, so that its checksum was compared."""
-    file = io.BytesIO(content)
-    array = np.load(file, allow_pickle=False)
-    if file.read(1):
-        raise ValueError("more bytes than the array has")
-    return array
 
 
 def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:

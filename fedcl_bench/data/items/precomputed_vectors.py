@@ -9,15 +9,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from ...core.errors import UserError
+from ...core.errors import Corrupt, UserError
 from ...core.files import read_required
 from ...core.text import quoted
-from ..files.archives import arrays_of, one_array
 from .item_texts import read_texts
 from ..files.table_reader import read_parquet
 
@@ -53,7 +53,7 @@ def read(path: Path, items: Sequence[str], described: Sequence[Path], column: st
     """
     if path.suffix == ".npy":
         ids = np.array(list(read_texts(described[0], column)))
-        vectors = one_array(read_required(path, _CURE), str(path), _CURE)
+        vectors = _loaded(path)
     else:
         ids, vectors = (_npz if path.suffix == ".npz" else _parquet)(path)
     if wrong := _wrong(ids, vectors):
@@ -90,8 +90,23 @@ def _wrong(ids: np.ndarray, vectors: np.ndarray) -> str:
     return ""
 
 
+def _loaded(path: Path) -> Any:
+    """The array of an ``.npy`` file, or those of an ``.npz`` file by name; raises UserError if it is none, or holds
+    pickled objects."""
+    file = io.BytesIO(read_required(path, _CURE))
+    try:
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):
+            raise ValueError("it is of the other kind")
+        if file.read(1) if path.suffix == ".npy" else loaded.zip.testzip():
+            raise ValueError("more bytes than the array has, or others than were written")
+        return loaded if path.suffix == ".npy" else dict(loaded)
+    except Exception:  # NumPy and zlib raise whatever their readers do
+        raise Corrupt(f"{path}: is no {path.suffix} file of tables without pickled objects", _CURE) from None
+
+
 def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    arrays = arrays_of(read_required(path, _CURE), str(path), _CURE)
+    arrays = _loaded(path)
     if "vectors" not in arrays and set(_QUANTISED) <= set(arrays):
         vectors = _decoded(path, *(arrays[name] for name in _QUANTISED))
     else:
