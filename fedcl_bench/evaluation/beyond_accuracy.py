@@ -55,18 +55,12 @@ def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add | None = None)
 @torch.no_grad()
 def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, lists: Tensor, add: Add | None = None
                   ) -> Analysis:
-    """What the lists of a step are like.
+    """What the lists of a step are like: rows of (step, kind, ids, values), kinds of ``OF_BLOCKS`` with users and
+    ``RECOMMENDED`` with items. A user without an item of a kind to find is left out of that kind.
 
-    Args:
-        steps: all up to the tested one, which is the last.
-        catalogue: after these steps.
-        users: ids of the users with items to find in it, shape (n,).
-        lists: their items, best first, int64 of shape (n, K), -1 where fewer are ranked.
-        add: adds up over clients that are elsewhere.
-
-    Returns:
-        Rows of (step, kind, ids, values): kinds of ``OF_BLOCKS`` with users, ``RECOMMENDED`` with items. A user without
-        an item of a kind to find is left out of that kind.
+    The tested step is the last of ``steps``, after which the ``catalogue`` is. ``users`` (n,) have items to find in it,
+    and ``lists`` are theirs, best first, int64 of shape (n, K), -1 where fewer are ranked; ``add`` as for
+    ``catalogue_of``.
     """
     step, n_items = steps[-1], steps[-1].n_items
     rows = [_recommended(step, lists, add)]
@@ -87,19 +81,11 @@ def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, li
 
 @torch.no_grad()
 def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: int, add: Add | None = None) -> Analysis:
-    """What the lists of a stream of sessions are like, under full ranking.
+    """What the lists of a stream of sessions are like, which ``scores`` have under full ranking: rows as those of
+    ``analyse_lists``, for lists of length ``k``.
 
-    There is a single step, in which nobody and nothing is new or old.
-
-    Args:
-        catalogue: after the step.
-        scores: with the lists under full ranking.
-        k: length of the lists.
-        add: adds up over clients that are elsewhere.
-
-    Returns:
-        As ``analyse_lists``, without the kind ``known``. Kinds of items to find are of the ranking that the run is
-        judged by, and of full ranking beside it if that is another.
+    In its single step nobody and nothing is new or old, so there is no kind ``known``. Kinds of items to find are of
+    the ranking that the run is judged by, and of full ranking beside it if that is another.
     """
     users, lists = scores.users, scores.lists[:, :k]
     properties = {"interactions": step.train.lengths[users].double(), **_properties(catalogue, lists)}

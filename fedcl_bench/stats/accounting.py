@@ -43,14 +43,8 @@ def closed_form(protection: Protection, rounds: int, delta: float) -> float:
 
 
 def epsilon(protection: Protection, rounds: int, delta: float = DELTA) -> float:
-    """Epsilon of one client that took part in so many rounds.
-
-    Args:
-        protection: with clip and noise above 0.
-
-    Raises:
-        ModuleNotFoundError: without the package dp-accounting.
-    """
+    """Epsilon of one client that took part in so many rounds under clipping and noise; raises ModuleNotFoundError
+    without the package dp-accounting."""
     from dp_accounting import get_epsilon_gaussian
     from dp_accounting.pld.privacy_loss_distribution import from_laplace_mechanism
 
@@ -88,13 +82,9 @@ def guarantee(protection: Protection, rounds: int, delta: float = DELTA) -> Guar
 
 
 def sentences(protection: Protection, rounds: int, uploads: Sequence[str], learns: Sequence[str] = ()) -> list[str]:
-    """What clipping and noise guarantee, and what they do not, for people.
-
-    Args:
-        rounds: the most that a client took part in.
-        uploads: what clients send besides public parameters (see ``Method.uploads``).
-        learns: what the server learns beside uploads, as clauses; with clipping nothing.
-    """
+    """What clipping and noise guarantee, and what they do not, for people. A client took part in at most so many
+    ``rounds``, and sends ``uploads`` besides public parameters (see ``Method.uploads``); without clipping the server
+    ``learns`` more, as clauses say."""
     name = "Laplace" if protection.mechanism == LAPLACE else "Gaussian"
     noise = f"upload_noise={protection.noise:g}: {name} noise on every uploaded number."
     clip = f"upload_clip={protection.clip:g}: changes of public parameters are clipped"

@@ -20,19 +20,13 @@ _MARGIN = 1e-6
 
 @dataclass(frozen=True)
 class Protection:
-    """Clipping and noise of uploads.
+    """Clipping and noise of uploads."""
 
-    Attributes:
-        clip: largest norm of a client's whole change of all public parameters in a round: L1 with Laplace noise, L2
-            with Gaussian noise; 0: not clipped.
-        noise: scale of the noise on every uploaded number: b of Laplace noise, the standard deviation of Gaussian; 0:
-            none.
-        mechanism: ``laplace`` or ``gaussian``.
-    """
-
+    # The largest norm of a client's whole change of all public parameters in a round: L1 with Laplace noise, L2 with
+    # Gaussian noise; 0: not clipped.
     clip: float = 0.0
-    noise: float = 0.0
-    mechanism: str = LAPLACE
+    noise: float = 0.0  # scale on every uploaded number: b of Laplace, the standard deviation of Gaussian; 0: none
+    mechanism: str = LAPLACE  # or ``gaussian``
 
     def sizes(self, values: Tensor) -> Tensor:
         """What adds up to a norm: sums of absolute values (L1) or squares (L2) over all but the first dimension."""

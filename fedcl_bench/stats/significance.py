@@ -62,25 +62,16 @@ def interval_of_sample(values: _Floats) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Method a against method b over n units.
+    """Method a against method b."""
 
-    Attributes:
-        n: number of units.
-        difference: mean of a - b.
-        low, high: 95 % bootstrap interval of the difference (percentiles).
-        t, p: two-sided paired t-test. t is infinite if all differences are the same and not 0.
-        p_permutation: two-sided sign-flip permutation test.
-        effect: d_z, the mean difference over its standard deviation; infinite where t is.
-    """
-
-    n: int
-    difference: float
-    low: float
+    n: int  # units
+    difference: float  # mean of a - b
+    low: float  # 95 % bootstrap interval of the difference (percentiles)
     high: float
-    t: float
+    t: float  # of the two-sided paired t-test; infinite if all differences are the same and not 0
     p: float
-    p_permutation: float
-    effect: float
+    p_permutation: float  # of the two-sided sign-flip permutation test
+    effect: float  # d_z, the mean difference over its standard deviation; infinite where t is
 
 
 def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = DRAWS, seed: int = 0,
@@ -161,22 +152,15 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class FriedmanComparison:
-    """k methods over n rows (Friedman's test, Nemenyi's post-hoc test; Demšar, JMLR 7, 2006).
+    """k methods over n rows (Friedman's test, Nemenyi's post-hoc test; Demšar, JMLR 7, 2006)."""
 
-    Attributes:
-        n: rows: datasets, backbones or pairs of them.
-        ranks: average rank of each method; 1 is the best, ties share their ranks' mean.
-        chi2, p: Friedman's statistic with the correction for ties, against chi-square with k - 1 degrees of freedom.
-        critical_difference: two methods whose average ranks are at least this far apart differ at 5 %.
-        groups: the largest sets of methods that lie within less than the critical difference, as indices in the order
-            of their ranks; sets of one are left out.
-    """
-
-    n: int
-    ranks: tuple[float, ...]
-    chi2: float
+    n: int  # rows: datasets, backbones or pairs of them
+    ranks: tuple[float, ...]  # average rank of each method; 1 is the best, ties share their ranks' mean
+    chi2: float  # Friedman's statistic with the correction for ties; p is of k - 1 degrees of freedom
     p: float
-    critical_difference: float
+    critical_difference: float  # two methods whose average ranks are at least this far apart differ at 5 %
+    # The largest sets of methods that lie within less than the critical difference, as indices in the order of their
+    # ranks; sets of one are left out.
     groups: tuple[tuple[int, ...], ...]
 
 
@@ -193,15 +177,8 @@ def critical_difference(k: int, n: int) -> float:
 
 
 def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
-    """Compare several methods over a grid.
-
-    Args:
-        scores: shape (n rows, k methods); higher is better.
-
-    Raises:
-        TooFew: for fewer than 2 rows or 3 methods.
-        ValueError: if it is not such a table, or a score is not finite.
-    """
+    """Compare several methods over a grid, by scores of shape (n rows, k methods), of which higher ones are better.
+    Raises TooFew for fewer than 2 rows or 3 methods, ValueError for no such table, or a score that is not finite."""
     table = np.asarray(scores, dtype=float)
     if table.ndim != 2:
         raise ValueError(f"expected a table of rows x methods; found shape {table.shape}")
@@ -265,29 +242,19 @@ def detectable(deviation: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class Headroom:
-    """Means over units and seeds, with 95 % bootstrap intervals over both (percentiles).
+    """Means over units and seeds, each with its 95 % bootstrap interval over both (percentiles)."""
 
-    Attributes:
-        gain: of the method over the reference, and its interval.
-        share: the gain over the bound's own, and its interval; None without headroom, which is where the interval of
-            the bound's gain reaches down to 0.
-    """
-
-    gain: tuple[float, float, float]
+    gain: tuple[float, float, float]  # of the method over the reference
+    # The gain over the bound's own; None without headroom, where the interval of the bound's gain reaches down to 0.
     share: tuple[float, float, float] | None
 
 
 def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = DRAWS) -> list[Headroom]:
-    """(method - reference) / (bound - reference) of each method.
+    """(method - reference) / (bound - reference) of each method, from a score per seed and unit of each, (seeds, units),
+    in the same order.
 
     Every bootstrap sample draws seeds and units with replacement, the same for all, so that the interval of the share
-    has the uncertainty of its denominator too.
-
-    Args:
-        methods, reference, bound: a score per seed and unit, (seeds, units), in the same order.
-
-    Raises:
-        TooFew: for fewer than 2 units.
+    has the uncertainty of its denominator too. Raises TooFew for fewer than 2 units.
     """
     gains, above = [method - reference for method in methods], bound - reference
     seeds, units = above.shape
