@@ -33,8 +33,7 @@ from fedcl_bench.recbole.calls import Caller, Host, TrialClients, padded_sequenc
 from fedcl_bench.recbole.client_facts import Facts
 from fedcl_bench.recbole.domain_backbone import random_batch, random_domain
 from fedcl_bench.recbole.domain_facts import DomainFacts
-from fedcl_bench.recbole.domain_models import prepared
-from fedcl_bench.recbole.domain_networks import Design, RecBoleModule, module_of
+from fedcl_bench.recbole.domain_modules import Design, RecBoleModule, prepared
 from fedcl_bench.recbole.models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
 from fedcl_bench.recbole.parameters import classify
 
@@ -361,7 +360,7 @@ def _tried_in_domain(name: str, values: Mapping[str, Any]) -> tuple[DomainFacts,
     if of_users:
         raise Refused(f"keeps a vector of every user ({', '.join(of_users)}), and domains have different numbers of "
                       f"users")
-    module = module_of(name, values, WIDTH, random_domain(), Design(parameters, DomainFacts(), negatives=True))
+    module = RecBoleModule(name, values, WIDTH, random_domain(), Design(parameters, DomainFacts(), negatives=True))
     with torch.no_grad():
         for value in module.parameters():
             value += 0.1 * torch.randn_like(value)

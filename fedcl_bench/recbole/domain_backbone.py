@@ -20,8 +20,7 @@ from ..core.errors import UserError
 from ..toolbox.text_fusion import SEMANTICS, AddedSemanticSettings
 from . import domain_facts, models
 from .domain_facts import READS_TEXT, DomainFacts
-from .domain_models import hyper_parameters, prepared
-from .domain_networks import PRETRAIN, Design, module_of
+from .domain_modules import PRETRAIN, Design, RecBoleModule, hyper_parameters, prepared
 from .domain_semantics import SemanticRecommender
 from .models import PREFIX, Refused, first_line
 from .parameters import classify
@@ -38,7 +37,7 @@ def _design(settings) -> Design:
     with torch.random.fork_rng(devices=[]):
         parameters = classify(lambda users, items: prepared(name, values, width, random_domain(users, items))[0], [])
         design = Design(tuple(parameters), facts, negatives)
-        _try(module_of(name, values, width, random_domain(), design), width)
+        _try(RecBoleModule(name, values, width, random_domain(), design), width)
     return design
 
 
@@ -105,7 +104,7 @@ class RecBoleDomainBackbone(ModuleBackbone):
             # As UniSRec's released baselines read: numbers with the law of all their initial weights, N(0, .02^2).
             numbers = torch.randn(data.features.shape, generator=torch.Generator().manual_seed(0))
             data = replace(data, features=(0.02 * numbers).to(data.features))
-        module = module_of(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
+        module = RecBoleModule(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
         return SemanticRecommender(module, data.features, self.settings) if self._has_semantics else module
 
     def stages(self) -> Sequence[Stage]:

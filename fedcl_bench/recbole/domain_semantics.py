@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from ..plugin.silo import once_in_ranking
 from ..toolbox.text_fusion import CENTROIDS, AddedSemanticSettings, ClusterStream, SemanticModule, TextFusion
-from .domain_networks import RecBoleModule
+from .domain_modules import RecBoleModule
 
 
 class _WithTexts(nn.Module):

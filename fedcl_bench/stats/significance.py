@@ -250,8 +250,8 @@ class Headroom:
 
 
 def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = DRAWS) -> list[Headroom]:
-    """(method - reference) / (bound - reference) of each method, from a score per seed and unit of each, (seeds, units),
-    in the same order.
+    """(method - reference) / (bound - reference) of each method, from a score of each per seed and unit, (seeds,
+    units), in the same order.
 
     Every bootstrap sample draws seeds and units with replacement, the same for all, so that the interval of the share
     has the uncertainty of its denominator too. Raises TooFew for fewer than 2 units.

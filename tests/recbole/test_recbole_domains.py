@@ -27,8 +27,8 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.silo import DomainData, Histories
 from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_facts import READS_TEXT, DomainFacts
-from fedcl_bench.recbole.domain_models import TextTable, configuration, of_ids
-from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, SameTarget, of_similar_lengths
+from fedcl_bench.recbole.domain_modules import (MASKED, PRETRAIN, SameTarget, TextTable, configuration,
+                                                of_ids, of_similar_lengths)
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.testing import check_plugin
