@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import functools
 import glob
+import hashlib
 import io
 import json
 import os
@@ -38,6 +39,23 @@ def read_bytes(path: Path, cure: str) -> bytes:
     """A file's content; raises Corrupt if it is no file or cannot be read, FileNotFoundError if nothing is there."""
     with reading(path, cure) as file:
         return file.read()
+
+
+def digest(path: Path, algorithm: str, **options: int) -> str:
+    """The checksum in hexadecimal of any file; raises UserError if it cannot be read."""
+    result = hashlib.new(algorithm, usedforsecurity=False, **options)
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                result.update(piece)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    return result.hexdigest()
+
+
+def fingerprint(path: Path) -> str:
+    """Of a data file's bytes, which the hashes of runs hold; raises as ``digest``."""
+    return digest(path, "blake2b", digest_size=16)
 
 
 @contextmanager

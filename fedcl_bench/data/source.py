@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 import yaml
 
 from ..core.errors import UserError, unknown
-from ..core.files import shipped, write_atomically
+from ..core.files import fingerprint, shipped, write_atomically
 from ..core.text import JOIN, LONGEST, for_terminal, safe_name, quoted
 
 if TYPE_CHECKING:
@@ -358,8 +358,6 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
 
 def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
     """The files of several datasets; their fingerprint is a hash of their names and fingerprints."""
-    from .stream import fingerprint
-
     wrong = ("split_file", settings.split_file) if settings.split_file else ("stream", settings.stream)
     if wrong != ("stream", "domains"):
         raise UserError(f"setting '{wrong[0]}': found {wrong[1]} with the {len(config.parts)} datasets "
@@ -379,8 +377,6 @@ def persons_beside(inter: Path) -> Path:
 
 
 def _locate_alone(name: str, config: DatasetConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
-    from .stream import fingerprint
-
     if settings.split_file:
         if data_dir is not None:
             raise UserError("--data-dir has no effect with 'split_file', which holds the data; leave one of the two "

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .. import rng
 from ..core.errors import UserError
-from .files.archives import digest
 from .files.recbole_files import SPLITS, Interactions, pieces, read_table, splits_of
 from .settings import StreamSettings
 from .streams.tie_order import time_order
@@ -527,8 +526,3 @@ def statistics(stream: Stream) -> dict[str, list[float]]:
         "train_users": [int((s.train.lengths > 0).sum()) for s in steps],
         "test_users": [int((s.test.lengths > 0).sum()) for s in steps],
     }
-
-
-def fingerprint(path: Path) -> str:
-    """Hash of a data file's bytes; raises UserError if it cannot be read."""
-    return digest(path, "blake2b", digest_size=16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import urllib.error
 import urllib.request
@@ -45,18 +44,6 @@ def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> Non
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if reason:
         raise UserError(f"{url}: cannot be fetched ({reason}).\n{otherwise}")
-
-
-def digest(path: Path, algorithm: str, **options: int) -> str:
-    """A file's checksum in hexadecimal; raises UserError if it cannot be read."""
-    result = hashlib.new(algorithm, usedforsecurity=False, **options)
-    try:
-        with open(path, "rb") as file:
-            while piece := file.read(1 << 20):
-                result.update(piece)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    return result.hexdigest()
 
 
 def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...core.errors import UserError, unknown
-from ...core.files import write_atomically
+from ...core.files import digest, write_atomically
 from . import archives
 from ..items.item_texts import clean, item_table
 from ..streams.overlap import persons_file
@@ -110,9 +110,9 @@ def _compare_checksums(published: PublishedDataset, files: list[RawFile], archiv
 
     def compare(path: Path, label: str, algorithm: str, expected: str, lenient: bool) -> None:
         nonlocal is_sample
-        digest = archives.digest(path, algorithm)
-        differs = f"{label}: {algorithm} is {digest}, the publisher's is {expected}."
-        if digest == expected:
+        found = digest(path, algorithm)
+        differs = f"{label}: {algorithm} is {found}, the publisher's is {expected}."
+        if found == expected:
             checks.append(f"{label}: {algorithm} agrees with the publisher's")
         elif lenient:
             is_sample = True

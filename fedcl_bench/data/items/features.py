@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError, unknown
-from ...core.files import replacing, sweep
+from ...core.files import fingerprint, replacing, sweep
 from ...core.text import hash_of
 from . import language_models, precomputed_vectors, tfidf
 from .item_texts import item_file, read_texts
 from ..source import DatasetSource
-from ..stream import Stream, fingerprint
+from ..stream import Stream
 
 TFIDF, GIVEN = "tfidf", "given:"
 SIMILAR_DIM = 512  # of vectors by which items with similar texts are found

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError, unknown
+from ...core.files import fingerprint
 from ...core.text import hash_of, quoted
 from . import features as of_texts, tfidf
 from .features import GIVEN, TFIDF, Callbacks, FeatureSource
 from .item_texts import columns_of, item_file, joined, read_fields
 from ..settings import ItemFeatureSettings
 from ..source import DatasetSource, config_label
-from ..stream import Stream, fingerprint
+from ..stream import Stream
 
 KINDS = {"token_seq": "text", "token": "labels", "float": "numbers", "float_seq": "numbers"}  # of types of columns
 
