@@ -14,8 +14,7 @@ from ..core.errors import UserError
 from ..kernels.memory import available, in_gib
 from .streams import domain_streams, prepared, session_streams
 from . import stream as blocks
-from .items.features import FeatureSource, Callbacks, load_features, text_vectors
-from .items.item_features import load_item_features
+from .items.features import Callbacks, FeatureSource, load_features, load_item_features, text_vectors
 from .streams.overlap import known_users
 from .files.recbole_files import Interactions, load_interactions
 from .source import DatasetSource, session_columns

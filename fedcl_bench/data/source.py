@@ -54,7 +54,7 @@ class DatasetConfig:
     EVENT_FIELD: str = ""
     drop_events: tuple[str, ...] = ()  # rows of these events are left out of streams of sessions
     # Columns of the ``.item`` file whose type does not say what features are made of them, and what is in them:
-    # ``text``, ``labels`` or ``numbers`` (see ``item_features.py``).
+    # ``text``, ``labels`` or ``numbers`` (see ``features.py``).
     item_columns: Mapping[str, str] = field(default_factory=dict)
     val_interval: Mapping[str, str] = field(default_factory=dict)  # RecBole value filter, as {"rating": "(0,inf)"}
     settings: Mapping[str, Any] = field(default_factory=dict)  # defaults of any run on this dataset

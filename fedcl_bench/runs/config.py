@@ -501,7 +501,7 @@ def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetS
 def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings, source: DatasetSource
               ) -> FeatureSource | None:
     """What the features of items are made of, for a backbone or method that reads them."""
-    from ..data.items.features import locate_features
+    from ..data.items.features import locate_features, locate_item_features
 
     if backbone.for_domains and backbone.needs_features and source.parts:
         s = parts.backbone
@@ -514,6 +514,4 @@ def _features(backbone: type[Backbone], method: type[Method], parts: AllSettings
     if not isinstance(settings, ItemFeatureSettings):
         raise PluginError(f"{cls.kind} '{cls.name}': needs_features is set, expected Settings that are an "
                           f"ItemFeatureSettings.")
-    from ..data.items.item_features import locate_item_features
-
     return locate_item_features(source, settings)

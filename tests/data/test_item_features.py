@@ -11,7 +11,7 @@ from helpers import lay_log
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.items import tfidf
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.items.item_features import locate_item_features
+from fedcl_bench.data.items.features import locate_item_features
 from fedcl_bench.data.settings import ItemFeatureSettings, StreamSettings
 from fedcl_bench.data.source import locate
 from fedcl_bench.experiments.partition import stream_part
