@@ -318,11 +318,11 @@ def _synth(args: argparse.Namespace) -> None:
     if not args.force and (exist := [file for file in files if file.exists()]):
         raise UserError(f"{exist[0]}: exists; replace it with --force, or choose another name.")
     with bar(args.name, int(2 * log.users * log.per_user), "rows made and written") as done:
-        made = write(log, path, done=done)
+        rows, items = write(log, path, done=done)
     with writing(files[1]):
         write_config(path, {"settings": {"blocks": log.blocks, "base_share": log.base_share}})
-    print(f"{args.name}: {made.rows:,} interactions of {log.users:,} users and {made.items:,} items"
-          + (f" ({log.items - made.items:,} others have none)" if made.items < log.items else ""))
+    print(f"{args.name}: {rows:,} interactions of {log.users:,} users and {items:,} items"
+          + (f" ({log.items - items:,} others have none)" if items < log.items else ""))
     for path in files:
         print(f"wrote: {path}")
     _say_next(args, "--method f3crec --backbone fedmf")

@@ -90,14 +90,6 @@ class SyntheticItems:
     properties: torch.Tensor  # float32, shape (items, FACTORS)
 
 
-@dataclass(frozen=True)
-class Written:
-    """Size of a file: rows, and how many different items are in them."""
-
-    rows: int
-    items: int
-
-
 def catalogue(log: SyntheticLog) -> SyntheticItems:
     """The items of a log: memory grows with items x blocks."""
     weight = torch.arange(1, log.items + 1, dtype=torch.float64) ** -log.exponent
@@ -234,9 +226,9 @@ def _require_room(log: SyntheticLog, path: Path) -> None:
 
 
 def write(log: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
-          done: Callable[[int], None] = lambda rows: None) -> Written:
-    """Write a log as a RecBole atomic file, rows in order of time, then user, whole or not at all. Raises UserError if
-    it cannot be written, or there is not enough room for it.
+          done: Callable[[int], None] = lambda rows: None) -> tuple[int, int]:
+    """Write a log as a RecBole atomic file, rows in order of time, then user, whole or not at all; gives its rows, and
+    how many different items are in them. Raises UserError if it cannot be written, or there is not enough room for it.
 
     Memory is bounded by ``rows_at_once``, which changes no byte of the file: rows are kept on disk by parts of the time
     (24 bytes each, beside the file, until it is whole), and each part is sorted on its own. ``done`` is called with
@@ -265,7 +257,7 @@ def write(log: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder with --out "
                         f"DIR.") from None
-    return Written(total, int(seen.sum()))
+    return total, int(seen.sum())
 
 
 def _sort_in(rows: np.ndarray, folder: Path, parts: int) -> None:
