@@ -104,36 +104,25 @@ def _compare_checksums(published: PublishedDataset, files: list[RawFile], archiv
     """What was checked, what to warn of, and whether a file has another checksum than the publisher's and is taken all
     the same; raises UserError for one that is not to be taken, unless with ``any_checksum``. ``archive``: path and
     label of the zip that the files are from."""
-    checks: list[str] = []
-    warnings: list[str] = []
-    is_sample = False
-
-    def compare(path: Path, label: str, algorithm: str, expected: str, lenient: bool) -> None:
-        nonlocal is_sample
-        found = digest(path, algorithm)
-        differs = f"{label}: {algorithm} is {found}, the publisher's is {expected}."
-        if found == expected:
+    # A file in pandas' HDF format may hold code, and one in a zip was to arrive whole: no samples of these.
+    compared = [(file.path, file.label, "sha256", published.sha256.get(file.table.file, ""),
+                 archive is None and not file.table.is_code) for file in files]
+    if archive is not None and published.md5:
+        compared = [(*archive, "md5", published.md5, False), *(each for each in compared if each[3])]
+    checks, differing = [], []
+    for path, label, algorithm, expected, may_be_sample in compared:
+        if not expected:
+            checks.append(f"{label}: no checksum is published")
+        elif (found := digest(path, algorithm)) == expected:
             checks.append(f"{label}: {algorithm} agrees with the publisher's")
-        elif lenient:
-            is_sample = True
-            warnings.append(differs)
         else:
-            raise UserError(f"{differs}\nGet the file again{f' from {published.url}' if published.url else ''}, or "
-                            f"take it as it is with --any-checksum.")
-
-    whole_zip = archive is not None and published.md5
-    if whole_zip:
-        compare(*archive, "md5", published.md5, any_checksum)
-    for file in files:
-        if file.table.file in published.sha256:
-            # A file in pandas' HDF format may hold code, and one in a zip was to arrive whole: no samples of these.
-            lenient = any_checksum or archive is None and not file.table.is_code
-            compare(file.path, file.label, "sha256", published.sha256[file.table.file], lenient)
-        elif not whole_zip:
-            checks.append(f"{file.label}: no checksum is published")
-        if file.path.name != file.table.file:
-            warnings.append(f"{file.label} is taken for the publisher's {file.table.file}.")
-    return checks, warnings, is_sample
+            differing.append(f"{label}: {algorithm} is {found}, the publisher's is {expected}.")
+            if not (any_checksum or may_be_sample):
+                where = f" from {published.url}" if published.url else ""
+                raise UserError(f"{differing[-1]}\nGet the file again{where}, or take it as it is with --any-checksum.")
+    taken = [f"{file.label} is taken for the publisher's {file.table.file}." for file in files
+             if file.path.name != file.table.file]
+    return checks, differing + taken, bool(differing)
 
 
 def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
@@ -272,10 +261,9 @@ def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict
     from pyarrow import compute as pc
 
     content = [("\t".join(format.columns) + "\n").encode()]
-    seen: set[str] = set()
     users: set[str] = set()
     items: set[str] = set()
-    rows = written = 0
+    rows = 0
     for batch in itertools.chain.from_iterable(map(batches_of, files)):
         values = [batch.column(column) if isinstance(column, str) else _first_of(batch, column)
                   for column in format.columns.values()]
@@ -284,11 +272,11 @@ def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict
         rows += batch.num_rows
         users.update(pc.unique(user).to_pylist())
         items.update(pc.unique(item).to_pylist())
-        if format.distinct:
-            lines = _new(lines, seen)
         content.append(bytes(content_of(lines)))
-        written += len(lines)
-    return b"".join(content), {"rows": rows, "users": len(users), "items": len(items)}, written
+    inter = b"".join(content)
+    if format.distinct:
+        inter = b"".join(dict.fromkeys(inter.splitlines(keepends=True)))
+    return inter, {"rows": rows, "users": len(users), "items": len(items)}, inter.count(b"\n") - 1
 
 
 def _mapped(texts: pa.Array, function: Callable[[str], str | None]) -> pa.Array:
@@ -308,15 +296,6 @@ def _first_of(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     for other in reversed(others):
         texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(other), ""), texts, other)
     return _mapped(texts, clean)
-
-
-def _new(lines: pa.Array, seen: set[str]) -> pa.Array:
-    """Those lines that are not among ``seen``, each once; they are then."""
-    import pyarrow as pa
-
-    new = [line for line in dict.fromkeys(lines.to_pylist()) if line not in seen]
-    seen.update(new)
-    return pa.array(new, pa.string())
 
 
 def _rows(file: RawFile) -> Iterator[tuple[str, ...]]:
