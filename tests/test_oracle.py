@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build, federation, grown, same_clients, same_tables, strategy_of, threads, train_round
+from helpers import build, federation, grown, module_of, same_clients, same_tables, strategy_of, threads, train_round
 
 from fedcl_bench import SIZES, LocalSettings, Snapshot
 from fedcl_bench.training.strategies import Strategy
@@ -61,6 +61,14 @@ def stream(registry):
     """A part of ML-100K's pairs of users and items, with light and heavy clients, new users and a new item."""
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"k_core": 50})])
     return load_stream(config.source, config.stream)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(registry, monkeypatch):
+    """GPFedRec's server multiplies several blocks of clients and of columns."""
+    module = module_of(registry, "backbone", "gpfedrec")
+    monkeypatch.setattr(module, "CLIENTS", 3)
+    monkeypatch.setattr(module, "COLUMNS", 500)
 
 
 def some_clients(step, count=5):

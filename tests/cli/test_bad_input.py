@@ -133,7 +133,7 @@ def sessions(method, backbone, assignment=""):
         ("client_ratio=1.5", ["'client_ratio'", "at most 1.0"]),
         ("inc_split=chrono", ["'inc_split'", "one of chronological, random"]),
         ("topk=5,x", ["'topk'", "a list of whole numbers"]), ("topk=1137", ["topk", "found 1137", "1136"]),
-        ("valid_metric=ndgc@20", ["'ndgc'", "'ndcg'"]), ("top_n=2000", ["'top_n'", "found 2000", "1136"]),
+        ("valid_metric=ndgc@20", ["'ndgc'", "'ndcg'"]), ("top_n=1137", ["'top_n'", "found 1137", "1136 in block 0"]),
         ("k_core=200", ["no interaction is left", "200-core", "k_core"]),
         ("split_file=absent.tsv", ["split_file", "absent.tsv"]))),
     # sessions

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, finish, grown, module_of, one_step, train_once
+from helpers import ITEM, USER, build, federation, finish, grown, one_step, train_once
 from synthetic import small_interactions, small_stream
 
 from fedcl_bench import Backbone, BackboneSettings, LocalSettings, Snapshot, pair_keys
@@ -147,27 +147,6 @@ def test_fedrap_extra_terms(registry, settings, round_, share):
 
 
 # GPFedRec ----------------------------------------------------------------------------------------------------------
-
-
-def graph(registry, tables, sign="paper", neighbours=0, threshold=1.0):
-    tables = torch.tensor(tables, dtype=torch.float64).unsqueeze(2)
-    return module_of(registry, "backbone", "gpfedrec").user_graph(tables, sign, neighbours, threshold).tolist()
-
-
-def test_gpfedrec_graph_of_three_users(registry):
-    """Two identical tables, one orthogonal: similarity links the pair, the released sign each of it to the third."""
-    tables = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
-    assert graph(registry, tables) == [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]
-    assert graph(registry, tables, "code") == [[0, 0, 1], [0, 0, 1], [0.5, 0.5, 0]]
-    assert graph(registry, tables, neighbours=2)[:2] == [[0.5, 0.5, 0], [0.5, 0.5, 0]]
-    assert graph(registry, tables, "code", neighbours=1)[:2] == [[0, 0, 1], [0, 0, 1]]
-
-
-def test_gpfedrec_threshold_is_the_mean_of_the_whole_matrix(registry):
-    """Cosine .3 of two of three users: with the diagonal the mean is 3.6 / 9 = .4 > .3, without it .6 / 6 = .1 < .3."""
-    tables = [[1.0, 0.0, 0.0], [0.3, math.sqrt(1 - 0.09), 0.0], [0.0, 0.0, 1.0]]
-    assert graph(registry, tables) == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert graph(registry, tables, threshold=0.7) == [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]  # .28 < .3
 
 
 def test_gpfedrec_server(registry):

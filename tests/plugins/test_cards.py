@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, finish, module_of
+from helpers import ITEM, USER, build, federation, finish
 from synthetic import small_stream
 
-from fedcl_bench import Snapshot, UserError
+from fedcl_bench import Snapshot
 from fedcl_bench.toolbox.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.loop import run
@@ -20,20 +20,6 @@ def stream():
 
 
 # FedMF -------------------------------------------------------------------------------------------------------------
-
-
-def test_fedmf_scores_are_recboles(registry):
-    """The batched score equals RecBole BPR's predict and full_sort_predict on the same tables."""
-    backbone = build(registry, "backbone", "fedmf", dim=8)
-    public, private = backbone.new_rows(1, range(5), range(7))
-    model = backbone.recbole_model(5, 7).double()
-    model.load_state_dict({**public, **private})
-    users, items = torch.arange(5), torch.randint(0, 7, (5, 4))
-    ours = backbone.score(private, {ITEM: public[ITEM][items]})
-    theirs = model.predict({"user_id": users.repeat_interleave(4), "item_id": items.flatten()}).view(5, 4)
-    torch.testing.assert_close(ours, theirs)
-    full = model.full_sort_predict({"user_id": users}).view(5, 7)
-    torch.testing.assert_close(backbone.score_all(private, public), full)
 
 
 def test_fedmf_starts_small_and_grows_consistently(registry):
@@ -58,14 +44,6 @@ def test_kd_reductions():
     assert float(distillation_loss(scores, teacher, torch.zeros_like(chosen), "mean")) == 0.0
 
 
-@pytest.mark.parametrize("name", ["kd", "f3crec"])
-def test_kd_list_longer_than_the_items(registry, ml100k, name):
-    f = federation(registry, ml100k, build(registry, "method", name, top_n=1137))
-    with pytest.raises(UserError, match=r"'top_n': found 1137.*1136 in block 0"):
-        f.check()
-    federation(registry, ml100k, build(registry, "method", name, top_n=1136)).check()
-
-
 def test_kd_teacher_refresh(registry):
     """All users get the new model's probabilities; only refreshed users get a new list; lists are ordered top-N."""
     backbone = build(registry, "backbone", "fedmf", dim=3)
@@ -86,21 +64,6 @@ def test_kd_teacher_refresh(registry):
 
 
 # F3CRec ------------------------------------------------------------------------------------------------------------
-
-
-def test_f3crec_shift_and_rate(registry):
-    f3 = module_of(registry, "method", "f3crec")
-    # Scores that put item 2 first, 5 second and 7 sixth; the list is [5, 2, 7].
-    order = [2, 5, 0, 1, 3, 7, 4, 6]
-    scores = torch.empty(1, 8)
-    scores[0, order] = torch.arange(8, 0, -1).float()
-    ranks = ranks_of(scores, torch.tensor([[5, 2, 7]]))
-    assert ranks.tolist() == [[2, 1, 6]]
-    shift = f3.preference_shift(ranks)
-    assert shift.tolist() == [5]
-    assert math.exp(-0.1 * 5) == pytest.approx(0.6065, abs=1e-4)
-    assert f3.replay_size(shift, 0.1, 3).tolist() == [1]
-    assert f3.replay_size(shift, 0.5, 3).tolist() == [0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -138,16 +101,6 @@ def test_f3crec_ablations(registry, stream):
     arm_only = finish(federation(registry, stream, build(registry, "method", "f3crec", without="arm", beta=0.0),
                                  rounds=3))
     assert torch.equal(kd.model.public[ITEM], arm_only.model.public[ITEM])  # whole lists, plain mean: KD
-
-
-def test_f3crec_does_nothing_in_block_0(registry, stream):
-    """Block 0 is FT's, so all methods share it: neither distillation nor the temporal mean runs."""
-    def base(name):
-        return next(p for p in run(federation(registry, stream, build(registry, "method", name), rounds=3))
-                    if p.trained)
-    ft = base("ft")
-    for name in ("reg", "kd", "f3crec"):
-        assert torch.equal(base(name).model.public[ITEM], ft.model.public[ITEM])
 
 
 def test_f3crec_teacher_is_the_best_round_and_start_is_the_last(registry, ml100k):

@@ -12,7 +12,7 @@ from helpers import build
 from fedcl_bench.toolbox.quantisation import of_texts
 from fedcl_bench.plugin.silo import DomainData
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.toolbox.text_fusion import CENTROIDS, FourierFilter
+from fedcl_bench.toolbox.text_fusion import CENTROIDS
 
 ITEMS, LAYERS, WIDTH = 7, 3, 6
 SMALL = {"dim": 4, "max_length": 6, "layers": 2, "heads": 2, "inner_size": 5, "experts": 3, "dropout": 0.0,
@@ -167,21 +167,6 @@ def test_network_follows_the_equations(registry, options):
     if options.get("without") != "semantic-fusion":
         sent = np.array([item.mixed for item in oracle.items[:ITEMS]])
         np.testing.assert_allclose(module.semantics().detach().numpy(), sent, rtol=1e-10)
-
-
-@pytest.mark.parametrize("length", [1, 4, 5])
-def test_filter_of_ones_changes_nothing_and_of_zeros_leaves_nothing(length):
-    x = torch.randn(2, length, 3, dtype=torch.float64)
-    layer = FourierFilter(length, 3).double()
-    with torch.no_grad():
-        layer.weight.zero_()
-        assert not layer(x).any()
-        layer.weight[..., 0] = 1.0
-    torch.testing.assert_close(layer(x), x)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn_like(layer.weight))
-    spectrum = torch.fft.rfft(x, dim=1, norm="ortho") * torch.view_as_complex(layer.weight)
-    torch.testing.assert_close(layer(x), torch.fft.irfft(spectrum, n=length, dim=1, norm="ortho"))
 
 
 def test_no_gradient_passes_the_fusion_to_ids(registry):

@@ -9,13 +9,11 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import ROOT, build, grown, same_tables, strategy_of, threads, train_round
+from helpers import ROOT, build, grown, same_tables, threads, train_round
 
 from fedcl_bench import ITEM, SIZES, USER, LocalSettings, Snapshot
-from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.core import parallel
 from fedcl_bench.data.streams.synth import SyntheticLog, step_of
-from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.plugin.method import Method, NoSettings
@@ -24,7 +22,7 @@ from fedcl_bench.training.sampling import Needs, make_chunks
 from fedcl_bench.stats.clip_noise import Protection
 
 pytestmark = pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
-FT, PLACE = Method(NoSettings()), DrawKey(3, 1, 2)
+FT = Method(NoSettings())
 
 
 @pytest.fixture(scope="module")
@@ -140,48 +138,35 @@ def changed(backbone, **attributes):
     return type("Changed", (type(backbone),), attributes)(backbone.settings)
 
 
-def test_what_needs_local_batches(registry, step):
-    """Whatever looks at parameters in training or adds to it, and factors that are made of parameters."""
-    fedmf, plain = build(registry, "backbone", "fedmf"), LocalSettings()
-
-    class Looks(Method):
-        def end_local(self, local):
-            pass
-
-    class Adds(Method):
-        def local_loss(self, batch):
-            return batch.scores.sum(1)
-
-    class Replays(Method):
-        def replayed_items(self, users, draw):
-            return torch.zeros(len(users), 1, dtype=torch.int64)
-
-    cases = {"fedmf": (fedmf, FT, plain, True),
-             "end_local": (fedmf, Looks(NoSettings()), plain, False),
-             "local_loss": (fedmf, Adds(NoSettings()), plain, False),
-             "replayed": (fedmf, Replays(NoSettings()), plain, False),
-             "loss": (changed(fedmf, loss=lambda self, s, y, w: (s * w).sum(1)), FT, plain, False),
-             "scaled": (changed(fedmf, factors=lambda self, c: (2.0 * c[USER], None)), FT, plain, False),
-             "detached": (changed(fedmf, factors=lambda self, c: (c[USER].detach(), None)), FT, plain, False),
-             "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
-    for name, (backbone, method, local, expected) in cases.items():
-        assert (strategy_of(backbone, method, start(backbone, step), local) is Strategy.FUSED) == expected, name
-    more = start(fedmf, step)
-    more.private["another"] = torch.zeros(step.n_users, 1)
-    assert strategy_of(fedmf, FT, more, plain) is not Strategy.FUSED
-
-
 def test_dead_clients_are_told(registry, step):
     backbone = build(registry, "backbone", "fedmf")
     model = start(backbone, step)
     model.public[ITEM].zero_()
     model.private[USER][7] = 0.0
     model.private[USER][:7] = 0.0
-    dead = changed(backbone, learning_rates=lambda self, n_items, round_=0, batch=0: {USER: 0.0, ITEM: 0.0})
+    backbone.learning_rates = lambda n_items, round_=0, batch=0: {USER: 0.0, ITEM: 0.0}
     chunks = make_chunks(step, torch.arange(8), LocalSettings(), 32, Needs(inner=True, samples_only=True))
     model.private[USER][7] = 1.0
     with pytest.raises(PluginError, match=r"leaves 1 of . clients \(user 7 first\) without gradient"):
-        train_round(chunks, model, dead, FT, LocalSettings(), 0, 0, 0)
+        train_round(chunks, model, backbone, FT, LocalSettings(), 0, 0, 0)
+
+
+@pytest.mark.parametrize("factors,message", [
+    (lambda user: (torch.cat([user, user], 1), None), r"factors returned .*\s*expected .* of shape \(8, 32\)"),
+    (lambda user: (user, user.sum(1)), r"factors returned .*\s*expected .* of shape \(8, 1\)"),
+    (lambda user: (user.detach(), None), "cut off from all parameters")])
+def test_wrong_factors_are_told(registry, step, factors, message):
+    """Before kernels read them as if they were right."""
+    fedmf = build(registry, "backbone", "fedmf")
+
+    class Wrong(type(fedmf)):
+        def factors(self, clients):
+            return factors(clients[USER])
+
+    backbone, settings, users = Wrong(fedmf.settings), LocalSettings(), torch.arange(8)
+    chunks = make_chunks(step, users, settings, 32, Needs(inner=True, samples_only=True))
+    with pytest.raises(PluginError, match=message):
+        train_round(chunks, start(backbone, step), backbone, FT, settings, 0, 0, 0)
 
 
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names processors of this kind")

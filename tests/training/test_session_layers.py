@@ -11,7 +11,7 @@ from fedcl_bench.plugin import sequential
 from fedcl_bench.training.chunk_trainer import ChunkTrainer
 from fedcl_bench.training.optimisers import stacked_optimiser
 from fedcl_bench.training.session_trainer import make_session_chunks
-from fedcl_bench.kernels.functional import attention, layer_norm, linear
+from fedcl_bench.kernels.functional import attention
 from fedcl_bench.core.parallel import even_pieces
 from fedcl_bench.testing.worlds import session_log, session_stream
 
@@ -28,39 +28,6 @@ def same(found, expected, inputs):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(*(torch.autograd.grad((out * direction).sum(), inputs) for out in (found, expected))):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("with_constant", [True, False])
-def test_linear_layers(with_bias, with_constant):
-    x, constant = randn(C, N, D).requires_grad_(), randn(C, N, 2) if with_constant else None
-    weight = randn(C, 6, D + 2 * with_constant).requires_grad_()
-    bias = randn(C, 6).requires_grad_() if with_bias else None
-    whole = x if constant is None else torch.cat([x, constant], 2)
-    expected = torch.stack([torch.nn.functional.linear(whole[c], weight[c], bias[c] if with_bias else None)
-                            for c in range(C)])
-    same(linear(x, weight, bias, constant), expected, [x, weight] + ([bias] if with_bias else []))
-
-
-@pytest.mark.parametrize("with_constant", [True, False])
-def test_a_layer_that_is_still_one_for_all_has_a_gradient_per_client(with_constant):
-    x, constant = randn(C, N, D), randn(C, N, 2) if with_constant else None
-    one, bias = randn(6, D + 2 * with_constant), randn(6)
-    results = []
-    for make in (torch.Tensor.detach, torch.clone):  # a view of one layer, and each client's copy of it
-        own = [make(value.expand(C, *value.shape)).requires_grad_() for value in (one, bias)]
-        inputs = x.clone().requires_grad_()
-        out = linear(inputs, *own, constant)
-        results.append([out, *torch.autograd.grad((out * randn(*out.shape)).sum(), [inputs, *own])])
-    assert results[0][2].shape == (C, *one.shape)
-    for ours, theirs in zip(*results):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_layer_normalisation():
-    x, weight, bias = (randn(*shape).requires_grad_() for shape in ((C, N, D), (C, D), (C, D)))
-    expected = torch.stack([torch.nn.functional.layer_norm(x[c], (D,), weight[c], bias[c], 1e-8) for c in range(C)])
-    same(layer_norm(x, weight, bias, 1e-8), expected, [x, weight, bias])
 
 
 @pytest.mark.parametrize("per_client", [False, True])
