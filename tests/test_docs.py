@@ -260,16 +260,6 @@ def test_methods_of_the_page_pass_check(name, backbone, tmp_path):
     testing.assert_passed(testing.check_plugin(mine, mine.get("method", name), partners=[backbone], process=False))
 
 
-def test_all_that_a_local_batch_shows_is_on_the_page():
-    """In the table, with each attribute's shape."""
-    rows = re.search(r"^\| attribute \|.*?\n\n", without_blocks(GUIDE[2]), re.DOTALL | re.MULTILINE)[0]
-    first = "".join(row.split("|")[1] for row in rows.splitlines()[2:] if row)
-    named = set(re.findall(r"`(\w+)(?:\([\w, ]+\))?`", first))
-    attributes = {name for cls in fedcl_bench.LocalBatch.__mro__[:2] for name in (*vars(cls), *cls.__annotations__)
-                  if not name.startswith("_")}
-    assert named == attributes - {"add", "changes", "step_sizes", "upload"}  # of `end_local`
-
-
 def test_twenty_lines_are_f3crecs_server(registry, tmp_path):
     """The method of docs/plugins.md and f3crec without its client's part: the same model and scores, bit for bit."""
     (block,) = [block for block in blocks_of(GUIDE[2]) if block.file.endswith("temporal_mean.py")]
@@ -351,15 +341,6 @@ def test_the_picture_of_results_is_drawn_by_its_command(tmp_path, monkeypatch, c
     assert drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.004 < abs(1.0 - kept).mean()
 
 
-def test_the_timeline_shows_each_block_and_clients_that_begin_in_it():
-    axes, = runpy.run_path(str(ROOT / "docs/figures/timeline.py"))["drawn"]().axes
-    assert [text.get_text() for text in axes.texts if "block" in text.get_text()] == [f"block {b}" for b in range(4)]
-    first = [min(line.get_xdata().min() for line in axes.lines if len(line.get_xdata()) and line.get_ydata()[0] == y)
-             for y in range(8)]
-    starts = sorted(patch.get_x() for patch in axes.patches)
-    assert [sum(start <= x for start in starts) - 1 for x in first] == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
 # Generated tables
 
 make_tables = script("tools/make_tables")
@@ -369,12 +350,6 @@ make_tables = script("tools/make_tables")
 def test_tables_are_those_of_plugins_and_records(page):
     text = page.read_text(encoding="utf-8")
     assert make_tables.written(text) == text, f"run python tools/make_tables.py {name_of(page)}"
-
-
-def test_every_kind_of_table_is_on_a_page():
-    """No table is made for nobody, and each page with a marker is looked at."""
-    text = "".join(page.read_text(encoding="utf-8") for page in make_tables.pages())
-    assert {found[2].split()[0] for found in make_tables.BETWEEN.finditer(text)} == set(make_tables.TABLES)
 
 
 # Words

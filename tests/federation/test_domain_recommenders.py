@@ -10,13 +10,12 @@ import torch
 from helpers import by_domain, executed, federation_of
 
 import fedcl_bench as fb
-from fedcl_bench.core.errors import PluginError, UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.plugin import checks
 from fedcl_bench.runs.config import make_config
 
 TABLE = "content.code_table"
@@ -100,14 +99,6 @@ def test_mergerec_merges_the_best_models_once_and_tests_that(registry, shops, tm
         progresses(configured(registry, "mergerec", "unisrec", ids=True, **MERGE))
     with pytest.raises(UserError, match="(?s)a model of texts alone, which 'vqrec'.*that fit: unisrec"):
         progresses(configured(registry, "mergerec", "vqrec", **MERGE))
-
-
-def test_what_is_sent_begins_with_a_declared_name():
-    class Method:
-        kind, name = "method", "sender"
-    checks.check_domain_upload(Method, {"a.b": torch.ones(1)}, ("a.", "c"))
-    with pytest.raises(PluginError, match="sends 'b.a'"):
-        checks.check_domain_upload(Method, {"b.a": torch.ones(1)}, ("a.", "c"))
 
 
 CCDR = {"topology": "central", "encoder": "tfidf", "text_dim": 8, "categories": 3, "link_negatives": 4,
@@ -233,28 +224,6 @@ def test_pfcr_in_a_run(registry, shops):
         best = seen[last[1]].best.model.dense[name]
         assert torch.equal(tuned.dense[name], best) is (before_prompts and own != TABLE)
     assert not torch.equal(tuned.public["books/items"], start.public["books/items"])
-
-
-def test_the_shared_table_takes_the_gradients_step(registry, shops):
-    """With whole epochs as batches: E - lr (G_1 + G_2) / 2, each of all a domain's samples."""
-    f = pfcr(registry, server_lr=0.3, batch_size=10_000, **STILL)
-    silos = CrossSilo(f)
-    start, gradients = silos.start(), []
-    for silo, domain in zip(silos.silos, silos.domains):
-        module, = silo.load(start)
-        module.stage = "fed_pretrain"
-        samples = [(history[:end][-4:].tolist(), int(history[end])) for history in map(
-            domain.step.train.of, range(domain.step.n_users)) for end in range(1, len(history))]
-        losses = []
-        for history, target in samples:
-            vectors = module.content.vectors()
-            wanted = module.content.history(vectors[history][None], torch.tensor([len(history)]))
-            scores = torch.nn.functional.cosine_similarity(wanted, vectors) / 0.07
-            losses.append(-scores.log_softmax(0)[target])
-        gradient, = torch.autograd.grad(torch.stack(losses).mean(), module.content.code_table)
-        gradients.append(gradient)
-    expected = start.dense[f"books/{TABLE}"] - 0.3 * (gradients[0] + gradients[1]) / 2
-    torch.testing.assert_close(next(each_round(f)).model.dense[f"books/{TABLE}"], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):

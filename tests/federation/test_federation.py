@@ -76,19 +76,6 @@ def test_patience_counts_rounds_whatever_is_validated(federation, monkeypatch, p
     assert (found.round, found.best.round, found.best_value) == (validated[-1] + 1, best, values[best])
 
 
-def test_early_stopping_counts_rounds_without_gain(federation):
-    """A block ends after `patience` rounds that are not strictly better, and never later than `rounds`."""
-    for progress in run(federation(patience=2, rounds=100, lr=2.0)):
-        if not progress.trained:
-            continue
-        values = [row["valid"] for row in progress.curve if row["step"] == progress.step]
-        best = int(np.argmax(values))
-        assert progress.best_value == values[best]
-        assert len(values) == min(best + 1 + 2, 100)
-        assert all(v <= values[best] for v in values[best + 1:])
-        assert all(v == round(v, 5) for v in values)
-
-
 def test_tests_are_made_with_the_best_round(federation, ml100k):
     """R[t, s] is of the best validation round, masks block t's train and valid items, and ranks all items so far."""
     f = federation(patience=1, rounds=100, lr=2.0)
@@ -130,21 +117,6 @@ def test_rows_do_not_depend_on_how_many_users_are_drawn_together(federation, ml1
     monkeypatch.setattr(parameter_growth, "_USERS", 5)
     assert torch.equal(grown(f.backbone, step).private[USER], whole)
     assert torch.equal(narrow, whole.float()) and len(whole) == 23
-
-
-def test_upload_noise_reaches_the_tables(federation):
-    """The noisy table is the plain one plus noise of the mean's deviation; private vectors have none in round 1."""
-    plain, noisy = (next(iter(run(federation(upload_noise=scale)))) for scale in (0.0, 0.2))
-    difference = noisy.model.public[ITEM] - plain.model.public[ITEM]
-    assert float(difference.std()) == pytest.approx(np.sqrt(2 * 0.2 ** 2 / 587), rel=0.02)
-    assert abs(float(difference.mean())) < 4 * float(difference.std()) / np.sqrt(difference.numel())
-    assert torch.equal(noisy.model.private[USER], plain.model.private[USER])
-
-
-def test_divergence_names_block_round_and_rate(federation):
-    with pytest.raises(RunFailed, match=r"block 1, round \d+:[\s\S]*lr=1 "):
-        for _ in run(federation("reg", lambda_reg=1.0, rounds=8)):
-            pass
 
 
 def test_later_blocks_may_have_another_learning_rate(federation, registry):

@@ -185,12 +185,6 @@ def test_domains_count_by_their_samples_and_their_number(registry):
     assert joint(registry, "reconstruct") == pytest.approx(2 * (2 * losses[0] + 3 * losses[1]) / 5, rel=1e-12)
 
 
-def test_stages_are_of_so_many_rounds(registry):
-    backbone = build(registry, "backbone", "recguru", pretrain_rounds=4, align_rounds=6)
-    assert [(stage.name, stage.rounds, stage.new_optimiser) for stage in backbone.stages()] == [
-        ("reconstruct", 4, False), ("align", 6, True), ("recommend", None, True)]
-
-
 # Training histories of three users of either domain, and who is who; user 1 of the second has none.
 LISTS = {0: [[0, 6, 1], [3, 4], [2, 2, 5, 1, 0, 3]], 1: [[4, 0], [], [5, 1, 2]]}
 TWINS = torch.tensor([[2, 0], [1, 2], [0, 1]])

@@ -3,7 +3,6 @@ and whatever it does, the others work. The cache of their metadata is what impor
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -16,7 +15,6 @@ from helpers import executed, refused, output_of
 
 import fedcl_bench
 import fedcl_bench as fb
-from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.core.files import shipped
@@ -98,30 +96,6 @@ def test_entry_points_of_an_installed_package(tmp_path, monkeypatch):
     assert registry.broken == {
         "broken": "entry point acme.broken: ModuleNotFoundError: No module named 'nothing_of_this_name'",
         "gone": "entry point acme.not_there: ModuleNotFoundError: No module named 'acme.not_there'"}
-
-
-def imports(source: str) -> list[tuple[str, str]]:
-    """What a plugin takes from the suite: (module, name) pairs."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "fedcl_bench"]
-        elif isinstance(node, ast.ImportFrom) and (node.level or node.module.split(".")[0] == "fedcl_bench"):
-            found += [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
-    return found
-
-
-def test_plugins_import_the_top_level_alone():
-    """What plugins are written from comes from the package itself, from its toolbox or from ``rng``."""
-    for path in (*(path for folder in shipped_folders() for path in plugin_files(folder)),
-                 *(path for path in TEMPLATES.glob("*.py.txt") if path.name != "test.py.txt")):
-        taken = imports(path.read_text().replace("$name", "mine").replace("${cls}", "Mine").replace("$cls", "Mine"))
-        assert taken, path
-        for module, name in taken:
-            if module == "fedcl_bench":
-                assert name in fedcl_bench.__all__ or name == "rng", (path, name)
-            else:
-                assert module == "fedcl_bench.rng" or f"{module}.".startswith("fedcl_bench.toolbox."), (path, module)
 
 
 def test_the_package_offers_what_plugins_are_written_from():
