@@ -16,18 +16,35 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product, takewhile
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Callable, Iterable, Sequence
+
+import pandas as pd
+
+import fedcl_bench as fb
+from fedcl_bench.audit.leaks import shipped_papers
+from fedcl_bench.core.settings import as_text, describe
+from fedcl_bench.experiments import papers
+from fedcl_bench.experiments.sensitivity import settings_of, value_text
+from fedcl_bench.records.store import Run, load_runs, user_scores
+from fedcl_bench.reports.comparison import headroom_rows, paired_tests
+from fedcl_bench.reports.selection import Source, find
+from fedcl_bench.runs.config import CORE_SETTINGS
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.stats.significance import LEVEL, compare_paired, holm
 
 ROOT = Path(__file__).resolve().parents[1]
 BETWEEN = re.compile(r"(<!-- table: ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 SETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k": "Last.FM 2K"}
-BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4rec": "GRU4Rec", "sasrec": "SASRec",
-             "tisasrec": "TiSASRec"}
+OF_BLOCKS = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec"}
+OF_SESSIONS = {"gru4rec": "GRU4Rec", "sasrec": "SASRec", "tisasrec": "TiSASRec"}
+BACKBONES = {**OF_BLOCKS, **OF_SESSIONS}
 BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR", "recbole:LightGCN",
           "recbole:SASRec", "sknn", "recency", "popularity", "frozen", "alone", "f3crec", "fcucr")
 NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec", "canonfedrec")
 AS_RELEASED = ("canonfedrec",)  # of these, what was run with the settings of the released code, and not tuned
-STATIC = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
+STATIC = {**OF_BLOCKS, "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
 
@@ -58,6 +75,17 @@ def p_value(p: float | str) -> str:
 
 
 @cache
+def published(folder: str) -> list[Run]:
+    """The runs of a folder of results/published."""
+    return load_runs(ROOT / "results/published" / folder)
+
+
+def loaded(folder: str, *names: str, **settings: object) -> fb.Results:
+    """The runs of a method, backbone and dataset in a folder of results/published."""
+    return fb.load(ROOT / "results/published" / folder, *names, **settings)
+
+
+@cache
 def rows_of(path: str) -> tuple[dict[str, str], ...]:
     with open(ROOT / path, newline="", encoding="utf-8") as file:
         return tuple(csv.DictReader(file))
@@ -76,12 +104,6 @@ def standing(**values: str) -> list[dict[str, str]]:
 
 def ambiguities(*plugins: str) -> str:
     """Settings in which a paper and its code differ or leave something open, of METHOD/BACKBONE[@DATASET]."""
-    from fedcl_bench.core.settings import as_text, describe
-    from fedcl_bench.experiments.sensitivity import settings_of, value_text
-    from fedcl_bench.runs.config import CORE_SETTINGS
-    from fedcl_bench.runs.registry import discover
-    from fedcl_bench.runs.specs import RunSpec
-
     registry, rows, seen = discover(), [], set()
     for plugin in plugins:
         names, _, dataset = plugin.partition("@")
@@ -105,8 +127,6 @@ def ambiguities(*plugins: str) -> str:
 
 def leaks() -> str:
     """The protocols of papers, with what predictors reach that use one channel alone."""
-    from fedcl_bench.audit.leaks import shipped_papers
-
     rows = [{"protocol": f"{row['protocol']}, {row['metric']}",
              **{name: value.replace("0.", ".") for name, value in row.items()
                 if name not in ("protocol", "dataset", "metric")}} for row in shipped_papers()]
@@ -118,13 +138,10 @@ def leaks() -> str:
 @cache
 def bounds() -> dict[tuple[str, str], dict[str, list]]:
     """The runs with bounds: (backbone, dataset) to method to its runs."""
-    from fedcl_bench.records.store import load_runs
-
-    runs = load_runs(ROOT / "results/published/bounds")
     cells: dict[tuple[str, str], dict[str, list]] = {}
-    for backbone in ("fedmf", "fedncf", "pfedrec"):
+    for backbone in OF_BLOCKS:
         for dataset in SETS:
-            for run in runs:
+            for run in published("bounds"):
                 if run.head["dataset"] == dataset and run.head["backbone"] in (backbone, "none") and not (
                         run.head["settings"].get("mask_history", False)):
                     cells.setdefault((backbone, dataset), {}).setdefault(run.head["method"], []).append(run)
@@ -134,8 +151,6 @@ def bounds() -> dict[tuple[str, str], dict[str, list]]:
 def headroom() -> str:
     """Gains over FT in N@20, mean of blocks 1 to 3, of bounds and methods; an asterisk where 0 is outside of the 95 %
     interval over users and seeds."""
-    from fedcl_bench.reports.comparison import headroom_rows
-
     cells = {cell: {row.method: row for row in headroom_rows(methods, "ft", "joint", "ndcg@20")}
              for cell, methods in bounds().items()}
     names = [name for name in BOUNDS if any(name in rows for rows in cells.values())]
@@ -171,7 +186,7 @@ class Shares:
 
 
 SHARES = {
-    "xing": Shares(("fcucr", "bounds"), ("gru4rec", "sasrec", "tisasrec"), "xing", {"patience": 0},
+    "xing": Shares(("fcucr", "bounds"), tuple(OF_SESSIONS), "xing", {"patience": 0},
                    {"FT": "ft", "`central`": "central", "`sknn`": "sknn", "`fcucr`": "fcucr"},
                    {"among 100": "hit@10", "among all": "all:hit@10"}, "HR@10"),
     "domains": Shares(("bounds",), ("sasrec",), "amazon-office+amazon-arts", {
@@ -183,14 +198,8 @@ SHARES = {
 def shares(name: str) -> str:
     """A reference, and gains over it of a bound and of methods with an asterisk as in ``headroom`` and, in brackets,
     their share of the bound's."""
-    from fedcl_bench.records.store import load_runs
-    from fedcl_bench.reports.comparison import headroom_rows
-    from fedcl_bench.reports.selection import Source, find
-    from fedcl_bench.runs.registry import discover
-    from fedcl_bench.runs.specs import RunSpec
-
     table, cells = SHARES[name], {}
-    every = [run for folder in table.folders for run in load_runs(ROOT / "results/published" / folder)]
+    every = [run for folder in table.folders for run in published(folder)]
     source = Source(every, discover(), assignments=tuple(table.settings.items()))
     reference, bound, *_ = table.methods
     for backbone in table.backbones:
@@ -219,10 +228,8 @@ CANDIDATES = {"sampled": "among 100", "all": "among all"}
 @cache
 def leaks_runs() -> dict[tuple[str, str], dict[str, dict[str, list]]]:
     """The runs of static streams: (dataset, candidates) to pool to backbone to its runs."""
-    from fedcl_bench.records.store import load_runs
-
     found: dict[tuple[str, str], dict[str, dict[str, list]]] = {}
-    for run in load_runs(ROOT / "results/published/leaks"):
+    for run in published("leaks"):
         s, head = run.head["settings"], run.head
         of = found.setdefault((head["dataset"], s["candidates"]), {}).setdefault(s["negative_pool"], {})
         of.setdefault(head["backbone"], []).append(run)
@@ -233,11 +240,6 @@ def leaks_runs() -> dict[tuple[str, str], dict[str, dict[str, list]]]:
 def leaks_ranks(dataset: str, candidates: str, pool: str) -> dict[str, tuple[list[float], int]]:
     """HR@10 of every seed and the rank of each backbone: 1 + how many are above it by a paired test over users of which
     Holm's p among all pairs is below .05."""
-    import pandas as pd
-
-    from fedcl_bench.records.store import user_scores
-    from fedcl_bench.stats.significance import LEVEL, compare_paired, holm
-
     runs = leaks_runs()[dataset, candidates][pool]
     scores = {name: user_scores(of, "hit@10") for name, of in runs.items()}
     pairs = list(combinations(scores, 2))
@@ -267,7 +269,7 @@ def f3crec_leads() -> str:
     """N@20 of FT and F3CRec, mean of blocks 1 to 3, under every combination of choices that is published."""
     rows = []
     for dataset, title in SETS.items():
-        for backbone in ("fedmf", "fedncf", "pfedrec"):
+        for backbone in OF_BLOCKS:
             of = {line["row"]: line for line in standing(paper="f3crec", table="2", dataset=dataset, backbone=backbone,
                                                          metric="ndcg@20", column="avg")}
             mine, ft = of["f3crec"], of["ft"]
@@ -295,10 +297,7 @@ def _p_values(test: dict) -> str:
 
 def _compare(folder: str, backbone: str, dataset: str, *against: str) -> list[dict]:
     """Rows of paired tests of F3CRec over the runs of a published folder, which has one combination of each method."""
-    import fedcl_bench as fb
-
-    mine, *others = (fb.load(ROOT / "results/published" / folder, method, backbone, dataset)
-                     for method in ("f3crec", *against))
+    mine, *others = (loaded(folder, method, backbone, dataset) for method in ("f3crec", *against))
     return mine.compare(others).to_dict("records")
 
 
@@ -312,24 +311,28 @@ def f3crec_released() -> str:
 
 def f3crec_sensitivity() -> str:
     """What every ambiguity moves that moves anything: N@20 and the lead over FT, on three backbones."""
-    names = ("fedmf", "fedncf", "pfedrec")
     tables = {name: {row["setting"]: row for row in rows_of(f"results/sensitivity/f3crec-{name}.csv")}
-              for name in names}
-    first = {name: table[""] for name, table in tables.items()}
-    rows = [["by default", *(f"{_mean(first[name]['value'])}, {_mean(first[name]['lead'])}" for name in names)]]
+              for name in OF_BLOCKS}
+    first = [table[""] for table in tables.values()]
+    rows = [["by default", *(f"{_mean(line['value'])}, {_mean(line['lead'])}" for line in first)]]
     for setting in dict.fromkeys(setting for table in tables.values() for setting in table if setting):
-        of = [tables[name].get(setting) for name in names]
+        of = [table.get(setting) for table in tables.values()]
         if not any(row and float(_mean(row["change"])) for row in of):
             continue
         others = {re.split(r" \(|:", row["other"])[0] for row in of if row}  # without whose, or which settings
         other = others.pop() if len(others) == 1 else "the other"
         rows.append([f"`{setting}`: {other}",
                      *(f"{_mean(row['change'])}, {_mean(row['lead_change'])}" if row else "" for row in of)])
-    return markdown(["changed alone", *(BACKBONES[name] for name in names)], rows)
+    return markdown(["changed alone", *OF_BLOCKS.values()], rows)
 
 
 def _mean(text: str) -> str:
     return text.partition(" ±")[0]
+
+
+def of_table(results: fb.Results, metric: str) -> str:
+    """A metric's mean over seeds in the first column of a run's table."""
+    return short(_mean(results.table().loc[metric].iloc[0]), 3)
 
 
 # FCUCR itself among the published runs of its tables and figures, each of which has another value of one of these.
@@ -339,20 +342,17 @@ _FCUCR = {"without": "none", "neighbours": 20, "window": 0, "transfer_interval":
 
 def fcucr_starts() -> str:
     """HR@10 of FCUCR and its backbones under both starts, with the released choices and tuned."""
-    import fedcl_bench as fb
-
     rows = []
     for title, own, common in (("released choices", "fcucr/tables", "fcucr/tables-server"),
                                ("tuned", "fcucr-tuned/tables", "fcucr-tuned-server/tables")):
         patience = {"patience": 0} if title == "released choices" else {}
-        for backbone in ("gru4rec", "sasrec", "tisasrec"):
+        for backbone in OF_SESSIONS:
             cells = []
             for tables, init in ((own, "per_client"), (common, "server")):
                 of = {row["row"]: row for row in where(f"results/published/{tables}/table2.csv", backbone=backbone,
                                                        metric="hit@10")}
                 usual = {"early_session": False, "weighting": "uniform"}
-                ft, mine = (fb.load(ROOT / "results/published" / tables.partition("/")[0], name, backbone, "xing",
-                                    init=init, **patience, **more)
+                ft, mine = (loaded(tables.partition("/")[0], name, backbone, "xing", init=init, **patience, **more)
                             for name, more in (("ft", usual), ("fcucr", {**usual, **_FCUCR} if patience else usual)))
                 (test,) = mine.compare(ft, metric="hit@10").to_dict("records")
                 cells += [short(of["ft"]["mean"], 3), short(of["fcucr"]["mean"], 3), _p_values(test)]
@@ -364,52 +364,40 @@ def fcucr_starts() -> str:
 def fcucr_paper() -> str:
     """HR@10 of FCUCR and its ablations as the paper prints them, all ambiguities at once, against FT with what they
     share."""
-    import fedcl_bench as fb
-
-    rows, folder = [], ROOT / "results/published/fcucr"
-    for backbone, title in BACKBONES.items():
-        if backbone not in ("gru4rec", "sasrec", "tisasrec"):
-            continue
+    rows = []
+    for backbone, title in OF_SESSIONS.items():
         chosen = {"backbone": backbone, "dataset": "xing", "weighting": "interactions", "init": "server"}
-        lines = {"FT": fb.load(folder, "ft", **chosen)} | {
-            name: fb.load(folder, "fcucr", **chosen, without=without) for name, without in (
+        lines = {"FT": loaded("fcucr", "ft", **chosen)} | {
+            name: loaded("fcucr", "fcucr", **chosen, without=without) for name, without in (
                 ("FCUCR", "none"), ("without TASD", "tasd"), ("without IUPR", "iupr"), ("head alone", "both"))}
         for name, results in lines.items():
-            mean = short(results.table().loc["hit@10"].iloc[0].partition(" ")[0], 3)
             tested = ["", "", ""]
             if name != "FT":
                 (found,) = results.compare("ft", metric="hit@10").to_dict("records")
                 tested = [signed(found["difference"], 3), p_value(found["p"]), p_value(found["seed_p"])]
-            rows.append([f"{title}, {name}", mean, *tested])
+            rows.append([f"{title}, {name}", of_table(results, "hit@10"), *tested])
     return markdown(["line", "HR@10", "lead over FT", "p over users", "p over seeds"], rows)
 
 
 def fcucr_noise() -> str:
     """HR@10 of FCUCR on SASRec by the standard deviation of noise on what clients receive, and on what they send."""
-    import fedcl_bench as fb
-    from fedcl_bench.experiments.papers import fcucr
-
     rows = []
     for setting, title in (("prototype_noise", "Gaussian, on received prototypes (code)"),
                            ("upload_noise", "Laplace, on uploads (paper)")):
         cells = []
-        for value in fcucr.noise_values(setting):
+        for value in papers.get("fcucr").noise_values(setting):
             chosen = {**_FCUCR, setting: value, "init": "per_client", "patience": 0, "early_session": False}
-            results = fb.load(ROOT / "results/published/fcucr", "fcucr", "sasrec", "xing", **chosen)
-            cells.append(short(results.table().loc["hit@10"].iloc[0].partition(" ")[0], 3))
+            cells.append(of_table(loaded("fcucr", "fcucr", "sasrec", "xing", **chosen), "hit@10"))
         rows.append([title, *cells])
-    return markdown(["noise", *map(str, fcucr.NOISE)], rows)
+    return markdown(["noise", *map(str, papers.get("fcucr").NOISE)], rows)
 
 
 def weighted_noise() -> str:
     """FT on BiasMF under noise on uploads that the mean weights by interactions."""
-    import fedcl_bench as fb
-
     rows = []
     for noise in (0.0, 0.01, 0.1):
-        results = fb.load(ROOT / "results/published/weighted-noise", "ft", "biasmf", "ml-100k", upload_noise=noise,
-                          weighting="interactions")
-        average = results.table().iloc[:, -1]
+        average = loaded("weighted-noise", "ft", "biasmf", "ml-100k", upload_noise=noise,
+                         weighting="interactions").table().iloc[:, -1]
         rows.append([f"{noise:g}", *(" ± ".join(map(short, average[metric].split(" ± ")))
                                      for metric in ("ndcg@20", "recall@20"))])
     return markdown(["noise b", "N@20", "R@20"], rows)
@@ -417,20 +405,17 @@ def weighted_noise() -> str:
 
 def fcucr_baselines() -> str:
     """HR@10 of every line of Table 2, among 100 sampled items and among all."""
-    import fedcl_bench as fb
-
     rows = []
     for line in where("results/published/fcucr/tables/table2.csv", metric="hit@10"):
-        if line["mean"] and line["backbone"] not in ("gru4rec", "sasrec", "tisasrec"):
+        if line["mean"] and line["backbone"] not in OF_SESSIONS:
             (every,) = where("results/published/fcucr/tables/table2.csv", metric="all:hit@10",
                              backbone=line["backbone"], row=line["row"])
             rows.append([f"`{line['backbone']}`", f"{short(line['mean'], 3)} [{short(line['paper'], 3)}]",
                          short(every["mean"], 3)])
     for backbone in ("dmi-gnn", "hearint", "miasrec"):
-        table = fb.load(ROOT / "results/published/fcucr-cross-entropy", "ft", backbone, "xing",
-                        loss="cross_entropy").table()
-        rows.append([f"`{backbone}`, `loss=cross_entropy`", *(short(table.loc[metric].iloc[0].partition(" ")[0], 3)
-                                                              for metric in ("hit@10", "all:hit@10"))])
+        results = loaded("fcucr-cross-entropy", "ft", backbone, "xing", loss="cross_entropy")
+        rows.append([f"`{backbone}`, `loss=cross_entropy`",
+                     *(of_table(results, metric) for metric in ("hit@10", "all:hit@10"))])
     for line in where("results/published/fcucr/tables/table3.csv", metric="hit@10", backbone="sasrec"):
         (every,) = where("results/published/fcucr/tables/table3.csv", metric="all:hit@10", backbone="sasrec",
                          row=line["row"])
@@ -442,15 +427,12 @@ def fcucr_baselines() -> str:
 
 def ffmsr_retail() -> str:
     """OnlineRetail and Pantry with all users: Recall@10, the paper's in brackets."""
-    import fedcl_bench as fb
-    from fedcl_bench.experiments import papers
-
     printed, rows = papers.get("ffmsr").printed()[3], []
     for name, method, backbone, ties in (("SASRec", "ft", "sasrec", "random"),
                                          ("SASRec, ties as in the file", "ft", "sasrec", "file"),
                                          ("UniSRec", "ft", "unisrec", "random"), ("PFCR", "pfcr", "vqrec", "random"),
                                          ("FFMSR", "ffmsr", "ffmsr", "random")):
-        results = fb.load(ROOT / "results/published/ffmsr-retail", method, backbone, dataset=RETAIL, tie_order=ties)
+        results = loaded("ffmsr-retail", method, backbone, dataset=RETAIL, tie_order=ties)
         key = ("recbole:SASRec" if backbone == "sasrec" else backbone, method, "recall@10")
         rows.append([name, str(len(results.seeds)), *(
             f"{results.table()[domain]['recall@10'].replace('0.', '.')} "
@@ -461,8 +443,6 @@ def ffmsr_retail() -> str:
 
 def mergerec_pilot() -> str:
     """Recall@10 of models trained alone, averaged in every round, and merged once."""
-    import fedcl_bench as fb
-
     folder, pilot = ROOT / "results/domains", {"dataset": RETAIL, "pilot_users": 1000}
     runs = {"alone": fb.load(folder, "ft", topology="local", **pilot),
             "averaged in every round": fb.load(folder, "ft", topology="federated", **pilot),
@@ -473,24 +453,14 @@ def mergerec_pilot() -> str:
     return markdown(["trained", "OnlineRetail", "Pantry", "mean", "p over users, seeds"], rows)
 
 
-TUTORIAL = "results/published/tutorial"
 # What the tutorial prints as expected, of dense and of sparse data, and what our data of the kinds are.
 EXPECTED = {"dense": {"precision@10": (.15, .30), "ndcg@10": (.25, .45)},
             "sparse": {"precision@10": (.05, .15), "ndcg@10": (.10, .25)}}
 TUTORIAL_DATA = {"tutorial": "uniform", "tastes": "tastes"}
 
 
-@cache
-def tutorial_runs() -> tuple:
-    from fedcl_bench.records.store import load_runs
-
-    return tuple(load_runs(ROOT / TUTORIAL))
-
-
 def over_seeds(values: Sequence[float], decimals: int = 3) -> str:
     """Mean ± standard deviation."""
-    from statistics import mean, stdev
-
     return f"{short(mean(values), decimals)} ± {short(stdev(values), decimals)}"
 
 
@@ -502,7 +472,7 @@ def tutorial() -> str:
             cells = []
             for metric, (low, high) in ranges.items():
                 for backbone in ("biasmf", "ncf"):
-                    values = [run.meta["metrics"][metric]["per_block"][0] for run in tutorial_runs()
+                    values = [run.meta["metrics"][metric]["per_block"][0] for run in published("tutorial")
                               if (run.meta["backbone"], run.meta["dataset"]) == (backbone, f"{kind}-{density}")]
                     inside = low <= round(sum(values) / len(values), 3) <= high
                     cells.append(over_seeds(values) + "*" * inside)
@@ -520,7 +490,7 @@ def cold_start() -> str:
         (way, ""): f"items: `{way}`" for way in ("untrained", "similar", "popularity", "fold_in")}
     rows = []
     for way, title in ways.items():
-        runs = [run for run in tutorial_runs() if run.meta["dataset"] == "ml-100k" and way == (
+        runs = [run for run in published("tutorial") if run.meta["dataset"] == "ml-100k" and way == (
             run.meta["settings"].get("cold_items", "none"), run.meta["settings"].get("cold_start", ""))
             and run.meta["backbone"] == "fedmf"]
         rows.append([title, *(over_seeds([
@@ -532,7 +502,7 @@ def cold_start() -> str:
 
 def ratings() -> str:
     """MAE and RMSE of BiasMF's predicted ratings over all of a block's test ratings."""
-    runs = [run for run in tutorial_runs() if run.meta["settings"].get("loss") == "squared_error"]
+    runs = [run for run in published("tutorial") if run.meta["settings"].get("loss") == "squared_error"]
     return markdown(["", *(f"block {block}" for block in range(4))], [
         [name, *(over_seeds([run.meta["ratings"][name.lower()][block] for run in runs]) for block in range(4))]
         for name in ("MAE", "RMSE")])
@@ -546,10 +516,8 @@ def attacks(attack: str) -> str:
     """By the server's aggregator and method, with malicious clients in block 0 alone: the exposure of promoted items
     after each block, R@10 and N@10 after block 0 and their means over blocks 1 to 3; first of runs without an attack.
     """
-    from fedcl_bench.records.store import load_runs
-
     cells: dict[tuple[str, str], list] = {}
-    for run in load_runs(ROOT / "results/published/attacks"):
+    for run in published("attacks"):
         s = run.meta["settings"]
         attacked = s.get("malicious", 0.0) > 0.0
         if not attacked or s["attack"] == attack:
@@ -581,19 +549,13 @@ def newer_methods(dataset: str) -> str:
     """Newer methods beside FT over a dataset's blocks 1 to 3, tuned with one budget: the mean of N@20 and tests against
     FT's, the share of what `joint-warm` gains, and what a client sends and receives in a round beside FT's. Of the
     backbone FedDAE FT beside FedMF's."""
-    import fedcl_bench as fb
-    from fedcl_bench.records.store import load_runs
-    from fedcl_bench.reports.comparison import paired_tests
-    from fedcl_bench.reports.comparison import headroom_rows
-
-    folder = ROOT / "results/published/newer-methods"
-    heads = [run.head for run in load_runs(folder)]
+    heads = [run.head for run in published("newer-methods")]
     present = {(head["backbone"], head["method"]) for head in heads if head["dataset"] == dataset}
     rows = []
     for backbone in BACKBONES:
         if not (names := [name for name in NEWER if (backbone, name) in present]):
             continue
-        of = {name: fb.load(folder, name, backbone, dataset) for name in ("ft", "joint-warm", *names)}
+        of = {name: loaded("newer-methods", name, backbone, dataset) for name in ("ft", "joint-warm", *names)}
         tests = {line["against"]: line for line in of["ft"].compare([of[name] for name in names]).to_dict("records")}
         shares = {row.method: row.against.share for row in headroom_rows(
             {name: results.runs for name, results in of.items()}, "ft", "joint-warm", "ndcg@20") if row.against}
@@ -607,7 +569,7 @@ def newer_methods(dataset: str) -> str:
                          "{} ({} to {})".format(*(short(each, 2) for each in share)),
                          bytes_beside(of[name].runs, of["ft"].runs)])
     if ("feddae", "ft") in present:
-        ours, theirs = (fb.load(folder, "ft", backbone, dataset).runs for backbone in ("feddae", "fedmf"))
+        ours, theirs = (loaded("newer-methods", "ft", backbone, dataset).runs for backbone in ("feddae", "fedmf"))
         test = paired_tests(ours, theirs, "ndcg@20", (1, 2, 3))
         rows.append(["FedDAE, ft", late_mean(ours), signed(test.users.difference), p_value(test.users.p),
                      p_value(test.seeds.p), "", bytes_beside(ours, theirs)])
@@ -659,8 +621,6 @@ def claims() -> str:
 
 def one_block_0() -> str:
     """F3CRec's lead over FT on FedNCF from the same block 0, by script and suite."""
-    import pandas as pd
-
     runs = pd.read_csv(ROOT / "results/bases/runs.csv")
     runs = runs[runs.base != "script-42 without start"]
     table = runs.assign(value=runs[["block1", "block2", "block3"]].mean(axis=1)).pivot(
@@ -707,14 +667,10 @@ def cost_model() -> str:
             f"the seconds, and {min(memory):.2f} to {max(memory):.2f} times the peak memory.")
 
 
-TABLES: dict[str, Callable[..., str]] = {
-    "ambiguities": ambiguities, "claims": claims, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
-    "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts, "fcucr-paper": fcucr_paper,
-    "fcucr-noise": fcucr_noise, "weighted-noise": weighted_noise, "fcucr-baselines": fcucr_baselines,
-    "ffmsr-retail": ffmsr_retail, "mergerec-pilot": mergerec_pilot, "tutorial": tutorial,
-    "cold-start": cold_start, "ratings": ratings, "newer-methods": newer_methods, "counts": counts,
-    "one-block-0": one_block_0, "attacks": attacks, "audit": audit, "cost-model": cost_model, "leaks": leaks,
-    "headroom": headroom, "shares": shares, "leaks-grid": leaks_grid}
+TABLES: dict[str, Callable[..., str]] = {table.__name__.replace("_", "-"): table for table in (
+    ambiguities, leaks, headroom, shares, leaks_grid, f3crec_leads, f3crec_released, f3crec_sensitivity, fcucr_starts,
+    fcucr_paper, fcucr_noise, weighted_noise, fcucr_baselines, ffmsr_retail, mergerec_pilot, tutorial, cold_start,
+    ratings, attacks, newer_methods, counts, claims, one_block_0, audit, cost_model)}
 
 
 def pages() -> list[Path]:
