@@ -107,7 +107,8 @@ class Shard:
     """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
     Requests are (kind, tables) of ``remote.MESSAGES``, ("progress", all of it) if the answer before was ``GATHER``, and
-    ("error", (class, text)). Tables are NumPy arrays; ``keep``: called with the progress after every round and step."""
+    ("error", (class, text)). Tables are NumPy arrays; ``keep``: called with the progress after every round and step.
+    ``error``: what it ended with, if something went wrong."""
 
     def __init__(self, threads: int = 1, keep: Callable[[Progress], None] = lambda progress: None):
         self._threads, self._keep = threads, keep
@@ -115,6 +116,7 @@ class Shard:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asking = threading.Lock()
         self._latest: Progress | None = None
+        self.error: Exception | None = None
 
     def begin(self, task: ShardTask) -> Request:
         """Start; returns the first request."""
@@ -126,11 +128,17 @@ class Shard:
         self._answers.put(answer)
         return self._requests.get()
 
+    def end(self) -> None:
+        """Have its thread end, whatever it waits for."""
+        self._answers.put(None)
+
     def _ask(self, kind: str, tables: Tables) -> Tables:
         with self._asking:  # an evaluation has several threads
             self._requests.put((kind, {name: table.numpy() for name, table in tables.items()}))
             while (answer := self._answers.get()) == GATHER:
                 self._requests.put(("progress", self._latest))
+            if answer is None:
+                raise Died("the server has stopped")
             return {name: torch.tensor(values) for name, values in answer.items()}  # what is received is read-only
 
     def _run(self, task: ShardTask) -> None:
@@ -145,11 +153,12 @@ class Shard:
                     self._keep(self._latest)
             self._ask("done", {})
         except Exception as error:
+            self.error = error
             known = type(error).__name__ if isinstance(error, (UserError, errors.RunFailed)) else ""
             self._requests.put(("error", (known, str(error) if known else traceback.format_exc())))
 
 
-class _Nodes:
+class ShardNodes:
     """Shards, as ``ray_crew.ShardActors``, as nodes of a server (see ``remote.Nodes``)."""
 
     def __init__(self, group: Any):
@@ -237,7 +246,7 @@ class Conductor(Engine):
         """Start the shards and be their server."""
         self._group = self._start([self._task(part, names, progress)
                                    for part, names in zip(self._parts, self._names)])
-        self._nodes = _Nodes(self._group)
+        self._nodes = ShardNodes(self._group)
         f = replace(self._federation, stream=sizes_of(self._federation.stream),
                     population=Server(self._nodes, self._names))
         yield from run(f, progress, kind=ServerSilos if f.cross_silo else ServerClients)

@@ -3,18 +3,18 @@ with its clients apart from their server."""
 
 from __future__ import annotations
 
-import queue
 import sys
 import tempfile
-import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Mapping
 
+import torch
 from torch import Tensor
 
-from .. import rng
 from ..audit.honesty import examine, shortened
 from ..data.source import locate
 from ..data.settings import StreamSettings
@@ -22,10 +22,10 @@ from ..data.stream import Stream
 from ..core.errors import UserError
 from ..experiments.partition import check_divisible, divide, stream_part, with_rows_of
 from ..experiments.processes import ForkedProcess
+from ..experiments.shards import Request, Shard, ShardNodes
 from ..federation.loop import run as run_federation
-from ..federation.parts import Progress
-from ..federation.remote import Node, NodeClients, Server, ServerClients, sizes_of
-from ..rng import Tables
+from ..federation.parts import Federation, Progress
+from ..federation.remote import Server, ServerClients, sizes_of
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.config import RunConfig
 from ..runs.registry import RECBOLE, Registry
@@ -107,55 +107,37 @@ def worlds_of_their_own(pair: Pair) -> str:
     return f"the same in {sum(verdict.honest is True for verdict in verdicts)} worlds, a process each"
 
 
-class _Threads:
-    """The nodes of a pair, each a thread; as ``remote.Nodes``."""
+class _Parts:
+    """Parts of a pair's clients, each a shard in a thread of this process; ``ends``: the last progress of each."""
 
     def __init__(self, pair: Pair, names: list[Tensor]):
-        self._open: dict[int, tuple[str, Tables]] = {}
         self.ends = [Progress() for _ in names]
-        self._asked, self._told = ([queue.SimpleQueue() for _ in names] for _ in range(2))
-        self._threads = [threading.Thread(target=self._run, args=(pair, number, part), daemon=True)
-                         for number, part in enumerate(names)]
-        for thread in self._threads:
-            thread.start()
+        self._shards = [Shard(torch.get_num_threads(), partial(self.ends.__setitem__, number))
+                        for number in range(len(names))]
+        self._requests = {number: shard.begin(_task(pair, part))
+                          for number, (shard, part) in enumerate(zip(self._shards, names))}
 
-    def _run(self, pair: Pair, number: int, names: Tensor) -> None:
-        asking = threading.Lock()  # an evaluation has several threads
+    def receive(self) -> dict[int, Request]:
+        for shard in self._shards:
+            if shard.error is not None:
+                raise shard.error
+        requests, self._requests = self._requests, {}
+        return requests
 
-        def ask(kind: str, tables: Tables) -> Tables:
-            with asking:
-                self._asked[number].put((kind, {name: table.clone() for name, table in tables.items()}))
-                if (answer := self._told[number].get()) is None:
-                    raise RuntimeError("the server has stopped")
-                return {name: table.clone() for name, table in answer.items()}
-        try:
-            f, node = pair.federation(), Node(ask, names, pair.stream.steps[-1].n_users)
-            f = replace(f, stream=stream_part(pair.stream, names), population=node)
-            with rng.global_client_ids(names):
-                for self.ends[number] in run_federation(f, kind=NodeClients):
-                    pass
-        except Exception as error:  # of a plugin, too
-            self._asked[number].put(error)
+    def answer(self, answers: Mapping[int, Any]) -> None:
+        for number, answer in answers.items():
+            self._requests[number] = self._shards[number].exchange(answer)
 
-    def receive(self) -> dict[int, tuple[str, Tables]]:
-        for number, asked in enumerate(self._asked):
-            if number not in self._open:
-                request = asked.get()
-                if isinstance(request, Exception):
-                    raise request
-                self._open[number] = request
-        return dict(self._open)
+    def close(self) -> None:
+        for shard in self._shards:
+            shard.end()
 
-    def answer(self, answers: Mapping[int, Tables]) -> None:
-        for number, tables in answers.items():
-            del self._open[number]
-            self._told[number].put(tables)
 
-    def end(self) -> None:
-        """Wait until they have ended, or end those that still ask."""
-        for told, thread in zip(self._told, self._threads):
-            told.put(None)
-            thread.join()
+def _task(pair: Pair, names: Tensor) -> Any:
+    """What a ``Shard`` is to do with some of a pair's clients."""
+    def federation() -> Federation:
+        return replace(pair.federation(), stream=stream_part(pair.stream, names))
+    return SimpleNamespace(names=names, clients=pair.stream.steps[-1].n_users, progress=None, federation=federation)
 
 
 def clients_elsewhere(pair: Pair) -> str:
@@ -167,16 +149,16 @@ def clients_elsewhere(pair: Pair) -> str:
     except UserError as refused:
         raise Inapplicable(str(refused).partition("\n")[0]) from None
     names = divide(pair.stream, PARTS, "clients elsewhere")
-    nodes, mismatch = _Threads(pair, names), None
+    parts, mismatch = _Parts(pair, names), None
     try:
-        f = replace(whole, stream=sizes_of(pair.stream), population=Server(nodes, names))
+        f = replace(whole, stream=sizes_of(pair.stream), population=Server(ShardNodes(parts), names))
         for progress in run_federation(f, kind=ServerClients):
             pass
     except Exception as error:  # of a plugin, too
         mismatch = where(error, pair.plugins[0].path)
     finally:
-        nodes.end()
-    mismatch = mismatch or runs_differ(pair.points[-1], with_rows_of(progress, nodes.ends, names), _APART)
+        parts.close()
+    mismatch = mismatch or runs_differ(pair.points[-1], with_rows_of(progress, parts.ends, names), _APART)
     if mismatch:
         raise Violated(f"apart from their server, as real clients are: {mismatch}. Of server_state a client's hook has "
                        f"what begin_step and end_step make and what `broadcasts` names, and a server's hook has what "
