@@ -107,6 +107,9 @@ def worlds_of_their_own(pair: Pair) -> str:
     return f"the same in {sum(verdict.honest is True for verdict in verdicts)} worlds, a process each"
 
 
+IN_PROCESSES = [("a new process", a_new_process), ("worlds of their own", worlds_of_their_own)]
+
+
 class _Parts:
     """Parts of a pair's clients, each a shard in a thread of this process; ``ends``: the last progress of each."""
 

@@ -18,18 +18,16 @@ from ..experiments.partition import progress_part, stream_part
 from ..rng import DrawKey, Tables, global_client_ids
 from ..evaluation.session_ranking import SessionTask, needs_session, session_scores
 from ..federation.parts import Federation, Progress
-from ..federation.round import Work, train_clients, upload_first
 from ..federation.client_updates import HeldUpdates
 from ..federation.server import aggregate, mean, with_new_users
-from ..federation.cross_device import CrossDevice
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
 from ..stats.clip_noise import OPEN
 from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated
 from .sent import uploads
-from .trials import (Pair, about_to_train, client_round, difference, finished, is_sequential, rounds_to_test,
-                     runs_differ, tables_differ)
+from .trials import (Pair, about_to_train, client_round, difference, finished, is_sequential, open_round,
+                     rounds_to_test, runs_differ, tables_differ, trained_round)
 from .worlds import with_item_features
 
 # Declared uploads; what a method sees that looks at each client's; sums of what clients, so many, send in place of it.
@@ -213,13 +211,9 @@ def server_knows(pair: Pair) -> str:
     client_state, and no client's hook has run."""
     for start in rounds_to_test(pair):
         f = pair.federation()
-        step, begun = about_to_train(f, start)
-        opened, users = CrossDevice(f, step, begun.model), _users(f, step, start)
-        work = Work(replace(opened.training, protection=OPEN), opened.protocol.chunks(users, start.round, begun.model))
-        key = opened.key(opened.step.index, start.round)
-        sent = upload_first([work], begun.model, key) if opened.method.uploads_first else {}
-        sums = train_clients([work], begun.model, key)
-        sent = sent or sums.uploads
+        opened, begun, groups = open_round(f, start)
+        key, sent, sums = trained_round(opened, begun, groups)
+        step, users = opened.step, _users(f, opened.step, start)
         if opened.sums:
             model = replace(begun.model, private={**begun.model.private, **sums.private})
             heard = sent, None, (sums.change, len(users))

@@ -5,6 +5,7 @@ A property is a function of a plugin that returns its evidence, or raises ``Viol
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterator
 
 import numpy as np
@@ -20,6 +21,7 @@ from .trials import Pair, finished
 
 _USERS, _LONGEST = 23, 7
 _MANY, _LONG = 2100, 120
+_TABLES, _OF_ITEMS = ("hits", "relevant", "items"), ("counts", "owners", "vectors")  # of lists and their catalogue
 _ROUNDING = 1e-5  # of metrics in float32, by the order in which they add
 
 
@@ -45,7 +47,7 @@ def _values(metric: Metric, lists: RankedLists) -> Tensor:
 
 
 def _rows(lists: RankedLists, users: Tensor) -> RankedLists:
-    return RankedLists(lists.hits[users], lists.relevant[users], lists.items[users], lists.catalogue)
+    return replace(lists, **{name: getattr(lists, name)[users] for name in _TABLES})
 
 
 def described(plugin: Plugin) -> str:
@@ -120,8 +122,7 @@ def _renumbered(lists: RankedLists) -> RankedLists:
     new = torch.randperm(len(of.counts), generator=torch.Generator().manual_seed(1))
     old = new.argsort()
     items = torch.where(lists.items >= 0, new[lists.items.clamp(min=0)], -1)
-    return RankedLists(lists.hits, lists.relevant, items,
-                       Catalogue(of.counts[old], of.owners[old], of.users, of.vectors[old]))
+    return replace(lists, items=items, catalogue=replace(of, **{name: getattr(of, name)[old] for name in _OF_ITEMS}))
 
 
 def same_each_time(plugin: Plugin) -> str:
@@ -135,12 +136,10 @@ def same_each_time(plugin: Plugin) -> str:
         _values(metric, _lists("all hits"))
     if not torch.equal(*values):
         raise Violated("its values differ from call to call; it draws random numbers or keeps something")
-    parts = [(name, getattr(lists, name), getattr(untouched, name)) for name in ("hits", "relevant", "items")]
-    parts += [(name, getattr(lists.catalogue, name), getattr(untouched.catalogue, name))
-              for name in ("counts", "owners", "vectors")]
-    for name, now, before in parts:
-        if not torch.equal(now, before):
-            raise Violated(f"values changes `{name}`, which others read after it")
+    for now, before, names in ((lists, untouched, _TABLES), (lists.catalogue, untouched.catalogue, _OF_ITEMS)):
+        for name in names:
+            if not torch.equal(getattr(now, name), getattr(before, name)):
+                raise Violated(f"values changes `{name}`, which others read after it")
     return "the same under other random states; lists are unchanged"
 
 
@@ -152,12 +151,12 @@ def a_hit_counts(plugin: Plugin) -> str:
     metric, raised = plugin.cls(), 0
     for kind, length in (("random", _LONGEST), ("no hit", _LONGEST), ("random", _LONG), ("no hit", _LONG)):
         lists = _lists(kind, length)
-        lists = RankedLists(lists.hits, lists.hits.sum(1) + 1, lists.items, lists.catalogue)  # one more can be a hit
+        lists = replace(lists, relevant=lists.hits.sum(1) + 1)  # one more can be a hit
         before = _values(metric, lists)
         for rank in range(lists.k):
             hits = lists.hits.clone()
             hits[:, rank] = True
-            gain = _values(metric, RankedLists(hits, lists.relevant, lists.items, lists.catalogue)) - before
+            gain = _values(metric, replace(lists, hits=hits)) - before
             if float(gain.min()) < -_ROUNDING:
                 user = int(gain.argmin())
                 raise Violated(f"user {user} has {float(before[user]):.6g}, and {float(gain[user]):+.6g} with a hit "

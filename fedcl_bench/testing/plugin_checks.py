@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Collection, Iterable
+from typing import Any, Callable, Collection, Iterable
 
 from ..data.stream import Stream
 from ..core.errors import UserError, unknown
@@ -21,11 +21,11 @@ FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3c
 PROPERTIES = ("names of hooks", "settings", "declares its parameters", "finite losses", "has a partner",
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metric_checks.OF_METRICS,
                                      *properties.OF_ATTACKS)),
-              "clients elsewhere", "a new process", "worlds of their own", "ML-100K",
-              "reads its settings")
+              "clients elsewhere", *(name for name, _ in elsewhere.IN_PROCESSES), "ML-100K", "reads its settings")
 # Properties by the statement of docs/constraints.md that they show, which a method may give up.
 _SHOW = {"F1": "(a) other clients' data", "F4": "(c) the server's knowledge", "C1": "(d) past data"}
-_OF_EVERY_RUN = ("threads", "random numbers", "resumes")
+Property = tuple[str, Callable[..., str]]
+_OF_EVERY_RUN = [each for each in properties.OF_PAIRS if each[0] in ("threads", "random numbers", "resumes")]
 Watch = Callable[[Verdict], None]
 
 
@@ -54,41 +54,36 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         if name not in PROPERTIES:
             raise unknown("property", name, PROPERTIES)
     checker = _Checker(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
-    checker.holds("names of hooks", "", lambda: properties.names_of_hooks(plugin))
+    checker.holds("names of hooks", properties.names_of_hooks, plugin)
     if plugin.kind == "metric":
         return _of_metric(checker, registry, partners)
-    checker.holds("settings", "", lambda: properties.valid_settings(plugin))
+    checker.holds("settings", properties.valid_settings, plugin)
     if plugin.kind == "attack":
         return _of_attack(checker, registry, partners)
-    if plugin.kind == "backbone" and not is_of_domains(plugin.cls) and not _declares(checker):
-        return checker.report
+    if plugin.kind == "backbone" and not is_of_domains(plugin.cls):
+        if not checker.holds("declares its parameters", properties.declared_parameters, plugin):
+            return checker.report
+        checker.holds("finite losses", properties.finite_losses, plugin)
     partners = partners if getattr(plugin.cls, "needs_backbone", True) else (NO_BACKBONE,)
     chosen = partners or (() if full or is_of_domains(plugin.cls) else FEW[plugin.kind])
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
-        checker.holds("has a partner", "", lambda: _no_partner(registry, plugin, chosen))
+        checker.holds("has a partner", _no_partner, registry, plugin, chosen)
     for number, pair in enumerate(pairs):
-        run_through = domain_checks.runs if pair.kind == "domains" else properties.runs
-        if not checker.holds("runs", str(pair), lambda: run_through(pair)):
-            continue
-        for name, test in _after_runs(pair):
-            checker.holds(name, str(pair), lambda: test(pair))
-        if number == 0 and process:
-            checker.holds("a new process", str(pair), lambda: elsewhere.a_new_process(pair))
-            checker.holds("worlds of their own", str(pair), lambda: elsewhere.worlds_of_their_own(pair))
-        if full and pair.kind == "blocks":
-            checker.holds("ML-100K", str(pair), lambda: on_real_data(pair))
+        tests = [*_after_runs(pair), *(elsewhere.IN_PROCESSES if number == 0 and process else ()),
+                 *([("ML-100K", on_real_data)] if full and pair.kind == "blocks" else ())]
+        if checker.holds("runs", domain_checks.runs if pair.kind == "domains" else properties.runs, pair):
+            checker.all_hold(tests, pair)
     if pairs:
-        checker.holds("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
+        checker.holds("reads its settings", properties.settings_read, plugin, pairs)
     return checker.report
 
 
-def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
-    of_every_run = [each for each in properties.OF_PAIRS if each[0] in _OF_EVERY_RUN]
+def _after_runs(pair: Pair) -> list[Property]:
     if pair.kind == "domains":
-        return [*of_every_run, *domain_checks.OF_PAIRS[1:]]
+        return [*_OF_EVERY_RUN, *domain_checks.OF_PAIRS[1:]]
     if pair.method_cls.trains != "clients":
-        return of_every_run
+        return _OF_EVERY_RUN
     given_up = [_SHOW[name] for name in pair.method_cls.gives_up if name in _SHOW]
     apart = "clients elsewhere", elsewhere.clients_elsewhere
     return [each for each in (*properties.OF_PAIRS[1:], *interference.OF_PAIRS, apart) if each[0] not in given_up]
@@ -97,9 +92,8 @@ def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
 def _of_metric(checker: _Checker, registry: Registry, partners: Iterable[str]) -> Report:
     if partners:
         raise UserError(f"--with: found {', '.join(partners)}; a metric is checked without partners, leave it out.")
-    for name, test in metric_checks.OF_METRICS:
-        checker.holds(name, "", lambda: test(checker.plugin))
-    checker.holds("runs", "", lambda: metric_checks.runs(registry, checker.plugin))
+    checker.all_hold(metric_checks.OF_METRICS, checker.plugin)
+    checker.holds("runs", metric_checks.runs, registry, checker.plugin)
     return checker.report
 
 
@@ -107,9 +101,8 @@ def _of_attack(checker: _Checker, registry: Registry, partners: Iterable[str]) -
     """What is asked of an attack: with FT on backbones."""
     for backbone in partners or ("fedmf",):
         pair = Pair(registry, "ft", backbone, "blocks", {"attack": checker.plugin.name, "malicious": 0.2})
-        if checker.holds("runs", str(pair), lambda: properties.runs(pair)):
-            for name, test in (*properties.OF_ATTACKS, *(p for p in properties.OF_PAIRS if p[0] in _OF_EVERY_RUN)):
-                checker.holds(name, str(pair), lambda: test(pair))
+        if checker.holds("runs", properties.runs, pair):
+            checker.all_hold([*properties.OF_ATTACKS, *_OF_EVERY_RUN], pair)
     return checker.report
 
 
@@ -120,38 +113,30 @@ class _Checker:
         self.plugin, self.watch, self.only = plugin, watch, only
         self.report = Report(plugin.kind, plugin.name)
 
-    def holds(self, name: str, pair: str, test: Callable[[], str]) -> bool:
-        """Try a property if it is to be tried; False if it is violated. ``test`` returns the evidence, or raises."""
+    def all_hold(self, properties: Iterable[Property], subject: Pair | Plugin) -> None:
+        for name, test in properties:
+            self.holds(name, test, subject)
+
+    def holds(self, name: str, test: Callable[..., str], *subjects: Any) -> bool:
+        """Try a property if it is to be tried; False if it is violated. ``test`` takes what it is a property of, and
+        returns the evidence, or raises."""
         if self.only is not None and name not in self.only:
             return True
-        verdict = Verdict(name, pair, *self._tried(test))
+        pair = str(subjects[0]) if isinstance(subjects[0], Pair) else ""
+        verdict = Verdict(name, pair, *self._tried(test, *subjects))
         self.report.verdicts.append(verdict)
         self.watch(verdict)
         return verdict.passed is not False
 
-    def _tried(self, test: Callable[[], str]) -> tuple[bool | None, str]:
+    def _tried(self, test: Callable[..., str], *subjects: Any) -> tuple[bool | None, str]:
         try:
-            return True, test()
+            return True, test(*subjects)
         except Inapplicable as reason:
             return None, str(reason)
         except (Violated, UserError) as evidence:
             return False, str(evidence)
         except Exception as error:  # whatever a plugin's code raises is evidence
             return False, where(error, self.plugin.path)
-
-
-def _declares(checker: _Checker) -> bool:
-    """What is asked of a backbone alone; False if its parameters are not declared, without which it cannot run."""
-    plugin, made = checker.plugin, []
-
-    def declared() -> str:
-        made.append(plugin.cls(plugin.cls.Settings()))
-        return properties.declared_parameters(plugin, made[0])
-
-    if not checker.holds("declares its parameters", "", declared):
-        return False
-    checker.holds("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
-    return True
 
 
 def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -> list[Pair]:

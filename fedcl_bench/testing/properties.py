@@ -28,14 +28,12 @@ from ..training.session_trainer import input_rows, window
 from ..plugin.silo import DomainMethod, TextSettings
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
-from ..federation.cross_device import CrossDevice
 from ..federation.parts import Federation, Progress
-from ..federation.round import Work, train_clients, upload_first
 from ..federation.server import aggregate_updates
 from ..plugin.backbone import ITEM, Backbone
 from ..plugin.method import HOOKS, Method
 from ..plugin.state import Snapshot, score_users
-from ..rng import DrawKey, Tables
+from ..rng import Tables
 from ..recbole.parameters import PADDING
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import Plugin
@@ -44,21 +42,22 @@ from ..core.settings import checked, inactive
 from ..core.tuning import SIZES
 from ..stats.clip_noise import OPEN
 from .report import Inapplicable, Violated
-from .trials import (Pair, about_to_train, all_tables, client_round, difference, finished, is_sequential, runs_differ,
-                     tables_differ)
+from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, open_round, runs_differ,
+                     tables_differ, trained_round)
 
 # Of a plugin alone.
 
 
-def declared_parameters(plugin: Plugin, backbone) -> str:
+def declared_parameters(plugin: Plugin) -> str:
     """Public and private parameters are declared completely: names, shapes, rates, order of updates; and a row's start
     depends on the seed and its own id only."""
+    backbone = plugin.cls(plugin.cls.Settings())
     checks.check_declaration(backbone)
     with random_state(1):
         whole = backbone.new_rows(3, range(0, 6), range(0, 9))
     with random_state(2):
         parts = [backbone.new_rows(3, range(0, 4), range(0, 5)), backbone.new_rows(3, range(4, 6), range(5, 9))]
-    sequential = is_sequential(type(backbone))  # Glorot's start depends on the size of the table
+    sequential = is_sequential(plugin.cls)  # Glorot's start depends on the size of the table
     for k, kind in enumerate(("public", "private")):
         for name, table in whole[k].items():
             grown = torch.cat([part[k][name] for part in parts])
@@ -76,10 +75,11 @@ def declared_parameters(plugin: Plugin, backbone) -> str:
     return f"public {public}{', ' + ', '.join(dense) if dense else ''}; private {private or 'none'}"
 
 
-def finite_losses(plugin: Plugin, backbone) -> str:
+def finite_losses(plugin: Plugin) -> str:
     """The recommendation loss and its gradient are finite for logits up to 10,000."""
-    if is_sequential(type(backbone)):
+    if is_sequential(plugin.cls):
         raise Inapplicable("sessions have the engine's loss")
+    backbone = plugin.cls(plugin.cls.Settings())
     scores = torch.tensor([[-1e4, -50.0, 0.0, 50.0, 1e4]], requires_grad=True)
     weights = torch.full((1, 5), 0.2)
     if backbone.pairwise:
@@ -269,17 +269,11 @@ def _cause(batched: Tables, apart: Tables) -> str:
 def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:
     """What a server that looks at each client's update makes otherwise when they come in another order, in words."""
     def made(split: Callable[[Tensor], Iterable[Tensor]]) -> Tables:
-        f = pair.federation()
-        step, progress = about_to_train(f, start)
-        opened, key = CrossDevice(f, step, progress.model), DrawKey(f.seed, step.index, progress.round)
-        groups = split(f.server.attendance.of(step, f.seed, progress.round).users)
-        work = [Work(opened.training, [chunk for users in groups for chunk in
-                                       opened.protocol.chunks(users, progress.round, progress.model)])]
-        sent = upload_first(work, progress.model, key) if opened.method.uploads_first else {}
-        sums = train_clients(work, progress.model, key)
+        opened, progress, groups = open_round(pair.federation(), start, split)
+        key, sent, sums = trained_round(opened, progress, groups)
         if sums.held is None:  # it does not act yet
             return {}
-        model, _ = aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent or sums.uploads)
+        model, _ = aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent)
         return {**model.public, **model.dense}
 
     if pair.method_cls.aggregate_updates is Method.aggregate_updates:

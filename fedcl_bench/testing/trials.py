@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -16,12 +16,13 @@ from torch import Tensor
 from ..audit.honesty import STEADY_EPS
 from ..data.stream import Step, Stream
 from ..plugin.silo import TOPOLOGIES, DomainMethod, ModuleBackbone
-from ..rng import Tables, uniform_values
+from ..rng import DrawKey, Tables, uniform_values
 from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation import compatibility
-from ..federation.round import Work, trainer_of, upload_first
+from ..federation.round import Work, train_clients, trainer_of, upload_first
+from ..federation.server import RoundSums
 from ..federation.cross_device import CrossDevice, begin_step
 from ..training.trained import Trained
 from ..plugin.method import Method
@@ -29,6 +30,7 @@ from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, RunConfig, attack_of, resolve
 from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
 from ..plugin.sequential import SequentialBackbone
+from ..stats.clip_noise import OPEN
 from .worlds import domain_stream, growing_stream, session_log, session_stream, with_item_features
 
 SESSION_ITEMS = 40
@@ -44,6 +46,7 @@ _WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 16, "prompts": 8}}
 _SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2,
           "learning_steps": 2, "item_limit": 5}
 TOLERANCE = 1e-8
+Split = Callable[[Tensor], Iterable[Tensor]]  # users in groups
 
 
 def with_plugin(cls: type) -> tuple[Registry, Plugin]:
@@ -196,8 +199,25 @@ def about_to_train(f: Federation, progress: Progress) -> tuple[Step, Progress]:
     return step, progress
 
 
-def client_round(f: Federation, progress: Progress,
-                 split: Callable[[Tensor], Iterable[Tensor]] = lambda users: [users]) -> dict[str, Tensor]:
+def open_round(f: Federation, progress: Progress, split: Split = lambda users: [users]
+               ) -> tuple[CrossDevice, Progress, Iterator[list]]:
+    """A round whose local training is about to start, the next of ``progress``: the open step, the state, and the
+    chunks of each group that its participants are ``split`` into."""
+    step, progress = about_to_train(f, progress)
+    opened, users = CrossDevice(f, step, progress.model), f.server.attendance.of(step, f.seed, progress.round).users
+    return opened, progress, (opened.protocol.chunks(group, progress.round, progress.model) for group in split(users))
+
+
+def trained_round(opened: CrossDevice, progress: Progress, groups: Iterable[list]) -> tuple[DrawKey, Tables, RoundSums]:
+    """The training of a round's clients, all at once and unprotected: its key, what they send besides, and its sums."""
+    key = opened.key(opened.step.index, progress.round)
+    work = [Work(replace(opened.training, protection=OPEN), [chunk for chunks in groups for chunk in chunks])]
+    sent = upload_first(work, progress.model, key) if opened.method.uploads_first else {}
+    sums = train_clients(work, progress.model, key)
+    return key, sent or sums.uploads, sums
+
+
+def client_round(f: Federation, progress: Progress, split: Split = lambda users: [users]) -> dict[str, Tensor]:
     """What each client makes of one round: the next of ``progress``, its participants ``split`` into groups that are
     trained one after the other.
 
@@ -207,18 +227,14 @@ def client_round(f: Federation, progress: Progress,
         of what clients send), ``memory NAME`` (what a backbone remembers), ``state NAME``
         (the method's client state afterwards), ``loss`` and ``user``.
     """
-    step, progress = about_to_train(f, progress)
-    round_, model = progress.round, progress.model
-    opened = CrossDevice(f, step, model)
-    users = f.server.attendance.of(step, f.seed, round_).users
+    opened, progress, groups = open_round(f, progress, split)
+    model, key = progress.model, opened.key(opened.step.index, progress.round)
     rows: dict[str, list[Tensor]] = {}
-    for group in split(users):
-        chunks = opened.protocol.chunks(group, round_, model)
+    for chunks in groups:
         if opened.method.uploads_first:  # clients train with what they have received before
-            sent = upload_first([Work(opened.training, chunks)], model, opened.key(opened.step.index, round_))
-            for name, value in sent.items():
+            for name, value in upload_first([Work(opened.training, chunks)], model, key).items():
                 rows.setdefault(f"upload {name}", []).append(value)
-        train = trainer_of(chunks, model, opened.training, opened.key(opened.step.index, round_))
+        train = trainer_of(chunks, model, opened.training, key)
         for chunk in chunks:
             trained = train(chunk)
             values = {f"upload {name}": value for name, value in trained.changes(model).items()}
