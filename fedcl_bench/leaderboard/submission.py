@@ -46,63 +46,42 @@ Cells = Mapping[Place, Mapping[str, Sequence[Run]]]  # method to its runs, by se
 
 
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is shown of a method on one backbone and dataset.
-
-    Attributes:
-        metric: of the runs' validation; on the block just trained, averaged over the blocks after the first.
-        settings: those that are not today's defaults.
-        tuned: whether the settings that `tune` chose are in the submission.
-        users, difference, p, detectable: of the paired t-test against FT over users: mean difference, p without a
-            correction, and the difference that is found with probability .8.
-        mean, deviation: over seeds; reference: FT's mean over the same ones.
-        share: of the headroom between FT and the bound, and its 95 % interval; None without headroom or bound.
-        bounded: whether the submission has runs of the bound.
-        megabytes: that all clients of a run send and receive.
-        privacy: what clients upload, and what is guaranteed of it. leaks: which test items reach training.
-        gives_up: the statements of docs/constraints.md that the method gives up.
-    """
+    """What is shown of a method on one backbone and dataset."""
 
     backbone: str
     dataset: str
     stream: str
-    metric: str
-    settings: dict[str, Value]
-    tuned: bool
+    metric: str  # of the runs' validation; on the block just trained, averaged over the blocks after the first
+    settings: dict[str, Value]  # that are not today's defaults
+    tuned: bool  # whether the settings that `tune` chose are in the submission
     seeds: list[Count]
-    users: Count
-    mean: float
+    users: Count  # of the paired t-test against FT
+    mean: float  # over seeds
     deviation: float
-    reference: float
-    difference: float
-    p: float
-    detectable: float
-    share: list[float] | None
-    bounded: bool
-    megabytes: float
-    privacy: str
-    leaks: str
-    gives_up: list[str]
+    reference: float  # FT's mean over the same seeds
+    difference: float  # of the test: the mean over users
+    p: float  # without a correction
+    detectable: float  # the difference that the test finds with probability .8
+    share: list[float] | None  # of the headroom below the bound, with its 95 % interval; None without headroom or bound
+    bounded: bool  # whether the submission has runs of the bound
+    megabytes: float  # that all clients of a run send and receive
+    privacy: str  # what clients upload, and what is guaranteed of it
+    leaks: str  # which test items reach training
+    gives_up: list[str]  # the statements of docs/constraints.md that the method gives up
 
 
 class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``submission.json``.
-
-    Attributes:
-        title: the method, with settings that were chosen for it.
-        author: who submits; date: the day, in UTC.
-        version: of the suite.
-        records: SHA-256 over the Parquet files in the order of their names, which draws the seed that `verify` repeats.
-        files: path in the folder to SHA-256, of all files but this one.
-    """
+    """``submission.json``."""
 
     format: Literal[1]
     method: Name
-    title: str
-    author: Annotated[str, Meta(min_length=1, max_length=_LONGEST)]
-    date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")]
-    version: str
+    title: str  # the method, with settings that were chosen for it
+    author: Annotated[str, Meta(min_length=1, max_length=_LONGEST)]  # who submits
+    date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")]  # the day, in UTC
+    version: str  # of the suite
+    # SHA-256 over the Parquet files in the order of their names, which draws the seed that `verify` repeats.
     records: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    files: dict[str, str]
+    files: dict[str, str]  # path in the folder to SHA-256, of all files but this one
     rows: Annotated[list[Row], Meta(min_length=1)]
 
 

@@ -33,27 +33,18 @@ _AVERAGES = ("avg", "value")  # columns of papers that are the mean over the blo
 
 @dataclass(frozen=True)
 class Layout:
-    """What a table shows, and how; an empty tuple is all that the records have.
+    """What a table shows, and how; an empty tuple is all that the records have."""
 
-    Attributes:
-        rows, columns: names of ``DIMENSIONS``, outermost first. Those in neither become the first rows if they have
-            several values.
-        methods: as the user writes them, with settings of their own: ``my-ewc:lambda_ewc=.1``.
-        metrics: as ``ndcg@20``; empty: the metric that the records were validated on, at its list length.
-        against: the method of ``methods`` that every other one is tested against; None: no tests.
-        paper: whose printed numbers stand beside ours; None: nobody's.
-        by: groups of users or items (``beyond_accuracy.GROUPS``) that the metrics are of; empty: all users.
-    """
-
+    # Names of ``DIMENSIONS``, outermost first. Those in neither become the first rows if they have several values.
     rows: tuple[str, ...] = ("method",)
     columns: tuple[str, ...] = ("backbone", "dataset")
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # as the user writes them, with settings of their own: ``my-ewc:lambda_ewc=.1``
     backbones: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    against: str | None = None
-    paper: str | None = None
-    by: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # as ``ndcg@20``; empty: what the records were validated on, at its list length
+    against: str | None = None  # the method of ``methods`` that every other one is tested against; None: no tests
+    paper: str | None = None  # whose printed numbers stand beside ours; None: nobody's
+    by: tuple[str, ...] = ()  # groups (``beyond_accuracy.GROUPS``) that the metrics are of; empty: all users
 
 
 # From what is asked for to what is shown

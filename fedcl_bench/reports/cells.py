@@ -22,43 +22,28 @@ Place = tuple[str, str, str]  # dataset, backbone and row of a line, as a Key be
 
 @dataclass
 class Cell:
-    """One number of ours and the paper's.
-
-    Attributes:
-        mean, std: over seeds; mean is None without a record, std with fewer than two.
-        seeds, records: of the runs behind it, and their hashes.
-        printed: the paper's; None where it prints nothing.
-        contradiction, mark: how the printed number contradicts another one of the paper, and its footnote's mark.
-        missing: why there is no number of ours.
-        star: significantly better: the paper's own method than the best baseline, or a row than ``baseline``.
-        worse: significantly worse than ``baseline``.
-        rank: 1 best, 2 second among the methods compared, else 0.
-        p: over users, of the test behind a star, where it was made; after Holm's correction against ``baseline``.
-        p_seeds: of the same test over seeds; None for a single seed.
-        holds: whether the runs differ over seeds too, significantly and in the same direction.
-        is_reference: all metrics of its runs are FT's (see ``same_numbers``).
-        users, interactions: how many the tests of the blocks behind it have; empty where that is not counted.
-    """
+    """One number of ours and the paper's."""
 
     key: Key
     decimals: int
-    mean: float | None = None
-    std: float | None = None
+    mean: float | None = None  # over seeds; None without a record
+    std: float | None = None  # over seeds; None with fewer than two
     seeds: tuple[int, ...] = ()
-    records: tuple[str, ...] = ()
-    printed: Printed | None = None
-    contradiction: str = ""
-    mark: str = ""
-    missing: str = ""
-    star: bool = False
-    rank: int = 0
-    p: float | None = None
-    p_seeds: float | None = None
-    holds: bool = False
+    records: tuple[str, ...] = ()  # hashes of the runs behind it
+    printed: Printed | None = None  # the paper's; None where it prints nothing
+    contradiction: str = ""  # how the printed number contradicts another one of the paper
+    mark: str = ""  # of the footnote that says so
+    missing: str = ""  # why there is no number of ours
+    star: bool = False  # significantly better: the paper's method than the best baseline, or a row than ``baseline``
+    rank: int = 0  # 1 best, 2 second among the methods compared, else 0
+    p: float | None = None  # over users, of a test where one was made; after Holm's correction against ``baseline``
+    p_seeds: float | None = None  # of the same test over seeds; None for a single seed
+    holds: bool = False  # whether the runs differ over seeds too, significantly and in the same direction
+    # How many the tests of the blocks behind it have; empty where that is not counted.
     users: tuple[int, ...] = ()
     interactions: tuple[int, ...] = ()
-    worse: bool = False
-    is_reference: bool = False
+    worse: bool = False  # significantly worse than ``baseline``
+    is_reference: bool = False  # all metrics of its runs are FT's (see ``same_numbers``)
 
 
 @dataclass(frozen=True)
@@ -79,31 +64,21 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole table.
-
-    Attributes:
-        number: of the paper's table; 0 in a table of no paper.
-        heading: what stands above it.
-        stub: headings of the label columns.
-        columns: the labels of each number column, outermost first; LaTeX sets the outer ones above all their columns.
-        notes: what the numbers mean; footnotes: (mark, text) of marked cells.
-        tested: sentences on how many test users there are.
-        missing: one sentence per group of cells without a record.
-        daggers: rows that are re-implementations.
-    """
+    """A whole table."""
 
     paper: str
-    number: int
+    number: int  # of the paper's table; 0 in a table of no paper
     title: str
-    heading: str
-    stub: tuple[str, ...]
+    heading: str  # what stands above it
+    stub: tuple[str, ...]  # headings of the label columns
+    # The labels of each number column, outermost first; LaTeX sets the outer ones above all their columns.
     columns: tuple[tuple[str, ...], ...]
     panels: tuple[Panel, ...]
-    notes: tuple[str, ...] = ()
-    tested: tuple[str, ...] = ()
-    footnotes: tuple[tuple[str, str], ...] = ()
-    missing: tuple[str, ...] = ()
-    daggers: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()  # what the numbers mean
+    tested: tuple[str, ...] = ()  # sentences on how many test users there are
+    footnotes: tuple[tuple[str, str], ...] = ()  # (mark, text) of marked cells
+    missing: tuple[str, ...] = ()  # one sentence per group of cells without a record
+    daggers: frozenset[str] = frozenset()  # rows that are re-implementations
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -122,25 +97,17 @@ def _decimals(key: Key, printed: Printed | None) -> int:
 
 @dataclass
 class Filling:
-    """A table that is being filled.
-
-    Attributes:
-        names: a row, backbone, dataset, metric or column to what it is called.
-        ours: the paper's own method; empty where there is none.
-        printed: the paper's numbers; contradictions: cell to how its number contradicts another one.
-        cells: all, in the order of the table's keys. runs: those of every line.
-        tests: sentences on how cells were tested.
-    """
+    """A table that is being filled."""
 
     table: PaperTable
     source: Source
-    names: Callable[[str], str]
-    ours: str = ""
-    printed: Mapping[Key, Printed] = field(default_factory=dict)
-    contradictions: Mapping[Key, str] = field(default_factory=dict)
-    cells: dict[Key, Cell] = field(init=False)
-    runs: dict[Place, list[Run]] = field(default_factory=dict)
-    tests: list[str] = field(default_factory=list)
+    names: Callable[[str], str]  # a row, backbone, dataset, metric or column to what it is called
+    ours: str = ""  # the paper's own method; empty where there is none
+    printed: Mapping[Key, Printed] = field(default_factory=dict)  # the paper's numbers
+    contradictions: Mapping[Key, str] = field(default_factory=dict)  # cell to how its number contradicts another one
+    cells: dict[Key, Cell] = field(init=False)  # all, in the order of the table's keys
+    runs: dict[Place, list[Run]] = field(default_factory=dict)  # of every line
+    tests: list[str] = field(default_factory=list)  # sentences on how cells were tested
 
     def __post_init__(self) -> None:
         # A pilot's numbers do not compare with the paper's.

@@ -29,17 +29,12 @@ SELECTION = ("valid_metric", "rounds", "patience", "evaluate_every", "best_round
 
 @dataclass(frozen=True)
 class Answered:
-    """The runs that are asked about.
+    """The runs that are asked about."""
 
-    Attributes:
-        runs: that are finished. failed: the content of ``run.json`` of those that are not.
-        tuned: where settings that were tuned are; None: nobody says that they were.
-    """
-
-    runs: Sequence[Run]
-    failed: Sequence[Mapping[str, Any]]
+    runs: Sequence[Run]  # that are finished
+    failed: Sequence[Mapping[str, Any]]  # the content of ``run.json`` of those that are not
     registry: Registry
-    tuned: Tuned | None
+    tuned: Tuned | None  # where settings that were tuned are; None: nobody says that they were
 
     def settings(self, *names: str) -> str:
         """The values of settings, over all runs that have them."""

@@ -97,20 +97,13 @@ def unequal(mine: Run, theirs: Run, registry: Registry, tuned: Tuned | None = No
 
 @dataclass(frozen=True)
 class PairedTests:
-    """One method's runs against another's.
+    """One method's runs against another's. A positive difference means that the one is better, also of errors, of which
+    less is."""
 
-    Attributes:
-        users: over the users that both have, each averaged over blocks and the seeds that both have. A positive
-            difference means that the one method is better, also of errors, of which less is.
-        seeds: over these seeds, each averaged over its users and blocks; None for fewer than two.
-        means: over the users, of either method.
-        users_left_out: how many users only one of the two has.
-    """
-
-    users: PairedComparison
-    seeds: PairedComparison | None
-    means: tuple[float, float]
-    users_left_out: int
+    users: PairedComparison  # over the users that both have, each averaged over blocks and the seeds that both have
+    seeds: PairedComparison | None  # over these seeds, each averaged over its users and blocks; None for fewer than two
+    means: tuple[float, float]  # over the users, of either method
+    users_left_out: int  # how many users only one of the two has
 
 
 def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequence[int] | None = None,
@@ -136,18 +129,12 @@ def holm_adjusted(tests: Sequence[PairedTests]) -> Iterator[PairedTests]:
 
 @dataclass(frozen=True)
 class Comparison(PairedTests):
-    """The proposed method against another one on one backbone and dataset.
+    """The proposed method against another one on one backbone and dataset."""
 
-    Attributes:
-        other: name of the other method.
-        common: the seeds that both methods have; left_out: those that only one of the two has with the metric.
-        p_holm: p of ``users`` adjusted for all methods that the proposed one is compared with.
-    """
-
-    other: str
-    common: tuple[int, ...]
-    left_out: tuple[int, ...]
-    p_holm: float
+    other: str  # name of the other method
+    common: tuple[int, ...]  # the seeds that both methods have
+    left_out: tuple[int, ...]  # the seeds that only one of the two has with the metric
+    p_holm: float  # p of ``users`` adjusted for all methods that the proposed one is compared with
 
 
 def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
@@ -237,25 +224,16 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
 
 @dataclass(frozen=True)
 class HeadroomRow:
-    """A method on one backbone and dataset.
-
-    Attributes:
-        seeds: those that it has in common with the reference and the bound, over which all else is.
-        users: how many are tested.
-        mean: of the metric on the block just trained, over users, each averaged over blocks.
-        against: its gain over the reference and share of headroom; None of the reference itself.
-        continual: learning (LA) and forgetting of the metric, as in tables; nan on streams of one step.
-        sent: bytes that all clients upload in a run; seconds: of a run.
-    """
+    """A method on one backbone and dataset."""
 
     method: str
-    seeds: tuple[int, ...]
-    users: int
-    mean: float
-    against: Headroom | None
-    continual: Mapping[str, float]
-    sent: float
-    seconds: float
+    seeds: tuple[int, ...]  # that it has in common with the reference and the bound, over which all else is
+    users: int  # how many are tested
+    mean: float  # of the metric on the block just trained, over users, each averaged over blocks
+    against: Headroom | None  # its gain over the reference and share of headroom; None of the reference itself
+    continual: Mapping[str, float]  # learning (LA) and forgetting of the metric, as in tables; nan on streams of a step
+    sent: float  # bytes that all clients upload in a run
+    seconds: float  # of a run
 
 
 def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str, metric: str) -> list[HeadroomRow]:

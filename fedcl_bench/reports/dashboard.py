@@ -48,15 +48,10 @@ TableRow = dict[str, "str | Number"]  # column to what stands in it
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """The runs of one method with the same settings.
+    """The runs of one method with the same settings."""
 
-    Attributes:
-        title: the method, with the settings in which it differs from its other variants.
-        runs: one per seed, sorted.
-    """
-
-    title: str
-    runs: tuple[Run, ...]
+    title: str  # the method, with the settings in which it differs from its other variants
+    runs: tuple[Run, ...]  # one per seed, sorted
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -66,20 +61,14 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class GridCell:
-    """Variants that can be compared: of one backbone and dataset, tested on the same items.
-
-    Attributes:
-        stream: how the numbers were taken, in words.
-        metric: the metric that the runs were validated on.
-        reference: the variant that the others are compared with.
-    """
+    """Variants that can be compared: of one backbone and dataset, tested on the same items."""
 
     dataset: str
     backbone: str
-    stream: str
-    metric: str
+    stream: str  # how the numbers were taken, in words
+    metric: str  # that the runs were validated on
     variants: tuple[Variant, ...]
-    reference: Variant
+    reference: Variant  # that the others are compared with
 
     @property
     def title(self) -> str:

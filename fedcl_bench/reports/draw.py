@@ -107,21 +107,14 @@ def _legend(figure: Figure, title: str, handles: Iterable[Line2D], missing: str 
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """Numbers of one kind, a line each from the top.
-
-    Attributes:
-        ours: method, or what the line is called, to the mean over seeds; None where there is no record.
-        axis: what the numbers are.
-        base: what they are compared with, as an upright line; stems start there.
-        paper: what a paper prints, as far as it does.
-        written: write how far a number is from ``base`` beside it, and cut the axis before one far beyond the others.
-    """
+    """Numbers of one kind, a line each from the top."""
 
     title: str
-    axis: str
-    ours: Mapping[str, OverSeeds | None]
-    base: float | None = None
-    paper: Mapping[str, float] = field(default_factory=dict)
+    axis: str  # what the numbers are
+    ours: Mapping[str, OverSeeds | None]  # what a line is called to its mean over seeds; None where there is no record
+    base: float | None = None  # what they are compared with, as an upright line; stems start there
+    paper: Mapping[str, float] = field(default_factory=dict)  # what a paper prints, as far as it does
+    # Write how far a number is from ``base`` beside it, and cut the axis before one far beyond the others.
     written: bool = False
 
 
@@ -212,23 +205,15 @@ _CLAIM = {"color": GREY, "linestyle": "--", "linewidth": 0.9}
 
 @dataclass(frozen=True)
 class SettingPanel:
-    """The metric over the values of one setting.
-
-    Attributes:
-        points: value to the metric; None where there is no record.
-        chosen: the value that all other runs use, if it is a number.
-        above, above_label: value to what a second axis above the panel shows there, and that axis' name.
-        claim: a level that a paper says is kept, and up to which value.
-        title: of what the numbers are, where panels differ in that; each then has an axis of its own.
-    """
+    """The metric over the values of one setting."""
 
     name: str
-    points: Mapping[float, OverSeeds | None]
-    chosen: float | None
-    above: Mapping[float, str] = field(default_factory=dict)
-    above_label: str = ""
-    claim: tuple[float, float] | None = None
-    title: str = ""
+    points: Mapping[float, OverSeeds | None]  # value to the metric; None where there is no record
+    chosen: float | None  # the value that all other runs use, if it is a number
+    above: Mapping[float, str] = field(default_factory=dict)  # value to what a second axis above the panel shows there
+    above_label: str = ""  # that axis' name
+    claim: tuple[float, float] | None = None  # a level that a paper says is kept, and up to which value
+    title: str = ""  # of what the numbers are, where panels differ in that; each then has an axis of its own
 
 
 @styled

@@ -136,17 +136,13 @@ def tested_users(runs: Iterable[Run]) -> int:
 
 @dataclass(frozen=True)
 class Curve:
-    """What was measured in every round of one block: the validation metric, or another column of the rounds.
+    """What was measured in every round of one block: the validation metric, or another column of the rounds."""
 
-    Attributes:
-        mean, deviation: of the seeds that still train, per round; sample standard deviation, 0 where one seed is left.
-        common: rounds that every seed reached; beyond them the mean is of fewer seeds.
-        best_round, best_value: of each seed's best validation round, averaged over seeds; rounds count from 1.
-    """
-
+    # Of the seeds that still train, per round; the sample standard deviation is 0 where one seed is left.
     mean: np.ndarray
     deviation: np.ndarray
-    common: int
+    common: int  # rounds that every seed reached; beyond them the mean is of fewer seeds
+    # Of each seed's best validation round, averaged over seeds; rounds count from 1.
     best_round: float
     best_value: float
 
@@ -168,17 +164,11 @@ def validation_curves(runs: Sequence[Run], column: str = "valid") -> list[Curve]
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many users have a value in which range.
+    """How many users have a value in which range."""
 
-    Attributes:
-        edges: of the b ranges, shape (b + 1,).
-        share: of the users, shape (b,), averaged over seeds; they add up to 1.
-        mean: the users' mean.
-    """
-
-    edges: np.ndarray
-    share: np.ndarray
-    mean: OverSeeds
+    edges: np.ndarray  # of the b ranges, shape (b + 1,)
+    share: np.ndarray  # of the users, shape (b,), averaged over seeds; they add up to 1
+    mean: OverSeeds  # the users' mean
 
 
 def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogram:

@@ -23,25 +23,17 @@ FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never
 
 @dataclass(frozen=True)
 class Source:
-    """Where numbers come from.
+    """Where numbers come from."""
 
-    Attributes:
-        runs: all finished runs there are.
-        tuned: where tuned settings are, or None for the plugins' and datasets' defaults.
-        assignments: settings that lie over those of every run of the table.
-        statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
-            raises UserError if the data is not there.
-        where: folders of the command's options.
-        failed: the content of ``run.json`` of runs that failed.
-    """
-
-    runs: Sequence[Run]
+    runs: Sequence[Run]  # all finished ones there are
     registry: Registry
-    tuned: Tuned | None = None
-    assignments: tuple[tuple[str, Any], ...] = ()
+    tuned: Tuned | None = None  # where tuned settings are, or None for the plugins' and datasets' defaults
+    assignments: tuple[tuple[str, Any], ...] = ()  # settings that lie over those of every run of the table
+    # Dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs; raises UserError if
+    # the data is not there.
     statistics: Callable[[str], Mapping[str, list]] | None = None
-    where: Where = Where()
-    failed: Sequence[Mapping[str, Any]] = ()
+    where: Where = Where()  # folders of the command's options
+    failed: Sequence[Mapping[str, Any]] = ()  # the content of ``run.json`` of runs that failed
 
     @property
     def pilot_users(self) -> int:

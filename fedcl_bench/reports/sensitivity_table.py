@@ -26,18 +26,13 @@ _TESTED = {"candidate_draw", *(field.name for field in fields(StreamSettings))}
 
 @dataclass(frozen=True)
 class Effect:
-    """What the runs of a case say.
-
-    Attributes:
-        value, lead: the metric, and how far it is above that of the other method; over the seeds that all have.
-        value_change, lead_change: by how much these differ from the default case, seed by seed; None in that case.
-        seeds: how many there are; without any, all numbers are None.
-    """
+    """What the runs of a case say."""
 
     case: Case
-    seeds: int
-    value: OverSeeds | None = None
-    lead: OverSeeds | None = None
+    seeds: int  # how many all have, over which the numbers are; without any, all of these are None
+    value: OverSeeds | None = None  # the metric
+    lead: OverSeeds | None = None  # how far it is above that of the other method
+    # By how much these differ from the default case, seed by seed; None in that case.
     value_change: OverSeeds | None = None
     lead_change: OverSeeds | None = None
 
