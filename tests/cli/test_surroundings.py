@@ -14,7 +14,8 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.files import write_atomically
 
 JOB = {"rounds": 1, "k_core": 80, "blocks": 2}
-TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--records", str(ROOT / "results" / "published" / "f3crec")]
+TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", "--records",
+          str(ROOT / "results" / "published" / "f3crec")]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import assert_same, build, federation, finish
-from torch.nn import functional
 
 from fedcl_bench import SIZES, LocalSettings, UserError
 from fedcl_bench.federation.loop import run
@@ -63,7 +62,7 @@ def parts(registry, method, backbone, **server):
     ("fedmf", "ft", {"client_ratio": 0.5, "client_dropout": 0.2, "weighting": "interactions"}),
     ("fedmf", "reg", {"upload_clip": 0.05, "stragglers": 0.5, "upload_mechanism": "gaussian"}),
     ("fedrap", "f3crec", {"upload_clip": 0.05, "weighting": "uniform"}),
-    ("ncf", "kd", {"fold_in": 3}), ("sasrec", "ft", {"weighting": "interactions"})])
+    ("ncf", "ft", {"fold_in": 3}), ("sasrec", "ft", {"weighting": "interactions"})])
 def test_the_mean_of_single_updates_is_the_mean(registry, backbone, method, server):
     plain = build(registry, "method", method)
     single = type("Single", (type(plain),), {"aggregate_updates": PlainMean.aggregate_updates})(plain.settings)
@@ -97,20 +96,6 @@ def test_noise_is_on_every_number_of_each_update(registry):
     assert float(flat.mean(0).std()) == pytest.approx(0.1 * (2 / len(flat)) ** 0.5, rel=0.2)
     assert len({round(row, 9) for row in flat[:, 0].tolist()}) == len(flat)
     assert all(torch.isfinite(table).all() for table in end.model.public.values())
-
-
-class Accepting(PlainMean):
-    """Cosines of all pairs of updates; those that fewest are near to are left out, as in clustering."""
-
-    def aggregate_updates(self, updates):
-        products = updates.products()
-        near = functional.normalize(products, dim=1).mean(1)
-        kept = (near >= near.median()).to(near)
-        return updates.weighted_sum(kept / kept.sum())
-
-
-def test_similarity_can_choose(registry):
-    assert len(finish(parts(registry, Accepting(NoSettings()), "fedmf")).tests) == 6
 
 
 @pytest.mark.parametrize("returned, said", [

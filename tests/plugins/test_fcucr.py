@@ -126,7 +126,7 @@ def test_what_ablations_send(registry, without, uploads):
 
 
 @pytest.mark.parametrize("backbone, settings", [
-    ("sasrec", {}), ("gru4rec", {"prototype_noise": 0.3, "teacher": "previous"}), ("tisasrec", {})], ids=str)
+    ("gru4rec", {"prototype_noise": 0.3, "teacher": "previous"}), ("tisasrec", {})], ids=str)
 def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settings):
     """Two rounds with dropout: bit-identical for one and two threads, and equal for any chunks."""
     def last(chunk, at_once=64, count=1, dropout=0.2):

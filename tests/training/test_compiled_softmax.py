@@ -80,8 +80,7 @@ def test_slopes_too_small_to_matter_leave_rows_where_they_are():
     assert (ours.table != table).any(2).flatten().nonzero().flatten().tolist() == [7]
 
 
-@pytest.mark.parametrize("own_start", [True, False])
-@pytest.mark.parametrize("name", ["miasrec", "dmi-gnn"])
+@pytest.mark.parametrize("name, own_start", [("miasrec", True), ("dmi-gnn", False)])
 def test_a_round_equals_one_without_kernels(registry, monkeypatch, name, own_start):
     backbone = build(registry, "backbone", name, dim=12, max_length=6, lr=0.02)
     step = session_stream(session_log(40), 40).steps[0]
