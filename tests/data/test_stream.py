@@ -23,13 +23,12 @@ from fedcl_bench.data.files import recbole_files, table_reader
 from fedcl_bench.data.files.recbole_files import Interactions, bundled, load_interactions, pieces, read_table
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.source import configured, load_config
-from fedcl_bench.data.stream import (block_of_rows, build_blocks, build_static, by_user, places, read_split_file,
+from fedcl_bench.data.stream import (block_of_rows, build_blocks, build_static, read_split_file,
                                      split_of_rows, statistics)
 from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.streams.domain_streams import build_domains
 from fedcl_bench.data.streams.tie_order import SHIPPED, time_order
 from fedcl_bench.runs.config import make_config, resolve
-from fedcl_bench.testing.worlds import ragged
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 
@@ -167,12 +166,6 @@ def test_every_dataset_config_loads(registry):
         assert config.expected or config.settings["stream"] == "sessions" and "Table 1" in config.notes
         for kind, settings in (("backbone", config.backbone_settings), ("method", config.method_settings)):
             assert all(registry.get(kind, plugin) for plugin in settings)
-
-
-@given(lists=st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=5))
-def test_ragged_distinct(lists):
-    found = ragged(*lists).distinct()
-    assert [found.of(user).tolist() for user in range(len(lists))] == [list(dict.fromkeys(items)) for items in lists]
 
 
 def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():
@@ -319,29 +312,6 @@ def test_a_bad_value_in_a_later_piece_has_its_line(tmp_path, rows, bad, field):
     path = written(tmp_path, [*rows, bad, *rows])
     with pytest.raises(UserError, match=f"line 302: field '{field}' is '{bad[0] if field == 'user_id' else bad[1]}'"):
         read_table(path, KINDS)
-
-
-@pytest.mark.parametrize("user, item", [([0, 1, 0, 2], [0, 0, 1, 2]), ([1, 0, 0, 2], [0, 0, 1, 2]),
-                                        ([0, 1, 0, 1], [0, 0, 1, 2]), ([0, 1, 3, 2], [0, 0, 1, 2])])
-def test_all_rows_in_their_order_are_numbered_anew_where_that_changes_something(user, item):
-    data = Interactions(np.array(user), np.array(item), np.arange(4.0), np.array(list("abcd"))[:3 + (3 in user)],
-                        np.array(list("xyz")))
-    same = data.of_rows(np.arange(4))
-    expected, tokens = pd.factorize(data.user)
-    assert same.user.tolist() == expected.tolist() and same.user_tokens.tolist() == data.user_tokens[tokens].tolist()
-    assert (same is data) == (user == [0, 1, 0, 2])
-
-
-def test_rows_are_in_the_order_of_their_users_and_places_are_counts_before():
-    user = np.random.default_rng(0).integers(0, 50, 700).astype(np.int32)
-    for users in (user, user + np.int32(2 ** 31 - 51), user + (1 << 40)):
-        assert np.array_equal(by_user(users), np.argsort(users, kind="stable")) and by_user(users).dtype == np.int64
-    assert not len(by_user(user[:0]))
-    with pytest.raises(OverflowError, match="700 rows"):
-        by_user(user + (1 << 54))
-    user = np.random.default_rng(0).integers(0, 9, 200)
-    assert places(user).tolist() == [int((user[:row] == u).sum()) for row, u in enumerate(user)]
-    assert len(places(user[:0])) == 0
 
 
 def test_ids_are_narrow_while_they_are_read_and_wide_in_the_stream(tmp_path):

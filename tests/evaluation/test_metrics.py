@@ -1,5 +1,5 @@
 """Ranking metrics against RecBole's metric classes, rank_all against plain Python, continual summaries by hand; changes
-of ranks; what all batches of a ranking need is made once."""
+of ranks; what costs most is done once for all batches of a ranking."""
 
 import math
 import sys
@@ -12,7 +12,6 @@ from helpers import ITEM, USER, TableBackbone, build
 from hypothesis import given, settings, strategies as st
 from recbole.evaluator import metrics as recbole_metrics
 from torch import nn
-from torch.nn.utils import parametrize
 
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
@@ -26,7 +25,6 @@ from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.ops import highest
 from fedcl_bench.plugin.metric import RankedLists
-from fedcl_bench.plugin.silo import DomainModule, once_in_ranking
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing.trials import Pair
@@ -179,15 +177,6 @@ def test_continual_summaries_by_hand_and_names_of_metrics():
             parse_metric(bad)
 
 
-class Given:
-    """Scores are the private table ``scores``."""
-
-    scores_local_tables = False
-
-    def score_all(self, clients, public):
-        return clients["scores"]
-
-
 def ranks_by_definition(scores):
     """A stable sort of each row, highest first."""
     order = scores.argsort(dim=1, descending=True, stable=True)
@@ -227,50 +216,8 @@ def test_rank_change_is_its_definition_to_the_bit(compiled, monkeypatch):
     for piece in users.split(30):
         a, b = (ranks_by_definition(scores[piece][:, :600]).double() for scores in (before, now))
         expected += ((a - b).abs() / a).sum(0)
-    assert torch.equal(item_rank_change(Given(), *models, users), expected / 100)
-    assert item_rank_change(Given(), *models, users[:0]).isnan().all()
-
-
-class Shelf(DomainModule):
-    """Counts how often its vectors are made."""
-
-    def __init__(self):
-        super().__init__()
-        self.items, self.made = nn.Parameter(torch.ones(3, 2)), 0
-
-    @once_in_ranking
-    def vectors(self):
-        self.made += 1
-        return 2.0 * self.items
-
-
-class Doubled(nn.Module):
-    made = 0
-
-    def forward(self, table):
-        Doubled.made += 1
-        return 2.0 * table
-
-
-def test_once_for_a_ranking_and_anew_for_the_next():
-    shop = DomainModule()
-    shop.shelves, shop.table = nn.ModuleList([Shelf(), Shelf()]), nn.Linear(2, 2)
-    parametrize.register_parametrization(shop.table, "weight", Doubled())
-    first, second = shop.shelves
-    Doubled.made = 0
-    with shop.ranking(), torch.no_grad():
-        assert all(torch.equal(first.vectors(), torch.full((3, 2), 2.0)) for _ in range(3))
-        assert shop.table.weight is shop.table.weight
-    assert (first.made, second.made, Doubled.made) == (1, 0, 1)
-    with torch.no_grad():
-        first.items += 1.0
-    assert torch.equal(first.vectors(), torch.full((3, 2), 4.0)) and first.vectors() is not first.vectors()
-    made = first.made
-    with pytest.raises(KeyError), shop.ranking():
-        raise KeyError(first.vectors())
-    first.vectors(), first.vectors()
-    assert first.made == made + 3 and Shelf.vectors.__name__ == "vectors"
-    assert not [name for name in vars(first) if "ranking" in name]
+    assert torch.equal(item_rank_change(TableBackbone(), *models, users), expected / 100)
+    assert item_rank_change(TableBackbone(), *models, users[:0]).isnan().all()
 
 
 @pytest.mark.parametrize("method, backbone, costly, settings", [

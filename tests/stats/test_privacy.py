@@ -20,7 +20,6 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.settings import DISCLOSURES, FederationSettings
 from fedcl_bench.federation.cross_device import CrossDevice, begin_step, most_rounds
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -263,17 +262,6 @@ def test_the_mechanism_counts_where_there_is_noise(registry):
     assert same.hash == noisy.hash != other.hash
     with pytest.raises(UserError, match="'upload_mechanism' .* has no effect without upload_noise or upload_clip"):
         make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", {"upload_mechanism": "gaussian"})])
-
-
-def test_what_the_server_learns_beside_uploads():
-    """Only from settings that are active."""
-    def names(**server):
-        return [each.name for each in FederationSettings(**server).disclosures]
-    assert names() == names(cold_start="popularity") == names(fold_in=3, availability="day", client_ratio=0.5) == []
-    assert names(fold_in=3, cold_start="popularity", availability="activity") == ["availability", "cold_start"]
-    for each in DISCLOSURES:
-        field = FederationSettings.__dataclass_fields__[each.name]
-        assert each.value in field.metadata["choices"] and each.value != field.default
 
 
 @pytest.mark.parametrize("backbone,server,words", [

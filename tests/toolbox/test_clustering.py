@@ -90,14 +90,6 @@ def test_lloyd_equals_a_plain_loop(how):
     torch.testing.assert_close(centroids, torch.from_numpy(expected))
 
 
-def test_weights_are_inverse_distances():
-    """{0, 4} around 1: weights 1 and 1/3, so the mean is 1, and not 2."""
-    points, centroid = torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0]])
-    assert lloyd(points, centroid, Lloyd(1, weighted=True, epsilon=1e-12))[1].item() == pytest.approx(1.0)
-    assert lloyd(points, centroid, Lloyd(1))[1].item() == 2.0
-    assert lloyd(points, centroid, Lloyd(1, weighted=True, epsilon=1e-12, recomputed=True))[1].item() == 2.0
-
-
 @settings(max_examples=30, deadline=None)
 @given(worlds, st.sampled_from(ALGORITHMS), st.booleans())
 def test_clusters_are_those_of_the_nearest_centroids(world, algorithm, weighted):

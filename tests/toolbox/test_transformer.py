@@ -1,6 +1,5 @@
 """The Transformer of domains' recommenders against RecBole's own, and the adapter of texts against plain loops."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,16 +43,6 @@ def test_encoder_is_recboles(twins, causal):
                                rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("part", ["dropout", "attention_dropout"])
-def test_each_dropout_acts_in_training_alone(part):
-    sizes = TransformerSettings(**{"dim": 4, "heads": 1, "dropout": 0.0, "attention_dropout": 0.0, part: 0.5})
-    encoder, x = TransformerEncoder(sizes), torch.randn(6, 5, 4)
-    lengths = torch.full((6,), 5)
-    assert not torch.equal(encoder.last(x, lengths), encoder.last(x, lengths))
-    encoder.eval()
-    assert torch.equal(encoder.last(x, lengths), encoder.last(x, lengths))
-
-
 def test_starts_are_recboles():
     encoder = TransformerEncoder(TransformerSettings())
     assert encoder.layers[1].query.weight.std().item() == pytest.approx(0.02, rel=0.02)
@@ -75,15 +64,6 @@ def _adapter(dropout=0.2):
         for value in adapter.parameters():
             value.copy_(torch.randn_like(value))
     return adapter
-
-
-def test_adapter_follows_equations_3_to_5():
-    adapter, x = _adapter().eval(), torch.randn(2, 5, 6, dtype=torch.float64)
-    weight, bias, gate = (getattr(adapter, name).detach().numpy() for name in ("weight", "bias", "gate"))
-    for row, mixed in zip(x.flatten(0, 1).numpy(), adapter(x).flatten(0, 1).detach().numpy()):
-        odds = np.exp(row @ gate)
-        expected = sum(odds[k] / odds.sum() * ((row - bias[k]) @ weight[k]) for k in range(3))
-        np.testing.assert_allclose(mixed, expected, rtol=1e-12)
 
 
 def test_noise_of_gates_has_its_deviation_and_is_for_training():
