@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -115,12 +116,13 @@ class PaperTable:
         return [] if self.row_spec is None else [self.row_spec(*name) for name in self.run_names()]
 
 
-def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:
-    """The printed numbers of a paper: table number to cell to what it prints. The file has one line per (table,
-    dataset, backbone, row, metric) and one column per column of the tables; a cell is empty where the table has none,
-    and a ``*`` behind a number is the printed star."""
+@cache
+def read_printed(paper: str) -> dict[int, dict[Key, Printed]]:
+    """The printed numbers of a paper: table number to cell to what it prints. Its CSV file here has one line per
+    (table, dataset, backbone, row, metric) and one column per column of the tables; a cell is empty where the table has
+    none, and a ``*`` behind a number is the printed star."""
     result: dict[int, dict[Key, Printed]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(Path(__file__).with_name(f"{paper}.csv"), newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             for column, text in line.items():
                 if column not in _KEY_FIELDS and text:
