@@ -17,7 +17,7 @@ import warnings
 import zlib
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Generator, Mapping, NamedTuple
 
 from ..data.source import config_file, dataset_name, load_config
 from ..core.errors import UserError, unknown
@@ -51,8 +51,7 @@ class Effort:
         return range(self.seed, self.seed + self.seeds)
 
 
-@dataclass(frozen=True)
-class Combination:
+class Combination(NamedTuple):
     """What is tuned on its own."""
 
     method: str
@@ -113,20 +112,20 @@ class Search:
     def head(self) -> dict[str, Any]:
         """What identifies the search in its file; equal heads mean equal searches."""
         effort, c = self.effort, self.combination
-        return {"method": c.method, "backbone": c.backbone, "dataset": dataset_name(c.dataset), "budget": effort.budget,
-                "seeds": effort.seeds, "sampler": self.sampler, "seed": effort.seed, "batch": effort.batch,
-                "grid_points": self.points, "space": {name: list(values) for name, values in self.space.items()},
-                "inherited": self.inherited, "fixed": self.fixed}
+        return {**c._asdict(), "dataset": dataset_name(c.dataset), "budget": effort.budget, "seeds": effort.seeds,
+                "sampler": self.sampler, "seed": effort.seed, "batch": effort.batch, "grid_points": self.points,
+                "space": {name: list(values) for name, values in self.space.items()}, "inherited": self.inherited,
+                "fixed": self.fixed}
 
     def spec(self, point: Point) -> RunSpec:
-        c = self.combination
-        return RunSpec(c.method, c.backbone, c.dataset, tuple({**self.inherited, **self.fixed, **point}.items()))
+        return RunSpec(*self.combination, tuple({**self.inherited, **self.fixed, **point}.items()))
 
     def command(self) -> str:
-        effort, c = self.effort, self.combination
-        words = ["run_bench.py", "tune", "--methods", c.method, "--backbones", c.backbone, "--datasets", c.dataset]
+        words = ["run_bench.py", "tune"]
+        for name, value in self.combination._asdict().items():
+            words += [f"--{name}s", value]
         for name in ("budget", "seeds", "sampler", "seed", "batch"):
-            words += [f"--{name}", str(getattr(effort, name))]
+            words += [f"--{name}", str(getattr(self.effort, name))]
         for name, value in self.fixed.items():
             words += ["--set", f"{name}={as_text(value)}"]
         return shlex.join(words)
@@ -143,7 +142,7 @@ def default_settings(registry: Registry, c: Combination, effort: Effort, inherit
     stays although its value is neutral, as the dataset's config may have another."""
     names = known_settings(registry, c)
     fixed = {name: value for name, value in effort.fixed.items() if name in names}
-    parts = resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)])
+    parts = resolve(registry, *c, [("tuned", inherited), ("--set", fixed)])
     values, without = flat(parts), inactive(parts)
     return effective(parts), {name: values[name] for name in fixed if name not in without}
 
@@ -200,15 +199,9 @@ Steps = Generator[list[tuple[Point, int]], list[TrialRun], None]  # yields point
 
 
 class Study:
-    """Optuna's study of a search, and what the search may spend.
-
-    Numbers are searched by their position in the sorted list of values, so neighbours are near each other;
-    ``reference``: FT's runs with default settings on all seeds, by which the budget is counted.
-
-    Attributes:
-        trials: each of another point, the default first.
-        budget: of client-updates.
-    """
+    """Optuna's study of a search, and what the search may spend: a ``budget`` of client-updates, counted by
+    ``reference``, FT's runs with default settings on all seeds. Of the ``trials``, each of another point, the default
+    is first. Numbers are searched by their position in the sorted list of values, so neighbours are near each other."""
 
     TRIES = 10  # of TPE for a point, before one is taken in random order
 

@@ -82,7 +82,7 @@ class Tuning:
     where: Where = Where()
 
     def file(self, c: Combination) -> Path:
-        return tuned_file(self.folder, c.method, c.backbone, c.dataset)
+        return tuned_file(self.folder, *c)
 
     @property
     def _tuned(self) -> Tuned:
@@ -90,7 +90,7 @@ class Tuning:
 
     def kept_file(self, c: Combination) -> Path:
         """The file of the combination's settings, as written or from ``below``."""
-        return self._tuned.file(c.method, c.backbone, c.dataset)
+        return self._tuned.file(*c)
 
     def search(self, c: Combination, inherited: Point) -> Search:
         return make_search(self.registry, c, self.effort, inherited)
@@ -104,11 +104,11 @@ class Tuning:
 
     def references(self, search: Search) -> tuple[list[Task], list[Task]]:
         """Runs of FT on all seeds: with default settings, and with those that the combination inherits."""
-        c = replace(search.combination, method=REFERENCE)
+        c = search.combination._replace(method=REFERENCE)
         usual, best = [], []
         for inherited, tasks in (({}, usual), (search.inherited, best)):
             _, fixed = default_settings(self.registry, c, search.effort, inherited)
-            spec = RunSpec(c.method, c.backbone, c.dataset, tuple({**inherited, **fixed}.items()))
+            spec = RunSpec(*c, tuple({**inherited, **fixed}.items()))
             tasks += make_tasks(self.registry, [spec], search.effort.every_seed, self.data_dir)
         return usual, best
 
@@ -163,11 +163,8 @@ def _lost(outcomes: Sequence[Outcome]) -> tuple[str, str] | None:
 
 
 def _content(study: Study, task: Task, reference: Sequence[TrialRun]) -> dict[str, Any]:
-    """The file of a search that has ended; empty if no trial finished. Of equal values the first one wins.
-
-    Args:
-        task: one of its runs. reference: FT's runs with the same backbone settings.
-    """
+    """The file of a search that has ended; empty if no trial finished. Of equal values the first one wins. ``task``:
+    one of its runs; ``reference``: FT's with the same backbone settings."""
     search, seeds = study.search, study.search.effort.seeds
     finished = [trial for trial in study.trials if trial.value(seeds) is not None]
     if not finished:
@@ -203,7 +200,7 @@ def tune(tuning: Tuning, combinations: Iterable[Combination], run: Runner, write
     done = _stage(tuning, [(c, {}) for c in first], run, write)
     second = []
     for c in wanted:
-        reference = done.get(Combination(REFERENCE, c.backbone, c.dataset))
+        reference = done.get(c._replace(method=REFERENCE))
         if c.method != REFERENCE and reference and not reference.content:
             done[c] = Result(tuning.search(c, {}), reference.status, runs=None,
                              error=f"needs {reference.combination}, which is not tuned")
@@ -225,7 +222,7 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     """FT's combinations that must be searched, or looked up, first, and those that were asked for, each once. Raises
     UserError for names, settings or data that do not fit, before the first trial."""
     wanted = list(dict.fromkeys(combinations))
-    references = [Combination(REFERENCE, c.backbone, c.dataset) for c in wanted]
+    references = [c._replace(method=REFERENCE) for c in wanted]
     known = set().union(*(known_settings(tuning.registry, c) for c in wanted))
     for name in tuning.effort.fixed:
         if name not in known:

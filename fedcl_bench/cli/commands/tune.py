@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     files = [str(tuning.kept_file(result.combination)) for result in results]
     if args.json:
         print_json({"results": [{"status": result.status, "error": result.error or None, "file": file,
-                                 **vars(result.combination), **result.content}
+                                 **result.combination._asdict(), **result.content}
                                 for result, file in zip(results, files)]})
     else:
         show_tuned(results, files)
