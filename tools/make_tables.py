@@ -167,21 +167,15 @@ def headroom() -> str:
 
 @dataclass(frozen=True)
 class Shares:
-    """A table of gains over a reference and of shares of what a bound gains.
+    """A table of gains over a reference and of shares of what a bound gains."""
 
-    Attributes:
-        folders: of results/published, whose runs have default settings but for ``settings``.
-        methods: by the names of their rows, with settings of their own; the first is the reference, the second the
-            bound. metrics: by their titles; head: above the rows' names.
-    """
-
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # of results/published, whose runs have default settings but for ``settings``
     backbones: tuple[str, ...]
     dataset: str
     settings: dict[str, object]
-    methods: dict[str, str]
-    metrics: dict[str, str]
-    head: str
+    methods: dict[str, str]  # by the names of their rows, with settings of their own; first the reference and the bound
+    metrics: dict[str, str]  # by their titles
+    head: str  # above the rows' names
     decimals: int = 3
 
 

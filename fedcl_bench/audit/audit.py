@@ -70,14 +70,9 @@ class Level:
 
 def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda: None,
              stop: Callable[[], bool] = lambda: False) -> pd.DataFrame:
-    """Run a level and attack its clients' uploads; ``on_round`` is called and ``stop`` asked after every round.
-
-    Returns:
-        One row per client and attacked round: ``round`` and what ``attack`` returns.
-
-    Raises:
-        Stopped: when asked to. RunFailed: when the run diverges.
-    """
+    """Run a level and attack its clients' uploads: one row per client and attacked round, ``round`` and what ``attack``
+    returns. ``on_round`` is called and ``stop`` asked after every round. Raises Stopped when asked to, RunFailed when
+    the run diverges."""
     federation, frames = level.config.federation(stream), []
     chosen = {number: _chosen(level, stream, number - 1).cpu() for number in level.rounds}
     sums = Sums(torch.cat(list(chosen.values())).unique())

@@ -268,13 +268,9 @@ def place(code: Any) -> str:
 
 def _differs(users: Tensor, x: Tensor, others: Tensor, y: Tensor, same: Tensor, tolerance: float,
              kept: float | None) -> str | None:
-    """How a table differs, and whose row most; None if it does not.
-
-    Args:
-        users, others: whose rows these are in two worlds; empty: nobody's.
-        same: bool, (all users,): who has the same data in both.
-        kept: of rankings, the share of their items that must be there in both worlds.
-    """
+    """How a table differs, and whose row most; None if it does not. ``users``, ``others``: whose rows these are in two
+    worlds, empty: nobody's; ``same``: who has the same data in both, bool of shape (all users,); ``kept``: of rankings,
+    the share of their items that must be there in both."""
     if len(users) or len(others):
         mine, theirs = (same[a] & torch.isin(a, b) for a, b in ((users, others), (others, users)))
         x, y, users = x[mine], y[theirs], users[mine]

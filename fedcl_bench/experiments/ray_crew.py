@@ -24,13 +24,8 @@ _ENDS = ("finished", "failed", "error", "busy", "stopped")  # the last message a
 
 
 class Runner:
-    """An actor that does runs.
-
-    Args:
-        folder: the working folder of the command, where its machine is this one or has it too.
-        proof: a file in the results folder that every machine must see.
-        versions: of the suite and of PyTorch at the command.
-    """
+    """An actor that does runs. ``folder``: the working folder of the command, where its machine is this one or has it
+    too; ``proof``: a file in the results folder that every machine must see; ``versions``: those at the command."""
 
     def __init__(self, threads: int, folder: Path, proof: Path, versions: str):
         self._threads, self._proof, self._versions = threads, proof, versions

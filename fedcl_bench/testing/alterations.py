@@ -32,14 +32,8 @@ def parts_of(start: Progress) -> list[str]:
 
 def altered(stream: Stream, start: Progress, others: Tensor, way: str, parts: Collection[str],
             past: bool = False) -> tuple[Stream, Progress]:
-    """A stream and a state of its run in which some clients have other things.
-
-    Args:
-        others: who they are, bool of shape (users,).
-        way: one of ``WAYS``, for tables.
-        parts: what is altered, of ``parts_of``.
-        past: whether interactions of earlier steps are altered, too.
-    """
+    """A stream and a state of its run in which some clients, ``others``, bool of shape (users,), have other ``parts``,
+    of ``parts_of``; tables in one of ``WAYS``. ``past``: whether interactions of earlier steps are altered, too."""
     if INTERACTIONS in parts:
         first = 0 if past else start.step
         stream = with_steps(stream, {step.index: with_other_data(step, others[:step.n_users])

@@ -271,11 +271,8 @@ def _moved(trained: Trained, model: Snapshot, name: str) -> Tensor:
 
 def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor], users: Tensor | None = None,
                tolerance: float = TOLERANCE) -> str | None:
-    """Where two results of ``client_round`` differ most, in words; None if they agree.
-
-    Args:
-        users: ids of the clients to compare; None: all of them.
-    """
+    """Where two results of ``client_round`` differ most, in words; None if they agree. ``users``: ids of the clients to
+    compare; None: all of them."""
     if list(a) != list(b):
         return f"{', '.join(sorted(set(a) ^ set(b)))} is there only once"
     if not torch.equal(a["user"], b["user"]):
