@@ -36,7 +36,7 @@ class Number(NamedTuple):
 
     @classmethod
     def of(cls, over: OverSeeds) -> Number:
-        return cls(over.mean, f"{over.mean:.4f}" + (f" ± {over.deviation:.4f}" if over.n > 1 else ""))
+        return cls(over.mean, over.text())
 
     @classmethod
     def as_(cls, value: float, form: str) -> Number:

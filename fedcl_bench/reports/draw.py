@@ -374,8 +374,7 @@ def user_histograms(rows: Sequence[Sequence[tuple[str, Mapping[str, Histogram]]]
             axes.stairs(histogram.share, histogram.edges, gid=f"share:{name}", zorder=3 + i, **line)
             axes.plot([histogram.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}", linewidth=0.7,
                       **line)
-            deviation = f" ± {histogram.mean.deviation:.3f}" if histogram.mean.n > 1 else ""
-            handles.append(_key(f"{look[name].label}: {histogram.mean.mean:.3f}{deviation}", **line))
+            handles.append(_key(f"{look[name].label}: {histogram.mean.text('.3f')}", **line))
         axes.set(title=title, ylim=(0.0, top * (1.1 + 0.14 * len(look))))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.legend(handles=handles or [_key("no record", linestyle="")], loc="upper center", handlelength=1.6,

@@ -93,6 +93,10 @@ class OverSeeds:
     deviation: float
     n: int
 
+    def text(self, form: str = ".4f") -> str:
+        """Both; of a single seed the number alone. ``form`` may ask for the sign of the mean."""
+        return format(self.mean, form) + (f" ± {format(self.deviation, form.lstrip('+'))}" if self.n > 1 else "")
+
 
 def over_seeds(values: Iterable[float]) -> OverSeeds:
     values = np.asarray(list(values), dtype=float)

@@ -26,7 +26,6 @@ from .draw import FigurePanel, Look, SettingPanel
 from .selection import DAGGER, Source, checked_spec, command_for, find, grid_command
 from .tables import build
 
-Rows = Mapping[str, tuple[str, Mapping[str, Any]]]  # what a row is called to its method and settings of its own
 Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to row to its runs
 
 
@@ -67,7 +66,7 @@ class FigureJob:
     def gathered(self) -> tuple[Cells, list[str]]:
         """``gather`` of all methods, which must have the metric and one protocol; raises UserError if there are no
         records."""
-        cells, notes = self.gather({method: (method, {}) for method in self.methods})
+        cells, notes = self.gather({method: RunSpec(method, "", "") for method in self.methods})
         every = _all(*cells.values())
         frame.check_metric(every, self.metric)
         one_protocol(every, "figures")
@@ -77,16 +76,15 @@ class FigureJob:
                             + "".join(f"\n{_capital(note)}" for note in notes[-1:]))
         return cells, notes
 
-    def gather(self, rows: Rows, backbones: list[str] | None = None) -> tuple[Cells, list[str]]:
-        """The runs of every dataset and backbone (None: the job's), none where there is no record; each is one
-        comparable set. Beside them sentences on what is missing, and on cells whose rows have different seeds; if runs
-        are to be made, the last one is the command."""
+    def gather(self, rows: Mapping[str, RunSpec], backbones: list[str] | None = None) -> tuple[Cells, list[str]]:
+        """The runs of rows, specs of any dataset and backbone, on each of the job's datasets and these backbones (None:
+        the job's), none where there is no record; each is one comparable set. Beside them sentences on what is missing,
+        and on cells whose rows have different seeds; if runs are to be made, the last one is the command."""
         cells: Cells = {}
         notes: list[str] = []
         missing: list[RunSpec] = []
         for dataset, backbone in product(self.datasets, self.backbones if backbones is None else backbones):
-            found = {row: self.find(RunSpec(method, backbone, dataset, tuple(settings.items())))
-                     for row, (method, settings) in rows.items()}
+            found = {row: self.find(replace(spec, backbone=backbone, dataset=dataset)) for row, spec in rows.items()}
             cell = cells[dataset, backbone] = {row: runs for row, (_, runs, _) in found.items()}
             frame.same_tests(_all(cell), "figures")
             if len(seeds := {_seeds(runs): self.label(row) for row, runs in cell.items() if runs}) > 1:
@@ -314,8 +312,7 @@ def _early(job: FigureJob) -> Drawn:
 
     cells, notes = {}, []
     for backbone in job.backbones:
-        lines = {method: (method, dict(spec.settings)) for method, spec in job.paper.early_rows(backbone).items()
-                 if method in job.methods}
+        lines = {method: spec for method, spec in job.paper.early_rows(backbone).items() if method in job.methods}
         found, missing = job.gather(lines, [backbone]) if lines else ({}, [])
         cells |= found
         notes += missing
@@ -352,8 +349,7 @@ def _probabilities(runs: list[Run]) -> dict[str, frame.Histogram]:
 
 def _probability(job: FigureJob) -> Drawn:
     """FCUCR's Figure 2b and c."""
-    ours = {row: job.paper.row_spec(row, "", "") for row in job.paper.TRANSFER}
-    cells, notes = job.gather({row: (spec.method, dict(spec.settings)) for row, spec in ours.items()})
+    cells, notes = job.gather({row: job.paper.row_spec(row, "", "") for row in job.paper.TRANSFER})
     _require_records(cells, notes)
     yield from notes
     for dataset in job.datasets:

@@ -15,10 +15,10 @@ from ..experiments.sensitivity import Case
 from ..records.store import Run
 from ..runs.readings import READING
 from ..runs.specs import seed_text
+from .cells import DASH
 from .draw import FigurePanel, estimates
 from .frame import OverSeeds, over_seeds, seed_averages
 
-NONE = "–"
 _NUMBERS = ("value", "value_change", "lead", "lead_change")  # fields of an Effect
 # Settings that say on what users are tested.
 _TESTED = {"candidate_draw", *(field.name for field in fields(StreamSettings))}
@@ -87,16 +87,11 @@ def rows(measured: Sequence[Effect], metric: str, against: str) -> list[list[str
     heads = [metric, "change", f"lead over {against}", "change"][:len(names)]
     lines = [["setting", "default", "here", *heads, "seeds"]]
     for e in measured:
-        numbers = [_text(getattr(e, name), "" if name == "value" else "+") for name in names]
-        lines.append([e.case.setting or "all as by default", e.case.default or NONE, e.case.other or NONE, *numbers,
+        numbers = [over.text(".4f" if name == "value" else "+.4f") if (over := getattr(e, name)) else DASH
+                   for name in names]
+        lines.append([e.case.setting or "all as by default", e.case.default or DASH, e.case.other or DASH, *numbers,
                       str(e.seeds)])
     return lines
-
-
-def _text(value: OverSeeds | None, sign: str) -> str:
-    if value is None:
-        return NONE
-    return f"{value.mean:{sign}.4f}" + (f" ± {value.deviation:.4f}" if value.n > 1 else "")
 
 
 def markdown(measured: Sequence[Effect], metric: str, against: str, notes: Sequence[str]) -> str:
