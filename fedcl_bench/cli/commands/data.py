@@ -180,8 +180,9 @@ def _show(args: argparse.Namespace) -> int:
         print(f"note: {sum(map(bool, texts)):,} of {len(texts):,} items of {name} have a text")
     for pair, users in shared_users(source, stream).items() if stream.domains else ():
         if len(users):
-            print(f"note: {len(users):,} users of {' and '.join(pair)} are known to be the same; runs use that "
-                  f"with known_users=true alone")
+            domains = " and ".join(stream.domains[number].name for number in pair)
+            print(f"note: {len(users):,} users of {domains} are known to be the same; runs use that with "
+                  f"known_users=true alone")
     for text in filter(None, (thin_note(stream, settings), events_note(source, settings), masked_note(stream))):
         print(f"note: {text}")
     return status

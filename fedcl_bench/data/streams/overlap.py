@@ -47,28 +47,26 @@ def read_persons(inter: Path) -> dict[str, str]:
     return dict(zip(*(frame[column] for column in columns)))
 
 
-def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str], np.ndarray]:
-    """For each two domains of a stream, the numbers of those users of the one who are also users of the other: int64
-    (shared, 2), in the order of the first domain's users. Domains of which nothing is known share nobody. Raises
-    UserError as ``read_persons``."""
-    numbers: dict[str, dict[str, int]] = {}
+def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[int, int], Tensor]:
+    """For each two domains of a stream, by their numbers, which users of the one are users of the other too: int64
+    (shared, 2), each numbered from 0 in its domain, in the order of the first domain's users. Domains of which nothing
+    is known share nobody. Raises UserError as ``read_persons``."""
+    user_of: list[dict[str, int]] = []  # by person, of each domain
     for part, domain in zip(source.parts, stream.domains):
         persons = read_persons(part.path)
         tokens = (stream.user_tokens[user].removeprefix(f"{part.name}:") for user in domain.users)
-        numbers[part.name] = {persons[token]: user for user, token in zip(domain.users, tokens) if token in persons}
-    pairs = {(a, b): [(user, numbers[b][person]) for person, user in numbers[a].items() if person in numbers[b]]
-             for a, b in itertools.combinations(numbers, 2)}
-    return {names: np.array(users, dtype=np.int64).reshape(-1, 2) for names, users in pairs.items()}
+        user_of.append({persons[token]: user for user, token in enumerate(tokens) if token in persons})
+    pairs = {(a, b): [(user, user_of[b][person]) for person, user in user_of[a].items() if person in user_of[b]]
+             for a, b in itertools.combinations(range(len(user_of)), 2)}
+    return {pair: torch.tensor(users, dtype=torch.int64).reshape(-1, 2) for pair, users in pairs.items()}
 
 
 def known_users(source: DatasetSource, stream: Stream) -> dict[tuple[int, int], Tensor]:
-    """``shared_users`` as ``Stream.known`` has them; raises UserError as ``read_persons``, or if there is nobody."""
+    """``shared_users``; raises UserError also if there is nobody."""
     shared = shared_users(source, stream)
     if not any(map(len, shared.values())):
         names = " and ".join(domain.name for domain in stream.domains)
         raise UserError(f"setting 'known_users': found true, but no user of {names} is known to be the same; accepted: "
                         f"false, or domains whose NAME.overlap files have persons in common (see: data "
                         f"{source.name}).")
-    first = torch.tensor([domain.users.start for domain in stream.domains])
-    pairs = itertools.combinations(range(len(stream.domains)), 2)
-    return {pair: torch.from_numpy(users) - first[list(pair)] for pair, users in zip(pairs, shared.values())}
+    return shared
