@@ -20,7 +20,7 @@ from ..plugin.backbone import Backbone
 from ..plugin.method import Method
 from ..plugin.metric import Catalogue, RankedLists
 from ..plugin.state import Snapshot
-from .drift import Add, added
+from .drift import Add, all_here
 from .metrics import OF_ITEMS, Recall, sign_of
 from .ranking import RankingTask, UserScores, had_in, rank_all
 from .session_ranking import FULL
@@ -43,17 +43,17 @@ _PAIRS = 1 << 20  # of user and item that are sorted at once, 8 MiB
 Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 
-def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add | None = None) -> Catalogue:
+def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add = all_here) -> Catalogue:
     """What is known of the items after some steps, all up to the one just trained, and their ``vectors`` (items, ...),
     by which distances are measured; ``add`` adds up over clients that are elsewhere."""
     n_items, users = steps[-1].n_items, torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)
-    sums = added({"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
-                  "owners": _owners(steps), "users": users}, add)
+    sums = add({"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
+                "owners": _owners(steps), "users": users})
     return Catalogue(sums["counts"], sums["owners"], float(sums["users"]), vectors.flatten(1))
 
 
 @torch.no_grad()
-def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, lists: Tensor, add: Add | None = None
+def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, lists: Tensor, add: Add = all_here
                   ) -> Analysis:
     """What the lists of a step are like: rows of (step, kind, ids, values), kinds of ``OF_BLOCKS`` with users and
     ``RECOMMENDED`` with items. A user without an item of a kind to find is left out of that kind.
@@ -80,7 +80,7 @@ def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, li
 
 
 @torch.no_grad()
-def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: int, add: Add | None = None) -> Analysis:
+def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: int, add: Add = all_here) -> Analysis:
     """What the lists of a stream of sessions are like, which ``scores`` have under full ranking: rows as those of
     ``analyse_lists``, for lists of length ``k``.
 
@@ -99,9 +99,9 @@ def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: in
     return rows
 
 
-def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, Tensor, Tensor]:
+def _recommended(step: Step, lists: Tensor, add: Add) -> tuple[int, str, Tensor, Tensor]:
     """In how many lists each item is."""
-    shown = added({"shown": torch.bincount(lists[lists >= 0], minlength=step.n_items).double()}, add)["shown"]
+    shown = add({"shown": torch.bincount(lists[lists >= 0], minlength=step.n_items).double()})["shown"]
     return step.index, RECOMMENDED, torch.arange(step.n_items, device=lists.device), shown
 
 

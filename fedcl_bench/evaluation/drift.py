@@ -26,9 +26,9 @@ PER_USER = ("user_shift", TARGET, NEGATIVE)  # kinds whose ids are users; those 
 Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
 
 
-def added(sums: Tables, add: Add | None) -> Tables:
-    """Sums over all clients, given those over the clients that are here; None: all are."""
-    return sums if add is None else add(sums)
+def all_here(sums: Tables) -> Tables:
+    """An ``Add`` where no client is elsewhere."""
+    return sums
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
 
 
 def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor,
-                     add: Add | None = None) -> Tensor:
+                     add: Add = all_here) -> Tensor:
     """Mean over users of |rank before - rank now| / rank before of every old item, float64 of shape (items,).
 
     Both ranks are 1-based among the old items; nothing is masked. nan without a user.
@@ -67,7 +67,7 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
     for part in in_order(changes, list(in_pieces(users, model.n_items)), users.device):
         total += part
-    sums = added({"total": total, "users": torch.tensor(len(users))}, add)
+    sums = add({"total": total, "users": torch.tensor(len(users))})
     total, count = sums["total"], int(sums["users"])
     return total / count if count else total * torch.nan
 

@@ -45,7 +45,7 @@ class ColdStart:
         parts = {name: step.split(name).part(here) for name in ("train", "valid", "test")}
         self.step = replace(step, n_users=len(users), old_users=0, **parts)  # with their data alone
         # How many have training data, wherever they are.
-        self.count = int(_everywhere(f, {"count": (self.step.train.lengths > 0).sum()[None]})["count"])
+        self.count = int(f.population.all_reduce({"count": (self.step.train.lengths > 0).sum()[None]})["count"])
         self.start = initial_private(model, f.backbone, f.seed, users)  # of the backbone, each (new users, ...)
         self.training = fine_tuning(f, step, model, "public")
 
@@ -141,12 +141,7 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:
             strangers[part.old_users:part.n_users] = True
-    return PopularItems(method, _everywhere(f, {"counts": counts})["counts"], strangers)
-
-
-def _everywhere(f: Federation, here: Tables) -> Tables:
-    """Sums over all clients, given those over the clients here."""
-    return here if f.population.all_reduce is None else f.population.all_reduce(here)
+    return PopularItems(method, f.population.all_reduce({"counts": counts})["counts"], strangers)
 
 
 class ColdItems:

@@ -30,14 +30,15 @@ from .client_updates import HeldUpdates
 class Population:
     """All clients of a run, which are here; ``remote.py`` has those of which some or all are elsewhere."""
 
-    # Adds up tables over all clients, given the sums over the clients here, whose memory it may reuse; None: they are
-    # all of them.
-    all_reduce: Callable[[Tables], Tables] | None = None
     clients_here = True
 
     def clients(self, stream: Stream) -> int:
         """All of the run, given the stream of those here."""
         return stream.steps[-1].n_users
+
+    def all_reduce(self, here: Tables) -> Tables:
+        """Tables added up over all clients, given the sums over the clients here, whose memory it may reuse."""
+        return here
 
     def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> Participants:
         return attendance.of(step, seed, round_)
