@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench import (BackboneSettings, Method, SequentialBackbone, SessionBackbone, SessionVectors, setting,
+from fedcl_bench import (BackboneSettings, Method, Pull, SequentialBackbone, SessionBackbone, SessionVectors, setting,
                          zeros)
 from fedcl_bench.kernels.functional import weighted_bce
 from fedcl_bench.runs.registry import discover
@@ -417,6 +417,25 @@ class KeepsOneNumber(_Cheater):
 class PenalisesNumbers(_Cheater):
     def row_penalty(self, name):
         return lambda rows, items: rows.square()
+
+
+class PullsToANumber(_Cheater):
+    def pull(self, name, private):
+        return Pull(0.1, 0.5)
+
+
+class PullsToNothing(_Cheater):
+    """A private parameter, which the server did not send."""
+
+    def pull(self, name, private):
+        return Pull(0.1) if private else None
+
+
+class PullsToTheServer(ReadsTheServer):
+    row_penalty = _Cheater.row_penalty
+
+    def pull(self, name, private):
+        return Pull(2e-3, self.server_state[name]) if name in self.server_state else None
 
 
 class CutOff(_Cheater):

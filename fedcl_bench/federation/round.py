@@ -129,14 +129,15 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
     model, moved = work.model, work.moved
     for name, table in shift.items():
         # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
-        moved[name] = moved[name] - at_slots(table, work.slots)
+        if not isinstance(moved[name], Outer):  # which has no more than what they did themselves
+            moved[name] = moved[name] - at_slots(table, work.slots)
     local = _local_tables(work, shift) if training.backbone.keeps_local_tables else {}
     decay = work.decay if isinstance(work, LazyDecayTrainer) else {}
 
     def changed(name: str) -> Change:
         rows = moved[name]
         if isinstance(rows, Outer):
-            return Change(rows, rows.items)
+            return Change(rows, rows.items, shift=shift.get(name))
         of_items = not work.all_rows and (name in model.public or name in training.personal)
         return Change(rows, work.slots.items if of_items else None, decay=decay.get(name), shift=shift.get(name))
 
@@ -166,10 +167,10 @@ def _local_tables(work: ChunkTrainer, shifts: Tables) -> Tables:
     for name, table in work.model.public.items():
         moved = work.moved[name]
         rows, all_items = (moved.rows(), moved.items is None) if isinstance(moved, Outer) else (moved, False)
-        if all_items:
-            result[name] = rows + table
-            continue
         start = table + shifts[name] if name in shifts else table
+        if all_items:
+            result[name] = rows + start
+            continue
         copies = start.expand(len(work.users), *table.shape).clone()
         index = work.slots.items.view(*work.slots.items.shape, *[1] * (table.dim() - 1))
         result[name] = copies.scatter_add_(1, index.expand_as(rows), rows)

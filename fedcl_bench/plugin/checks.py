@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone
+from .method import Pull
 from ..rng import Tables
 from ..core.errors import PluginError, RunFailed
 
@@ -32,6 +33,20 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
             or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
         kind = "int64" if whole else "floating"
         raise _wrong(plugin, hook, value, f"a {kind} tensor of shape {tuple(shape)} = {meaning}")
+
+
+def check_pull(method: Any, name: str, pull: Any, value: Tensor, private: bool) -> None:
+    """Raise PluginError unless ``Method.pull`` returned what a parameter can be kept near; ``value``: as the server has
+    it, or with a row per user."""
+    shapes, to = f"{len(value)} or fewer, as {tuple(value.shape[1:])} each", getattr(pull, "to", pull)
+    if not isinstance(pull, Pull) or not 0.0 <= pull.weight < math.inf or (to is None and private):
+        raise PluginError(f"{_named(method, 'pull')} returned {str(pull)[:80]} for '{name}',\nexpected None or a Pull, "
+                          f"with a weight from 0 and, of a private parameter, what to.")
+    if to is not None and (not isinstance(to, Tensor) or not to.is_floating_point() or to.dim() != value.dim()
+                           or not len(to) or any(n > most for n, most in zip(to.shape, value.shape))
+                           or to.shape[2:] != value.shape[2:]):
+        raise PluginError(f"{_named(method, 'pull')} returned {_described(to)} as 'to' of '{name}',\n"
+                          f"expected a floating tensor of {shapes}.")
 
 
 def check_correction(method: Any, result: Any, parameters: Tables) -> None:

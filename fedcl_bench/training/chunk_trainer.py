@@ -20,8 +20,8 @@ from torch import Tensor
 from .. import rng
 from ..plugin import checks, views
 from ..rng import DrawKey, Tables
-from ..plugin.method import Method
-from ..plugin.state import Snapshot
+from ..plugin.method import Method, Pull
+from ..plugin.state import Snapshot, rows_of, with_trailing_dims
 from ..core.errors import PluginError
 from ..core.tuning import SIZES
 from ..stats.clip_noise import upload_key
@@ -193,8 +193,10 @@ class ChunkTrainer:
         self.added: dict[str, tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]] = {}  # that, and the rows it is of
         if self.starts_alone:
             self._start_alone()
+        self.pulls = pulls_of(method, model.public | model.dense) | pulls_of(method, model.private, private=True)
         # The public parameters as training begins, as ``rows`` and ``dense``; if the method looks at movement.
-        self.begun = self._begun() if method.sees_rows else {}
+        sent = any(pull.to is None for pull in self.pulls.values())
+        self.begun = self._begun() if method.sees_rows or sent else {}
         self.clients = {**self.private, **self.dense}
         self.personalised = self._served()
 
@@ -270,6 +272,30 @@ class ChunkTrainer:
         return {name: rows.flatten(0, 1).index_select(0, flat).view(*slots.shape, *rows.shape[2:])
                 for name, rows in (self.rows if tables is None else tables).items()}
 
+    def _distance_from_pull(self, name: str, value: Tensor) -> Tensor:
+        """By how much a parameter, as it is now, differs from what it is kept near; 0 where it is free."""
+        to = self.pulls[name].to
+        if to is None:
+            return value - self.begun[name]
+        if name in self.dense:
+            return value - to
+        if name in self.rows or name in self.personal:
+            items = self.slots.items
+            place = items.clamp(max=(to.shape[1] if name in self.personal else len(to)) - 1)
+            near = to[self.users.clamp(max=len(to) - 1)[:, None], place] if name in self.personal else to[place]
+            there = self.slots.first_copy & (items == place)
+        else:
+            near, there = rows_of(to, self.users), torch.ones_like(self.users, dtype=torch.bool)
+        if name in self.private:
+            there = there & with_trailing_dims(self.users < len(to), there)
+        return (value - near) * with_trailing_dims(there, value)
+
+    def _with_pulls(self, gradients: Tables, parameters: Tables) -> Tables:
+        """Gradients that the method's pulls have been added to."""
+        pulled = {name: gradients[name] + self.pulls[name].weight * self._distance_from_pull(name, parameters[name])
+                  for name in gradients.keys() & self.pulls.keys()}
+        return {**gradients, **pulled}
+
     def _penalty(self) -> Tensor | float:
         """The method's penalties on all rows, as far as the clients hold them, shape (C,)."""
         return sum((penalty(self.rows[name], self.slots.items) * self.slots.first_copy).sum(1)
@@ -298,6 +324,15 @@ def row_penalties(method: Method, public: Tables) -> dict:
         return of_rows
     penalties = {name: method.row_penalty(name) for name in public}
     return {name: checked(penalty) for name, penalty in penalties.items() if penalty is not None}
+
+
+def pulls_of(method: Method, parameters: Tables, private: bool = False) -> dict[str, Pull]:
+    """What the method keeps parameters near, by name."""
+    pulls = {name: method.pull(name, private) for name in parameters}
+    for name, pull in pulls.items():
+        if pull is not None:
+            checks.check_pull(method, name, pull, parameters[name], private)
+    return {name: pull for name, pull in pulls.items() if pull is not None}
 
 
 def row_bases(method: Method, public: Tables, draw: DrawKey) -> Tables:

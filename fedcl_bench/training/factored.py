@@ -9,6 +9,10 @@ the rows of its samples in the server's table. Where a method asks for other log
 where clients have many samples among few items, slots are all items, and these logits are one matrix product with the
 table, plus sum_k a_ki (v_k . v).
 
+A method's pull w/2 |q_i - t_i|^2 (``Method.pull``) takes q_i a share r = lr w of the way to t_i in every update. So
+q_i becomes (1 - r) q_i + r t_i for all clients, and what a client added before is multiplied by 1 - r. Along a basis B
+(``Method.row_basis``) updates are multiples of v B'B.
+
 Where nothing else has a say in it, the whole round of a chunk's clients is one call (``FusedTrainer``): for logits that
 are inner products of item rows and a private parameter itself, plus a private constant or none, trained by SGD on the
 usual loss (FedMF, PFedRec). What a method adds to training needs the local batches one by one; ``FactoredTrainer`` has
@@ -18,7 +22,7 @@ them, and the numbers are the same to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -27,9 +31,10 @@ from .. import rng
 from ..kernels import ops
 from ..plugin import checks
 from ..plugin.history import History
+from ..plugin.method import Pull
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
-from .chunk_trainer import Slots
+from .chunk_trainer import Slots, row_bases
 from .list_trainer import BatchScoring, BatchView, ListTrainer
 from .sampling import Chunk
 from .strategies import FusedLayout, Training, fused_layout
@@ -127,6 +132,9 @@ class FactoredTrainer(ListTrainer):
         self.done = 0  # updates so far
         return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
 
+    def _begun(self) -> Tables:
+        return dict(self.model.dense)
+
     def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
         """The backbone's factors of the logits; ``vectors`` are their values before the next update."""
         vectors, constants = self.backbone.factors(clients)
@@ -191,17 +199,49 @@ class FactoredTrainer(ListTrainer):
         if name != self.name:
             super()._move(name, value, update)
             return
+        if self.row_pull is not None:
+            self._pull_rows(self.row_pull)
         step = self.outer.steps[:, :, self.done]
         if update.data_ptr() != step.data_ptr():  # or it has been written in its place
             step.copy_(update)
-        self.outer.vectors[:, self.done] = self.vectors
+        if self.basis is None:
+            self.outer.vectors[:, self.done] = self.vectors
+        else:
+            self.along.append(self.vectors @ self.basis.T)
+            self.outer.vectors[:, self.done] = self.along[-1] @ self.basis
         self.done += 1
         self.moved[name] = update  # tells whether anything moved, until the round ends
+
+    def _pull_rows(self, pull: Pull) -> None:
+        """The step of all rows towards what they are kept near; the update that follows counts from there."""
+        share, outer = self.rate * pull.weight, self.outer
+        kept: Tensor | float = 1.0 - share
+        if pull.to is not None:
+            known, table = len(pull.to), outer.table.clone()
+            table[:known].lerp_(pull.to.to(table), share)
+            self.outer = replace(outer, table=table)
+            if known < self.n_items:
+                kept = torch.where(self.slots.items < known, kept, 1.0)[:, :, None].to(table)
+        outer.steps[:, :, :self.done] *= kept
 
     def added_to(self, name: str) -> Tensor:
         return self.outer.first(self.done).rows() if name == self.name else super().added_to(name)
 
+    def _local_batch(self, view: BatchScoring, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+        self.rate = rates[self.name]
+        return super()._local_batch(view, rates, taking, batch)
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.basis is not None:
+            steps = self.outer.first(self.done).steps
+            self.coordinates[self.name] = steps @ torch.stack(self.along, 1) if self.along else steps.new_zeros(
+                *self.slots.items.shape, len(self.basis))
+
     def train(self) -> Tensor:
+        self.row_pull = self.pulls.pop(self.name, None)
+        self.basis = row_bases(self.method, {self.name: self.outer.table[None]}, self.draw).get(self.name)
+        self.along: list[Tensor] = []  # the vectors' coordinates along the basis, of each update
         loss = super().train()
         self.moved[self.name] = self.outer.first(self.done)
         return loss

@@ -364,6 +364,7 @@ class ListTrainer(ChunkTrainer):
                     for name, gradient in gradients.items():
                         gradient.add_(trained[name], alpha=self.backbone.weight_decay)
                 self._pull(gradients, trained)
+                gradients = self._with_pulls(gradients, trained)
                 for name in gradients.keys() & self.correction.keys():
                     gradients[name].add_(self.correction[name])
                 for name in gradients.keys() & self.bases.keys():

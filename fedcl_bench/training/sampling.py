@@ -64,6 +64,7 @@ class Needs:
     inner: bool = False  # clients can be trained without copies of item rows, and are where that is less work
     samples_only: bool = False  # and nothing looks at other logits than the samples' (see ``training/factored.py``)
     fused: bool = False  # and their whole round is one call (see ``training/factored.py``)
+    even: bool = False  # clients of a chunk have equally many local batches, each of which moves all item rows
     chunk_elements: int = SIZES.chunk_elements  # target size of a chunk's stacked rows; a single client may exceed it
 
 
@@ -191,7 +192,8 @@ class _Sorted:
         clients may sit some out."""
         if (sampler := self.needs.sampler) is not None:
             return 1 if sampler.as_set else int(self.sizes[start])
-        may_sit_out = rows is Rows.ALL or (rows is Rows.SAMPLES and self.needs.samples_only)
+        may_sit_out = not self.needs.even and (
+            rows is Rows.ALL or rows is Rows.SAMPLES and self.needs.samples_only)
         if may_sit_out and self.settings.local_epochs == 1:
             return 1
         fewer_batches = (int(self.batches[start]) - 1) * self.settings.batch_size

@@ -282,6 +282,11 @@ class SessionTrainer(ChunkTrainer):
             loss = self._loss(local, epoch)
             checks.require_gradient(self.backbone, loss)
             gradients = self._gradients(loss, parameters)
+            if self.pulls:
+                made = {name: torch.zeros_like(value) if gradient is None else gradient
+                        for (name, value), gradient in zip(parameters.items(), gradients)}
+                with torch.no_grad():
+                    gradients = list(self._with_pulls(made, parameters).values())
             if self.backbone.gradient_norm > 0.0:
                 gradients = clipped(gradients, self.backbone.gradient_norm)
             if epoch == self.draw.round == 0:

@@ -106,8 +106,8 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
 
     - FUSED: ``factor_names``, SGD, the usual loss, no hook of the method, kernels (FedMF, PFedRec). One call per chunk
       does all batches: 1.46 x FACTORED.
-    - FACTORED: ``factors``, SGD, one public table, no penalty on rows, blocks or the static stream (FedNCF). It keeps
-      updates as outer products in place of copies of item rows: 2.8 x ROWS.
+    - FACTORED: ``factors``, SGD, one public table, no ``row_penalty``, blocks or the static stream (FedNCF, Reg). It
+      keeps updates as outer products in place of copies of item rows: 2.8 x ROWS.
     - LAZY_DECAY: ``whole_tables`` and ``rest_follows``, SGD. One factor per client stands for rows that no sample
       names: 2.9 x WHOLE with FedRAP, 1.2 x with GPFedRec.
     - HISTORIES: a ``HistoryBackbone`` by SGD, or that sends gradients, no hook that sees training (FedDAE). It leaves
@@ -142,8 +142,8 @@ def _is_factored(backbone: Backbone, method: Method, model: Snapshot, settings: 
     first = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
     return (settings.optimiser == "sgd" and len(model.public) == 1 and not backbone.whole_tables
             and backbone.factors(model.clients(first)) is not None and _defines(backbone, "factors", over=("score",))
-            and not backbone.overrides("regulariser") and backbone.weight_decay == 0.0 and not method.penalises_rows
-            and not method.overrides("row_basis") and not method.sees_rows)
+            and not backbone.overrides("regulariser") and backbone.weight_decay == 0.0 and not method.sees_rows
+            and not (method.penalises_rows and (method.overrides("row_penalty") or settings.tolerance > 0.0)))
 
 
 def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> FusedLayout | None:
@@ -153,7 +153,8 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
             or model.personalised or model.client_context or settings.tolerance > 0.0
             or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
             or any(value.dtype != table.dtype for value in model.private.values())
-            or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads", "sums")))):
+            or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads", "sums", "pull",
+                                           "row_basis")))):
         return None
     vector, constant = backbone.factor_names
     private, sizes = set(model.private), {vector: table.shape[1], **({} if constant is None else {constant: 1})}

@@ -47,8 +47,11 @@ class Change:
     def against(self, before: Tensor) -> Tensor:
         """By how much the whole parameter differs from what it was, each client's or one for all: (C, ...)."""
         rows = self.added
+        if self.items is None and self.replaces:
+            return rows - before
         if self.items is None:
-            return rows - before if self.replaces else rows
+            factor = 1.0 if self.scale is None else with_trailing_dims(self.scale.to(rows), rows)
+            return rows if self.shift is None else rows + self.shift * factor
         start = torch.zeros_like(before) if self.shift is None else self.shift
         change = start.expand(len(rows), *before.shape[before.dim() - rows.dim() + 1:]).clone()
         if self.decay is not None:

@@ -1,14 +1,14 @@
 """Item rows that a client does not look up in a round: what moves them all the same, alike for every client.
 
-Two things do. A method's penalty on every row takes them as far at one client as at any other (Reg). And with
-``init=per_client`` a client's first upload holds rows that it drew itself and never trained.
+Two things do. A method's penalty on every row, or its pull, takes them as far at one client as at any other (Reg). And
+with ``init=per_client`` a client's first upload holds rows that it drew itself and never trained.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Sequence
+from typing import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,40 +18,54 @@ from ..plugin.backbone import Backbone
 from ..rng import DrawKey, Tables
 from ..plugin.method import Method
 from ..plugin.local_settings import LocalSettings
-from .chunk_trainer import own_start_key, row_penalties, writable
+from .chunk_trainer import own_start_key, pulls_of, row_penalties, writable
 from .optimisers import make_optimiser
 
 
 def shifts_of(batches: Sequence[int], public: Tables, method: Method, backbone: Backbone, settings: LocalSettings,
               key: DrawKey) -> dict[int, Tables]:
-    """How far a penalty on every row takes rows that a client does not touch, by its local batches per epoch. Empty
-    without such a penalty, and where clients train all rows anyway."""
-    if backbone.whole_tables or not row_penalties(method, public):
+    """How far what a method adds on every row takes rows that a client does not touch, by its local batches per epoch.
+    Empty if it adds nothing, and where clients train all rows anyway."""
+    if backbone.whole_tables:
         return {}
-    return {count: _shift(public, method, backbone, settings, count, key.round) for count in set(batches)}
-
-
-def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
-           round_: int) -> Tables:
-    """Such a row sees only the penalty's gradient, so it is trained here once, by the local optimiser, for the whole
-    table."""
     penalties = row_penalties(method, public)
-    tables = {name: public[name].clone()[None] for name in penalties}
-    n_items = len(next(iter(public.values())))
-    items = torch.arange(n_items, device=next(iter(public.values())).device)[None]
-    optimiser = make_optimiser(settings)
+    pulls = {name: pull for name, pull in pulls_of(method, public).items() if pull.to is not None}
+    if not (penalties or pulls):
+        return {}
+
+    def gradients(tables: Tables) -> Tables:
+        result = _gradients(penalties, tables)
+        for name, pull in pulls.items():
+            known = len(pull.to)
+            result[name][0, :known] += pull.weight * (tables[name][0, :known] - pull.to)
+        return result
+
+    tables = {name: public[name] for name in public if name in penalties or name in pulls}
+    return {count: _shift(tables, gradients, backbone, settings, count, key.round) for count in set(batches)}
+
+
+def _gradients(penalties: Mapping[str, Callable[[Tensor, Tensor], Tensor]], tables: Tables) -> Tables:
+    """Of the penalties on whole tables, each (1, items, ...)."""
+    tables = {name: table.detach().requires_grad_() for name, table in tables.items()}
+    items = torch.arange(next(iter(tables.values())).shape[1], device=next(iter(tables.values())).device)[None]
+    with torch.enable_grad():
+        loss = sum(penalty(tables[name], items).sum() for name, penalty in penalties.items())
+    if not isinstance(loss, Tensor) or not loss.requires_grad:  # nothing is penalised, as before there is a past
+        return {name: torch.zeros_like(table) for name, table in tables.items()}
+    found = torch.autograd.grad(loss, list(tables.values()), allow_unused=True, materialize_grads=True)
+    return writable(dict(zip(tables, found)))
+
+
+@torch.no_grad()
+def _shift(public: Tables, gradients: Callable[[Tables], Tables], backbone: Backbone, settings: LocalSettings,
+           batches: int, round_: int) -> Tables:
+    """Such a row sees only these gradients, so it is trained here once, by the local optimiser, for the whole table."""
+    tables = {name: table.clone()[None] for name, table in public.items()}
+    n_items, optimiser = len(next(iter(public.values()))), make_optimiser(settings)
     for batch in range(batches * settings.local_epochs):
-        for table in tables.values():
-            table.requires_grad_()
-        loss = sum(penalties[name](table, items).sum() for name, table in tables.items())
-        if loss.requires_grad:  # else nothing is penalised, as before there is a past
-            gradients = torch.autograd.grad(loss, list(tables.values()), allow_unused=True, materialize_grads=True)
-            with torch.no_grad():
-                rates = backbone.learning_rates(n_items, round_, batch)
-                for name, update in optimiser.updates(writable(dict(zip(tables, gradients))), rates).items():
-                    tables[name] += update
-        for table in tables.values():
-            table.requires_grad_(False)
+        rates = backbone.learning_rates(n_items, round_, batch)
+        for name, update in optimiser.updates(gradients(tables), rates).items():
+            tables[name] += update
     return {name: table[0] - public[name] for name, table in tables.items()}
 
 

@@ -35,7 +35,7 @@ class CoLR(Method):
     """
 
     name = "colr"
-    numbers = 1
+    numbers = 2
     title = "item updates of low rank, of which clients send one factor along random directions that all share"
     reference = ("Nguyen et al., Towards Efficient Communication and Secure Federated Recommendation System via "
                  "Low-rank Training, WWW 2024, arXiv 2401.03748")

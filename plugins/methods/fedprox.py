@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import Method, setting
+from fedcl_bench import Method, Pull, setting
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,12 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    numbers = 1
+    numbers = 2
     title = "proximal pull of public parameters to what the server sent"
     reference = "Li et al., MLSys 2020"
     Settings = FedProxSettings
     first_step = 0
-    sees_rows = True
     needs_sequential = None
 
-    def local_loss(self, batch):
-        moved = sum(values.flatten(1).square().sum(1) for values in batch.moved.values())
-        return 0.5 * self.settings.prox_mu * moved
+    def pull(self, name, private):
+        return None if private else Pull(self.settings.prox_mu)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedcl_bench import ItemFeatureSettings, Method, setting
+from fedcl_bench import ItemFeatureSettings, Method, Pull, setting
 from fedcl_bench.toolbox.server_module import ServerModule
 
 ROWS = "rows of "  # begins the names of what the network says of each table
@@ -34,7 +34,7 @@ class IFedRec(Method):
     """
 
     name = "ifedrec"
-    numbers = 1
+    numbers = 2
     title = "the server learns item rows from attributes, near which clients keep theirs; cold items are ranked by them"
     reference = "Zhang et al., When Federated Recommendation Meets Cold-Start Problem, WWW 2024, arXiv 2305.12650"
     Settings = IFedRecSettings
@@ -84,18 +84,13 @@ class IFedRec(Method):
     def penalises_rows(self):
         return self.settings.align_weight > 0.0
 
-    def row_penalty(self, name):
-        """Each row's share of align_weight mean (q - r)^2; items that are new since the last round have no r yet."""
-        if self.settings.align_weight == 0.0:
+    def pull(self, name, private):
+        """Of align_weight mean (q - r)^2; items that are new since the last round have no r yet."""
+        anchors = {key: table for key, table in self.server_state.items() if key.startswith(ROWS)}
+        if private or ROWS + name not in anchors or self.settings.align_weight == 0.0:
             return None
-        anchors = {key.removeprefix(ROWS): table for key, table in self.server_state.items() if key.startswith(ROWS)}
         numbers = sum(table.numel() for table in anchors.values()) if self.settings.align_reduction == "mean" else 1
-        anchor = anchors[name]
-
-        def penalty(rows, items):
-            difference = rows - anchor[items.clamp(max=len(anchor) - 1)]
-            return self.settings.align_weight / numbers * difference.flatten(2).square().sum(2) * (items < len(anchor))
-        return penalty
+        return Pull(2.0 * self.settings.align_weight / numbers, anchors[ROWS + name])
 
     def new_item_rows(self, items, public):
         return self._rows(self._network(public), self.server_state, items, public)

@@ -19,7 +19,7 @@ from fedcl_bench.rng import DrawKey
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.registry import discover
 
-HOOKS_OF = {"server": ("def aggregate", "def end_step"), "penalty": ("def row_penalty", "def downloads_previous_model"),
+HOOKS_OF = {"server": ("def aggregate", "def end_step"), "penalty": ("def pull", "def downloads_previous_model"),
             "proximal": ("sees_rows", "def local_loss", "batch.moved"),
             "upload": ("def uploads", "def end_local", "def end_round", "batch.loss"),
             "replay": ("def replayed_items", "batch.replay_scores", "self.client_state")}

@@ -13,7 +13,7 @@ from helpers import executed, federation_of, finish, grown, lay_log, same_client
 from torch import nn
 
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.data.streams.prepared import folder_of, save
+from fedcl_bench.data.streams.prepared import file_of, save
 from fedcl_bench.evaluation.ranking import pooled, rating_errors
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.runs.config import make_config
@@ -139,7 +139,7 @@ def test_prepared_streams_and_shards(registry, rated):
     from fedcl_bench.experiments.partition import stream_part
 
     config, stream = stream_of(registry, "rated", "biasmf", **SMALL)
-    save(stream, folder_of(config.source, config.stream))
+    save(stream, file_of(config.source, config.stream))
     for step, read in zip(stream.steps, stream_of(registry, "rated", "biasmf", **SMALL)[1].steps, strict=True):
         assert torch.equal(read.train.ratings, step.train.ratings) and read.train.ratings.unique().numel() > 1
     assert stream_of(registry, "rated", blocks=2, backbone="biasmf", k_core=0)[1].steps[0].train.ratings is None

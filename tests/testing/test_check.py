@@ -63,6 +63,11 @@ CHEATERS = [
     (cheaters.CountsRounds, "runs", "server_state['rounds'] is 1,\nexpected a tensor"),
     (cheaters.KeepsOneNumber, "runs", "client_state['step'] is a torch.int64 tensor of shape (),\nexpected a tensor of "
      "shape (users, ...)"),
+    (cheaters.PullsToTheServer, "clients elsewhere", "apart from their server, as real clients are: "),
+    (cheaters.PullsToANumber, "runs", "pull returned 0.5 as 'to' of 'item_embedding.weight',\nexpected a floating "
+     "tensor of 41 or fewer, as (6,) each"),
+    (cheaters.PullsToNothing, "runs", "expected None or a Pull, with a weight from 0 and, of a private parameter, what "
+     "to"),
     (cheaters.PenalisesNumbers, "runs", "row_penalty returned a torch.float64 tensor of shape", "a penalty per row"),
     (cheaters.DrawsRows, "items that arrive later", "two states of the global generators"),
     (cheaters.RanksOtherwise, "fast forms", "without score_all, by score alone, valid in round 1"),

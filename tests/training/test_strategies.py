@@ -27,7 +27,10 @@ def model_of(backbone):
     ("ft", "fedmf", {}, "FUSED"), ("ft", "pfedrec", {}, "FUSED"), ("rlp2", "fedmf", {}, "FUSED"),
     ("f3crec", "fedmf", {}, "FACTORED"), ("ft", "fedncf", {}, "FACTORED"), ("kd", "pfedrec", {}, "FACTORED"),
     ("ft", "fedmf", {"tolerance": 0.1}, "FACTORED"), ("ft", "fedmf", {"negative_draw": "distinct"}, "FACTORED"),
-    ("reg", "fedmf", {}, "ROWS"), ("ft", "fedmf", {"optimiser": "adam"}, "ROWS"), ("ft", "biasmf", {}, "ROWS"),
+    ("reg", "fedmf", {}, "FACTORED"),
+    ("reg", "fedmf", {"tolerance": 0.1}, "ROWS"), ("fedprox", "fedmf", {}, "FACTORED"),
+    ("colr", "fedmf", {}, "FACTORED"),
+    ("ft", "fedmf", {"optimiser": "adam"}, "ROWS"), ("ft", "biasmf", {}, "ROWS"),
     ("ft", "fedrap", {}, "LAZY_DECAY"), ("ft", "gpfedrec", {}, "LAZY_DECAY"), ("kd", "fedrap", {}, "WHOLE"),
     ("ft", "fedrap", {"optimiser": "adam"}, "WHOLE")])
 def test_the_strategy_of_a_pair(registry, monkeypatch, method, backbone, settings, strategy):

@@ -11,7 +11,7 @@ from ...core.errors import UserError, require_known
 
 KINDS = ("method", "backbone", "metric", "attack")
 METHODS = {"server": "the server averages item tables over blocks (end_step, aggregate); the default",
-           "penalty": "item rows are pulled to those of the block before (row_penalty)",
+           "penalty": "item rows are pulled to those of the block before (pull)",
            "proximal": "public parameters are pulled to what the server sent in the round (sees_rows, local_loss)",
            "upload": "clients send their loss, and weigh it by the server's answer (uploads, end_local, end_round)",
            "replay": "clients keep items and train on them again (client_state, replayed_items, local_loss)"}
