@@ -151,7 +151,7 @@ def test_one_number_that_is_not_finite_ends_a_run(federation, ml100k, bad):
     """Wherever it is, also beside infinities of the other sign; empty tables are none."""
     f, step = federation(), ml100k.steps[0]
     kinds = ("public", "private", "dense", "local", "personalised")
-    fine = {kind: {"a": torch.tensor([[1e38, -1e38], [0.0, 1.0]]), "b": torch.zeros(0, 2)} for kind in kinds}
+    fine = {kind: {"a": torch.tensor([[1e19, -1e19], [0.0, 1.0]]), "b": torch.zeros(0, 2)} for kind in kinds}
     require_finite(0.5, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))
     with pytest.raises(RunFailed, match="round 1"):
         require_finite(bad, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))

@@ -54,12 +54,15 @@ def _columns(config: DatasetConfig) -> dict[str, Any]:
 
 
 def save(stream: Stream, path: Path) -> int:
-    """Write a stream, whole or not at all; returns its bytes. Raises UserError if it cannot be written."""
+    """Write a stream without ratings, which are read from the dataset's file, whole or not at all; returns its bytes.
+    Raises UserError if it cannot be written."""
     _require_room(stream, path)
     try:
         sweep(path.parent)
         with replacing(path) as file:
-            torch.save(replace(stream, user_tokens=_as_tensor(stream.user_tokens),
+            steps = tuple(replace(step, **{name: replace(step.split(name), ratings=None) for name in SPLITS})
+                          for step in stream.steps)
+            torch.save(replace(stream, steps=steps, user_tokens=_as_tensor(stream.user_tokens),
                                item_tokens=_as_tensor(stream.item_tokens)), file)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
