@@ -23,7 +23,7 @@ from fedcl_bench.data.files import recbole_files, table_reader
 from fedcl_bench.data.files.recbole_files import Interactions, bundled, load_interactions, pieces, read_table
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.source import configured, load_config
-from fedcl_bench.data.stream import (block_of_rows, build_blocks, build_static, read_split_file,
+from fedcl_bench.data.stream import (block_of_rows, build_blocks, build_static, by_user, places, read_split_file,
                                      split_of_rows, statistics)
 from fedcl_bench.data.streams import prepared
 from fedcl_bench.data.streams.domain_streams import build_domains
@@ -312,6 +312,18 @@ def test_a_bad_value_in_a_later_piece_has_its_line(tmp_path, rows, bad, field):
     path = written(tmp_path, [*rows, bad, *rows])
     with pytest.raises(UserError, match=f"line 302: field '{field}' is '{bad[0] if field == 'user_id' else bad[1]}'"):
         read_table(path, KINDS)
+
+
+def test_rows_are_in_the_order_of_their_users_and_places_are_counts_before():
+    user = np.random.default_rng(0).integers(0, 50, 700).astype(np.int32)
+    for users in (user, user + np.int32(2 ** 31 - 51), user + (1 << 40)):
+        assert np.array_equal(by_user(users), np.argsort(users, kind="stable")) and by_user(users).dtype == np.int64
+    assert not len(by_user(user[:0]))
+    with pytest.raises(OverflowError, match="700 rows"):
+        by_user(user + (1 << 54))
+    user = np.random.default_rng(0).integers(0, 9, 200)
+    assert places(user).tolist() == [int((user[:row] == u).sum()) for row, u in enumerate(user)]
+    assert len(places(user[:0])) == 0
 
 
 def test_ids_are_narrow_while_they_are_read_and_wide_in_the_stream(tmp_path):

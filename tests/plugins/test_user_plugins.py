@@ -1,5 +1,5 @@
 """Methods and a backbone as a user writes them from the pages alone, in ``tests/user_plugins``: they pass ``check`` as
-they stand, and change what is learnt."""
+they stand. tests/walk.sh runs them."""
 
 import fedcl_bench as fb
 import pytest
@@ -45,12 +45,3 @@ def test_a_partner_that_does_not_go_with_it_says_why(mine):
     report = check_plugin(mine, mine.get("method", "norm-weighted"), partners=["recbole:LightGCN"], process=False)
     verdict = report.failures[-1]
     assert "tried recbole:LightGCN" in verdict.evidence and "None" not in verdict.evidence
-
-
-def test_they_run_and_differ_from_fine_tuning(tmp_path):
-    """On real data, each with another result than FT."""
-    def scores(method, backbone="fedmf", **settings):
-        run = fb.run(method, backbone, results=tmp_path, plugins=FOLDER, progress=False, **SMALL, **settings)
-        return dict(zip(run.metrics["metric"], run.metrics["mean"]))["ndcg@20"]
-    ft = scores("ft")
-    assert len({ft, scores("ewc", strength=1e-3), scores("norm-weighted")}) == 3

@@ -276,12 +276,6 @@ def half(made, tmp_path_factory):
     return content, execute(config, lambda: f.stream, results)["matrix"]
 
 
-def flipped(content):
-    changed = bytearray(content)
-    changed[len(content) // 2] ^= 1
-    return bytes(changed)
-
-
 def packed(change):
     """A change to what a checkpoint holds, under a checksum that fits."""
     def changed(content, path):
@@ -300,8 +294,6 @@ def narrower(value):
 
 @pytest.mark.parametrize("change, says", [
     (lambda content, path: content[:len(content) // 2], "its hash does not match its content"),
-    (lambda content, path: b"", "its hash does not match its content"),
-    (lambda content, path: flipped(content), "its hash does not match its content"),
     (packed(lambda value: value.update(version=0)), "not a checkpoint of this version: found 0, accepted: 3"),
     (packed(lambda value: value.pop("version")), "not a checkpoint of this version: found None, accepted: 3"),
     (packed(lambda value: value.update(run="0123")), "is of another run: found the hash 0123, accepted: "),
