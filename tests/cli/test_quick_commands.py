@@ -28,9 +28,9 @@ print(json.dumps(found))
 """
 
 
-def imported(commands, names, **environment):
-    """(status, those of these modules that are imported by then) of each command."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(commands), *names], cwd=ROOT, text=True,
+def imported(commands, names, then="", **environment):
+    """(status, those of these modules that are imported by then) of each command; ``then``: what is done after them."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT + then, json.dumps(commands), *names], cwd=ROOT, text=True,
                           capture_output=True, env={"PYTHONPATH": str(ROOT), "PATH": "", **environment})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -69,11 +69,16 @@ def test_readers_of_records_import_what_they_need():
 
 
 def test_runs_import_what_they_need(tmp_path):
-    """The second one's server has an optimiser of PyTorch's."""
+    """The second one's server has an optimiser of PyTorch's. RecBole's own import of scikit-learn takes longer than
+    reading ML-100K; so does that of tensorboard. Its metrics work all the same."""
     short = ["--set", "rounds=1", "--set", "k_core=80", "--results", str(tmp_path)]
     commands = [["--method", "f3crec", "--backbone", "fedmf", *short],
                 ["--method", "central", "--backbone", "biasmf", *short]]
-    assert imported(commands, ("pandas", "scipy", "torch._dynamo"), OMP_NUM_THREADS="1") == [[0], [0]]
+    metrics = ("from recbole.evaluator import metrics\n"
+               "assert metrics.sk_auc([0.0, 1.0], [0.0, 1.0]) == 0.5 and 'sklearn.metrics' in sys.modules\n"
+               "from sklearn.metrics import mean_squared_error\nassert mean_squared_error([1.0], [3.0]) == 4.0\n")
+    assert imported(commands, ("pandas", "scipy", "torch._dynamo", "sklearn", "tensorboard"), metrics,
+                    OMP_NUM_THREADS="1") == [[0], [0]]
 
 
 def test_statistics_of_a_paper_are_those_of_the_data(output):

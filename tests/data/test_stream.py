@@ -3,8 +3,6 @@ published counts."""
 
 import hashlib
 import math
-import subprocess
-import sys
 import tracemalloc
 from functools import partial
 
@@ -12,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import ROOT, recbole_config, stream_of
+from helpers import recbole_config, stream_of
 from hypothesis import given, strategies as st
 from scipy import stats
 
@@ -166,22 +164,6 @@ def test_every_dataset_config_loads(registry):
         assert config.expected or config.settings["stream"] == "sessions" and "Table 1" in config.notes
         for kind, settings in (("backbone", config.backbone_settings), ("method", config.method_settings)):
             assert all(registry.get(kind, plugin) for plugin in settings)
-
-
-def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():
-    """RecBole's import of scikit-learn takes longer than reading ML-100K; so does that of tensorboard."""
-    code = ("import sys\n"
-            "from fedcl_bench.runs.config import make_config\nfrom fedcl_bench.data.datasets import load_stream\n"
-            "from fedcl_bench.runs.registry import discover\n"
-            "config = make_config(discover(), 'ft', 'fedmf', 'ml-100k')\n"
-            "load_stream(config.source, config.stream)\nconfig.backbone.cls(config.backbone_settings).new_rows(0, "
-            "range(2), range(3))\n"
-            "assert not [name for name in sys.modules if name.split('.')[0] in ('sklearn', 'tensorboard')]\n"
-            "from recbole.evaluator import metrics\n"
-            "assert metrics.sk_auc([0.0, 1.0], [0.0, 1.0]) == 0.5 and 'sklearn.metrics' in sys.modules\n"
-            "from sklearn.metrics import mean_squared_error\nassert mean_squared_error([1.0], [3.0]) == 4.0\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
 
 
 COMPUTED = ["file", "random"]
