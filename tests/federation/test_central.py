@@ -23,7 +23,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.sequential import EncoderSettings
-from fedcl_bench.runs.config import make_config, resolve, without_effect
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_check import ended, require
 from fedcl_bench.runs.runner import execute
 
@@ -215,11 +215,6 @@ def test_the_record_has_both_curves(registry, log, tmp_path):
             ask()
 
 
-def test_the_last_round_is_tested_if_asked_for(registry, log):
-    *_, progress = run(federation_of(configured(registry, "gru4rec", tested_round="last", patience=0)))
-    assert progress.best.round == 2
-
-
 def test_what_makes_no_sense_is_refused(registry, log):
     for method, backbone, settings, message in (
             ("fcucr", "sasrec", {"max_length": 4}, "method 'fcucr' is about many clients"),
@@ -242,14 +237,6 @@ def test_settings_of_clients_have_no_effect_and_those_of_one_client_none_on_many
         settings = dict(word.split("=") for word in words.split())
         with pytest.raises(UserError, match=reason):
             make_config(registry, "ft", "gru4rec", "./log.inter", 0, [("test", settings)])
-
-
-def test_batches_have_an_effect_only_here(registry, log):
-    """Elsewhere a client's session is its batch, so sequential backbones ignore their size."""
-    for topology, has_effect in (("central", True), ("federated", False)):
-        parts = resolve(registry, "ft", "sasrec", "./log.inter", [("test", {"topology": topology})])
-        classes = registry.get("backbone", "sasrec").cls, registry.get("method", "ft").cls
-        assert ("batch_size" not in without_effect(parts, *classes)) == has_effect
 
 
 def test_it_runs_from_the_command_line(log, capsys):

@@ -381,11 +381,3 @@ def test_its_model_recommends_a_domains_own_items(shops):
     best = model.recommend("games:u3", 4, mask_seen=False)
     assert best["item"].str.startswith("games:").all() and len(best) == 4
     assert results.users["user"].str.startswith(("books:", "games:")).all()
-
-
-def test_one_model_of_all_has_no_shards(registry, shops):
-    from fedcl_bench.experiments.partition import check
-
-    check(federation_of(configured(registry)), 2)
-    with pytest.raises(UserError, match="--shards: .* with topology=central there is one"):
-        check(federation_of(configured(registry, "central")), 2)
