@@ -303,9 +303,9 @@ def test_what_a_killed_conversion_left_goes():
 
 @pytest.mark.parametrize("separator,name", table_reader.SEPARATORS.items())
 def test_separators_are_detected(separator, name):
-    text = "item,user,other,time\na b,u1,x,7\nc,u2,,8\n".replace(",", separator)
+    text = "item,user,other,time\na b,u1,x,7\nc,u2,,8\n".replace(" ", "\u00a0").replace(",", separator)
     done, lines = imported(text)
-    assert lines == ["user_id:token\titem_id:token\ttimestamp:float", "u1\ta b\t7", "u2\tc\t8"]
+    assert lines == ["user_id:token\titem_id:token\ttimestamp:float", "u1\ta\u00a0b\t7", "u2\tc\t8"]
     assert done.notes[0] == f"separated by {name}, with a header"
     assert (done.rows, done.written, done.users, done.items, done.left_out) == (2, 2, 2, 2, {})
 
@@ -359,7 +359,7 @@ def test_quotes_byte_order_mark_and_control_characters():
     assert [line.split("\t")[0] for line in lines[1:]] == ["u 1", "u 1", "u 1", "u 2"] and done.users == 2
     assert done.notes[3:] == ("control characters became spaces in the user ids of 3 rows, which made 2 different ids "
                               "of 4",)
-    _, lines = imported('\ufeffuser,item,time\nu1,"Alien, ""the"" first",1\nu2, caf\u00e9\x0b ,2\n', force=True)
+    _, lines = imported('\ufeffuser, item,time \nu1,"Alien, ""the"" first",1\nu2, caf\u00e9\x0b ,2\n', force=True)
     assert lines[1:] == ['u1\tAlien, "the" first\t1', "u2\tcaf\u00e9\t2"]
 
 
@@ -384,6 +384,8 @@ def test_tables_without_header_name_columns_by_number():
     assert lines[1:] == ["u1\ti1\t7", "u2\ti2\t8"] and "without header" in done.notes[0]
     done, lines = imported("who\twhat\tn\twhen\nu2\ti2\t5\t8\n", Columns("1", "2", "4"), force=True)
     assert lines[1:] == ["u2\ti2\t8"] and "with a header" in done.notes[0]
+    done, lines = imported("u1 i1 2020-01-01\nu2 i2 2020-01-02\n", Columns("1", "2", "3"), force=True)
+    assert lines[1:] == ["u1\ti1\t1577836800", "u2\ti2\t1577923200"] and "by spaces, without" in done.notes[0]
     done, lines = imported("2,1,3\n5,6,7\n", Columns("1", "2", "3"), force=True)  # not columns of these names
     assert lines[1:] == ["2\t1\t3", "5\t6\t7"] and "without header" in done.notes[0]
     done, lines = imported("0,1,2,3\n5,6,7,8\n", Columns("1", "2", "3"), force=True)  # the header that pandas writes

@@ -88,10 +88,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     convert = action(
         "convert", "turn your own table, or the publisher's files, into atomic files",
         "With --table: write OUT/NAME/NAME.inter from any table of interactions, in bounded memory: text separated by "
-        "commas, tabs, semicolons, bars or double colons, JSON Lines, or Parquet; text also as .gz, .bz2, .xz, .zst or "
-        ".zip; column names may have RecBole's types, as user_id:token. With --raw: check a publisher's raw files "
-        "(checksums where published, format, number of rows, users and items) and write OUT/NAME/NAME.inter, and "
-        "NAME.item where items are described. `list NAME` says where to get them.",
+        "commas, tabs, semicolons, bars, double colons or spaces, JSON Lines, or Parquet; text also as .gz, .bz2, .xz, "
+        ".zst or .zip; column names may have RecBole's types, as user_id:token. With --raw: check a publisher's raw "
+        "files (checksums where published, format, number of rows, users and items) and write OUT/NAME/NAME.inter, "
+        "and NAME.item where items are described. `list NAME` says where to get them.",
         "name of your dataset, or of a published one")
     origin = convert.add_mutually_exclusive_group(required=True)
     origin.add_argument("--raw", type=Path, metavar="DIR",

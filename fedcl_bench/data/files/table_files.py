@@ -88,7 +88,9 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
         if set(columns) <= {*names, *map(_plain, names)}:
             layout = TableLayout(separator, tuple(names), True, separator != COLONS, encoding)
             return TableFile(path, TEXT, _column_names(path, wanted, names, ""), layout, encoding)
-    separator = COLONS if len(rows[COLONS]) > 2 else max(rows, key=lambda candidate: len(rows[candidate]))
+    separator = max(rows, key=lambda each: len(rows[each]) * (each != " "))  # texts have spaces
+    if len(rows[COLONS]) > 2 or len(rows[separator]) == 1 < len(rows[" "]):
+        separator = COLONS if len(rows[COLONS]) > 2 else " "
     names = rows[separator]
     if numbered:
         numbers = tuple(str(i + 1) for i in range(len(names)))
@@ -116,7 +118,7 @@ def _column_names(path: Path, wanted: Mapping[str, str], names: Sequence[str], h
 
 
 def _plain(name: str) -> str:
-    return _TYPE.sub("", name)
+    return _TYPE.sub("", name.strip())
 
 
 def _object(line: str) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyarrow import parquet as pq
 
 COLONS = "::"  # as MovieLens 1M has it; its fields are never quoted
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", COLONS: "double colons"}
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", COLONS: "double colons", " ": "spaces"}
 _FOR_COLONS = "\x1f"  # what pyarrow, whose separators have one character, reads in their place
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
 _HEAD = 1 << 16  # bytes that a header and its separator are found in
