@@ -126,6 +126,8 @@ def test_bad_rows_keep_their_numbers_and_end_another_table_early(capsys):
     status, said = converted(capsys, "--table", "t.csv", *NAMED, "--skip-bad")
     assert status == 0 and "line 2: found 2 fields" in said and "line 4: found 4 fields" in said
     assert "row 4 below the header: column 'time' is 'never'" in said
+    Path("t.csv").write_text("user,item,time\nu,1,\nu,1,2\n")
+    assert "since 1970 (as 2)" in converted(capsys, "--table", "t.csv", *NAMED, "--skip-bad", "--force")[1]
 
 
 @pytest.mark.parametrize("name, content, words", [

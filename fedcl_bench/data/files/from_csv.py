@@ -210,23 +210,24 @@ class _Times:
         """float64 seconds since 1970, NaN where a text is no time."""
         if not self.note:
             self._decide(texts)
-        if self.form:
-            return units.read(texts, self.form)
-        numbers = _floats(texts)
-        units.by_unit(numbers, self.counts)
-        return numbers / self.scale
+        if not self.form:
+            units.by_unit(_floats(texts), self.counts)
+        return self._read(texts)
+
+    def _read(self, texts: np.ndarray) -> np.ndarray:
+        return units.read(texts, self.form) if self.form else _floats(texts) / self.scale
 
     def _decide(self, texts: np.ndarray) -> None:
         numbers = _floats(texts)
         numbers = np.abs(numbers[np.isfinite(numbers)])
         if self.form or 2 * len(numbers) < len(texts) or len(numbers) == len(texts) and units.are_dates(numbers):
             self.form = self.form or units.form_of(texts)
-            self.note = f"times are {self.written} (as {texts[0]}), UTC unless they say otherwise; written in seconds"
+            how, more = self.written, ", UTC unless they say otherwise; written in seconds"
         else:
             largest = float(np.median(numbers))
             _, self.scale, unit = next(row for row in units.UNITS if largest < row[0])
-            self.note = f"times are {unit} since 1970 (as {texts[0]})" + (
-                "" if self.scale == 1 else "; written in seconds")
+            how, more = f"{unit} since 1970", "" if self.scale == 1 else "; written in seconds"
+        self.note = f"times are {how} (as {texts[np.isfinite(self._read(texts)).argmax()]}){more}"
 
     @property
     def written(self) -> str:
