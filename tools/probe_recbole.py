@@ -19,7 +19,7 @@ import textwrap
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from fedcl_bench.recbole.domain_facts import DomainFacts
 from fedcl_bench.recbole.domain_modules import Design, RecBoleModule, prepared
 from fedcl_bench.recbole.models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
 from fedcl_bench.recbole.parameters import classify
+from fedcl_bench.testing.properties import random_state
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "results"))
@@ -135,21 +136,24 @@ def _tried(name: str, values: Mapping[str, Any]) -> Facts:
         return replace(facts, of_users=tuple(p.name for p in parameters if p.follows == "users"))
 
 
+def _noting(read: set[str], known: Collection[str] | None = None) -> type[Interaction]:
+    """Batches that note which fields are read of them, and have no others than the known ones."""
+    class Noting(Interaction):
+        def __getitem__(self, index):
+            if isinstance(index, str) or index is None:
+                read.add(index)
+                if known is not None and index not in known:
+                    raise Refused(f"reads '{index}' of a batch, which is not among {', '.join(_FIELDS)}")
+            return super().__getitem__(index)
+    return Noting
+
+
 class _Watching(Caller):
     """Notes what a model reads of its batches."""
 
     def batch(self, fields):
         self.read: set[str] = set()
-
-        class Watched(Interaction):
-            def __getitem__(batch, index):
-                if isinstance(index, str) or index is None:
-                    self.read.add(index)
-                    if index not in fields:
-                        raise Refused(f"reads '{index}' of a batch, which is not among {', '.join(_FIELDS)}")
-                return super().__getitem__(index)
-
-        return Watched(fields)
+        return _noting(self.read, fields)(fields)
 
 
 class _Keeping(Caller):
@@ -324,6 +328,7 @@ def _operator(error: Exception | Warning) -> str:
 
 
 def _generators() -> tuple:
+    """The states of PyTorch's generator, and then of NumPy's and Python's."""
     kind, state, *position = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), state.tobytes(), tuple(position), random.getstate()
 
@@ -376,28 +381,17 @@ def _tried_in_domain(name: str, values: Mapping[str, Any]) -> tuple[DomainFacts,
 def _look_at_domain_loss(module: RecBoleModule, batch: Histories, targets: Tensor) -> tuple[bool, bool]:
     """Whether the loss reads negatives, and whether it draws from Python's or NumPy's generator."""
     read: set[str] = set()
-
-    class Watched(Interaction):
-        def __getitem__(self, index):
-            read.add(index)
-            return super().__getitem__(index)
-
-    module.interaction = Watched
-    host, before = Host(module.train().model), (random.getstate(), np.random.get_state())
-    losses = []
+    module.interaction = _noting(read)
+    host, losses = Host(module.train().model), []
     try:
         for _ in range(2):
-            torch.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)
-            start = random.getstate(), np.random.get_state()
-            losses.append(module.loss(batch, targets))
-        draws = random.getstate() != start[0] or not all(map(np.array_equal, np.random.get_state(), start[1]))
+            with random_state(0):
+                start = _generators()
+                losses.append(module.loss(batch, targets))
+                draws = _generators()[1:] != start[1:]
     except Exception as error:
         raise error if isinstance(error, Refused) else Refused(f"its loss fails: {first_line(error)}") from error
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
         del module.interaction
     for attribute, (old, new) in _changed(host).items():
         counts = type(old) in (int, float) and type(new) in (int, float)
