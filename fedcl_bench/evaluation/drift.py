@@ -16,7 +16,7 @@ from ..data.stream import Step
 from ..toolbox.distillation import ranks_of
 from ..rng import Tables
 from ..plugin.state import Snapshot, in_pieces, score_users
-from ..kernels import ops
+from ..kernels.functional import all_ranks
 from ..core.parallel import in_order
 
 SHIFT_TOP_N = 30
@@ -61,7 +61,7 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     """
     def changes(piece: Tensor) -> Tensor:
         with torch.no_grad():  # holds per thread
-            before, now = (_ranks(score_users(backbone, m, piece)[:, :previous.n_items]) for m in (previous, model))
+            before, now = (all_ranks(score_users(backbone, m, piece)[:, :previous.n_items]) for m in (previous, model))
             return _sum_of_changes(before, now)
 
     total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
@@ -80,15 +80,6 @@ def _sum_of_changes(before: Tensor, now: Tensor) -> Tensor:
         rank = before[:, columns].double()
         parts.append((rank - now[:, columns]).abs_().div_(rank).sum(0))
     return torch.cat(parts)
-
-
-def _ranks(scores: Tensor) -> Tensor:
-    """1-based rank of every item, equal scores by their item's number: whole numbers of shape (n, items)."""
-    if ops.serve(scores):
-        return ops.all_ranks(scores)
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    rank = torch.arange(1, scores.shape[1] + 1, dtype=torch.int32, device=scores.device)
-    return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,15 @@ def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     return (loss * weights).sum(1)
 
 
+def all_ranks(scores: Tensor) -> Tensor:
+    """1-based rank of every item, equal scores by their item's number: whole numbers of shape (n, items)."""
+    if ops.serve(scores) and scores.dtype in ops.REALS:
+        return ops.all_ranks(scores)
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    rank = torch.arange(1, scores.shape[1] + 1, dtype=torch.int32, device=scores.device)
+    return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
+
+
 def nearest_entries(queries: Tensor, keys: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Of each query the k nearest keys of its client, the nearest first, of equal ones the first. ``queries``: (C,
     items, d); ``keys``: (C, entries, d); ``filled``: which keys there are, bool of shape (C, entries); ``k``: at most

@@ -22,11 +22,16 @@ def true_places(mask: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     return places.scatter_(1, (number - 1).where(mask, width), place)[:, :width], count
 
 
+def stands_first(items: Tensor, there: Tensor, n_items: int) -> Tensor:
+    """Which places of the lists (C, n), of those that are there, have their item for the first time; bool (C, n)."""
+    place = torch.arange(items.shape[1], device=items.device).expand_as(items).where(there, items.shape[1])
+    first = torch.full((len(items), n_items), items.shape[1], device=items.device)
+    return there & (first.scatter_reduce_(1, items, place, "amin").gather(1, items) == place)
+
+
 def distinct(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     """Where each item of the lists (C, n) stands for the first time, as ``true_places``."""
-    place = torch.arange(items.shape[1], device=items.device).expand_as(items)
-    first = torch.full((len(items), n_items), items.shape[1], device=items.device)
-    return true_places(first.scatter_reduce_(1, items, place, "amin").gather(1, items) == place, n_items)
+    return true_places(stands_first(items, torch.ones_like(items, dtype=torch.bool), n_items), n_items)
 
 
 def at_places(values: Tensor, places: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core.settings import setting
+from ..kernels.functional import all_ranks
 from ..plugin.backbone import Backbone
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces, rows_of
@@ -44,13 +45,6 @@ def moved_average(old: Tensor, new: Tensor, weight: float) -> Tensor:
     known = tuple(slice(0, n) for n in old.shape)
     result[known] = weight * old + (1.0 - weight) * new[known]
     return result
-
-
-def ranks(scores: Tensor) -> Tensor:
-    """0-based rank of every item, equal scores by their item's number."""
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    rank = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, rank)
 
 
 def public_scores(backbone: Backbone, model: Snapshot, users: Tensor) -> Tensor:
@@ -113,7 +107,7 @@ class ProxyReplay(Method):
         theirs = public_scores(backbone, teacher, users)
         mine = public_scores(backbone, model, users).masked_fill(seen, -torch.inf)
         top, items = theirs.masked_fill(seen, -torch.inf).topk(min(self.settings.proxy_top, model.n_items), dim=1)
-        gap = ranks(mine).gather(1, items) - torch.arange(items.shape[1], device=users.device)
+        gap = all_ranks(mine).gather(1, items) - torch.arange(1, items.shape[1] + 1, device=users.device)
         weights = (self.settings.rank_eps * gap).to(theirs.dtype)
         return items, torch.sigmoid(theirs.gather(1, items)), weights.masked_fill(top == -torch.inf, -torch.inf)
 

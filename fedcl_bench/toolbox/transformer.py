@@ -6,7 +6,7 @@ Both are plain modules. Their dropout and noise act in training mode alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,14 @@ def by_length(batch: Histories, encode: Callable[[Histories], Tensor]) -> Tensor
     return torch.cat(pieces)[order.argsort()]
 
 
+def attended(query: Tensor, keys: Tensor, values: Tensor, heads: int, dropout: float, **seen: Any) -> Tensor:
+    """Scaled dot-product attention of several heads, (B, n, d). ``query``: (B, n, d); ``keys``, ``values``: (B, L, d);
+    ``dropout``: of the attention; ``seen``: PyTorch's ``attn_mask``, of a shape that fits (B, heads, n, L), or
+    ``is_causal``."""
+    parts = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
+    return F.scaled_dot_product_attention(*parts, dropout_p=dropout, **seen).transpose(1, 2).flatten(2)
+
+
 class TransformerLayer(nn.Module):
     """x = LN(x + Attention(x, x, x)), then LN(x + FFN(x)) with GELU, as RecBole 1.2.0's of that name."""
 
@@ -65,11 +73,9 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
         """(B, n, d) of the queries' representations. ``x``: queries, (B, n, d); ``keys``: what they look at, (B, L, d);
         ``seen``: which of the keys each query sees, bool of a shape that fits (B, heads, n, L)."""
-        query, key, value = (layer(values).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer, values in (
-            (self.query, x), (self.key, keys), (self.value, keys)))
-        dropout = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
-        x = self.norm(x + self.drop(self.out(mixed.transpose(1, 2).flatten(2))))
+        mixed = attended(self.query(x), self.key(keys), self.value(keys), self.heads,
+                         self.attention_dropout if self.training else 0.0, attn_mask=seen)
+        x = self.norm(x + self.drop(self.out(mixed)))
         return self.ffn_norm(x + self.drop(self.outer(F.gelu(self.inner(x)))))
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedcl_bench import (DomainData, DomainMethod, DomainModule, Histories, ModuleBackbone, ModuleSettings,
                          once_in_ranking, setting)
 from fedcl_bench.toolbox.layers import check_heads
+from fedcl_bench.toolbox.transformer import attended
 
 SENT = "shared.encoder."  # what the names of the shared encoder's parameters begin with
 
@@ -116,11 +117,8 @@ class Attention(nn.Module):
         d = x.shape[1]
         of_query, of_both = zip(*(each.split([d, 2 * d]) for each in (layer.weight, layer.bias)))
         keys_values = items.padded(F.linear(x, *of_both), of_both[1])
-        parts = (items.padded(F.linear(query, *of_query)), *keys_values.split(d, dim=2))
-        query, keys, values = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in parts)
-        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True,
-                                                  dropout_p=self.dropout if self.training else 0.0)
-        return items.unpadded(attended.transpose(1, 2).flatten(2))
+        return items.unpadded(attended(items.padded(F.linear(query, *of_query)), *keys_values.split(d, dim=2),
+                                       self.heads, self.dropout if self.training else 0.0, is_causal=True))
 
 
 class Gaussian(NamedTuple):

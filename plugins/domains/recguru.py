@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcl_bench import DomainData, DomainModule, Histories, ModuleBackbone, ModuleSettings, Stage, setting
+from fedcl_bench.toolbox.transformer import attended
 
 RECONSTRUCT, ALIGN, RECOMMEND = "reconstruct", "align", "recommend"
 
@@ -49,11 +50,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """(B, L, d), where position i looks at the positions ``seen`` (B, 1, 1 or L, L)."""
-        query, key, value = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-                             for layer in (self.query, self.key, self.value))
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen,
-                                               dropout_p=self.dropout if self.training else 0.0)
-        return self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
+        mixed = attended(self.query(x), self.key(x), self.value(x), self.heads, self.dropout if self.training else 0.0,
+                         attn_mask=seen)
+        return self.norm(x + self.out(mixed))
 
 
 class Block(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedcl_bench import LocalSessions, Method, in_pieces, padded, pair_keys, score_users, setting
 from fedcl_bench.toolbox.distillation import TopNDistillation
 from fedcl_bench.toolbox.functional import rows_of
+from fedcl_bench.toolbox.places import stands_first
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class ADER(TopNDistillation):
             new = padded(step.train, users)
             here = torch.arange(new.shape[1], device=new.device) < step.train.lengths[users, None]
             items = torch.cat([new, lists[users]], 1)
-            there = _once(items, torch.cat([here, filled[users]], 1), model.n_items)
+            there = stands_first(items, torch.cat([here, filled[users]], 1), model.n_items)
             place, kept = herded(pair_keys(backbone, model, users, items).detach(), there, n)
             column = torch.arange(place.shape[1], device=new.device)
             lists[users], filled[users] = 0, False
@@ -145,8 +146,8 @@ class ADER(TopNDistillation):
         self._keep(local, place, filled, vectors.shape[2])
         items = local.replayed.items
         known = (local.replayed.sessions >= 0)[:, :, None].expand_as(items).flatten(1)
-        classes = _once(items.flatten(1), known, self.n_items)
-        every = _once(torch.cat([items.flatten(1), local.items], 1),
+        classes = stands_first(items.flatten(1), known, self.n_items)
+        every = stands_first(torch.cat([items.flatten(1), local.items], 1),
                       torch.cat([known, torch.ones_like(local.items, dtype=torch.bool)], 1), self.n_items)
         samples = local.sequence.real[:, -vectors.shape[2]:].sum(1)
         ratio = filled.sum(1).to(vectors) * classes.sum(1) / (samples * every.sum(1))
@@ -193,11 +194,3 @@ class ADER(TopNDistillation):
     def end_local(self, local):
         if isinstance(local, LocalSessions) and self.settings.lambda_kd > 0.0:
             self.client_state["latest"].index_copy_(0, local.users, local.session)
-
-
-def _once(items: Tensor, there: Tensor, n_items: int) -> Tensor:
-    """Which of the items that are there stand for the first time, (C, items)."""
-    places = torch.arange(items.shape[1], device=items.device).expand_as(items).where(there, items.shape[1])
-    first = torch.full((len(items), n_items), items.shape[1], device=items.device).scatter_reduce_(
-        1, items, places, "amin")
-    return there & (first.gather(1, items) == places)

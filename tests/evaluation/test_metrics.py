@@ -23,6 +23,7 @@ from fedcl_bench.evaluation.ranking import RankingTask, is_product, rank_all, us
 from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.kernels import ops
+from fedcl_bench.kernels.functional import all_ranks
 from fedcl_bench.kernels.ops import highest
 from fedcl_bench.plugin.metric import RankedLists
 from fedcl_bench.plugin.state import Snapshot
@@ -193,14 +194,13 @@ def test_all_ranks_are_those_of_a_stable_sort(columns, dtype, compiled, monkeypa
         pytest.skip(ops.why_not())
     if not compiled:
         monkeypatch.setattr(ops, "why_not", lambda: "switched off")
-    ranks = ops.all_ranks if compiled else drift._ranks
     generator = torch.Generator().manual_seed(columns)
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-45], dtype=dtype)
     for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 5, generator=generator).to(dtype),
                    10.0 ** torch.arange(-30, 30, dtype=dtype)):
         scores = values[torch.randint(len(values), (4, columns), generator=generator)]
-        assert torch.equal(ranks(scores).long(), ranks_by_definition(scores))
-        assert torch.equal(ranks(scores[:, ::2]).long(), ranks_by_definition(scores[:, ::2]))
+        assert torch.equal(all_ranks(scores).long(), ranks_by_definition(scores))
+        assert torch.equal(all_ranks(scores[:, ::2]).long(), ranks_by_definition(scores[:, ::2]))
 
 
 @pytest.mark.parametrize("compiled", [True, False])
