@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -17,13 +18,14 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
 
-def block0(backbone, dataset="ml-100k", data_dir=None):
-    """FT on a dataset's block 0 (or its sessions) before the first round: ``config``, ``step``, ``f``, the federation,
-    ``model``, ids of ``users``, their ``chunks``, and ``opened``, the step's training."""
+def begun(backbone, dataset="ml-100k", data_dir=None, block=0):
+    """FT on a dataset's block (or its sessions) before the first round, with an untrained model: ``config``, ``step``,
+    ``f``, the federation, ``model``, ids of ``users``, their ``chunks``, and ``opened``, the step's training."""
     config = make_config(discover(), "ft", backbone, dataset, data_dir=data_dir)
     stream = load_stream(config.source, config.stream)
-    step, f = stream.steps[0], config.federation(stream)
-    model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
+    step, f = stream.steps[block], config.federation(stream)
+    model = grow(Snapshot({}, {}), f.backbone, 0, replace(step, old_users=0, old_items=0), torch.float32,
+                 torch.device("cpu"))
     users = Attendance().of(step, 0, 0).users
     opened = CrossDevice(f, step, model)
     return SimpleNamespace(config=config, step=step, f=f, model=model, users=users, opened=opened,

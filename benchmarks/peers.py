@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Mapping
 
 import numpy as np
-from engine_round import block0
+from engine_round import begun
 from machine import heading
 
 HERE = Path(__file__).parent / "peer_rounds"
@@ -64,7 +64,7 @@ PLUGINS = {"fedmf": "plugins/backbones/fedmf.py", "sasrec": "plugins/sequential/
 def write_job(path: Path, model: str, data_dir: Path | None) -> str:
     """Write what all peers train on; returns it in words."""
     dataset = {"fedmf": "ml-100k", "sasrec": "xing"}[model]
-    start = block0(model, dataset, data_dir)
+    start = begun(model, dataset, data_dir)
     step, f, settings = start.step, start.f, start.config.backbone_settings
     if model == "fedmf":
         rates = f.backbone.learning_rates(step.n_items)

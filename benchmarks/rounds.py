@@ -11,44 +11,29 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
 from unittest import mock
 
 import torch
-from engine_round import engine_round
+from engine_round import begun, engine_round
 from machine import heading
 
-from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.federation.cross_device import CrossDevice
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.memory import keep_freed_blocks
 from fedcl_bench.core.parallel import workers
-from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.registry import discover
 
 
-def one_round(name: str, args, streams: dict):
+def one_round(name: str, args):
     """A function that does one FT round of a backbone and returns (training, evaluation) seconds."""
-    config = make_config(discover(), "ft", name, args.dataset, data_dir=args.data_dir)
-    stream = streams.setdefault(str(config.stream), load_stream(config.source, config.stream))
-    step = stream.steps[args.block]
-    f = config.federation(stream)
-    whole = replace(step, old_users=0, old_items=0)
-    model = grow(Snapshot({}, {}), f.backbone, 0, whole, torch.float32, torch.device("cpu"))
-    users = Attendance().of(step, 0, 0).users
-    opened = CrossDevice(f, step, model)
-    chunks = opened.protocol.chunks(users, 0, model)
+    start = begun(name, args.dataset, args.data_dir, args.block)
+    opened = start.opened
 
     def run():
         began = time.perf_counter()
         with workers():
-            after = engine_round(chunks, model, users, opened.training, opened.key(step.index, 0))
+            after = engine_round(start.chunks, start.model, start.users, opened.training,
+                                 opened.key(start.step.index, 0))
             trained = time.perf_counter()
             opened.protocol.validate(after, 0)
         return trained - began, time.perf_counter() - trained
@@ -72,11 +57,10 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_blocks()
-    streams: dict = {}
     rounds = {}
     for name in args.backbones.split(","):
-        rounds[name, True] = one_round(name, args, streams)
-        run = without_kernels(lambda: one_round(name, args, streams))
+        rounds[name, True] = one_round(name, args)
+        run = without_kernels(lambda: one_round(name, args))
         rounds[name, False] = partial(without_kernels, run)
     for run in rounds.values():
         run()  # warm up

@@ -21,8 +21,6 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch  # noqa: E402
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedcl_bench"
-# Modules beside the rooms, which have none of their own.
-LEFT_OUT: set[str] = set()
 PURPOSE = {"rng": "Counter-based random numbers"}
 ACROSS = {"cli": 5.0, "audit": 1.25, "api": 3.75, "testing": 8.75, "leaderboard": 6.25, "reports": 4.25,
           "deployment": 3.0, "experiments": 5.0, "runs": 5.0, "federation": 3.75, "recbole": 6.1, "evaluation": 3.75,
@@ -37,9 +35,9 @@ def imports() -> dict[str, set[str]]:
     rooms: dict[str, set[str]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] not in {"__init__", "__main__", *LEFT_OUT}:
+        if parts[0] not in {"__init__", "__main__"}:
             source = parts[0]
-            rooms.setdefault(source, set()).update(set(_imported(file, parts[:-1])) - LEFT_OUT)
+            rooms.setdefault(source, set()).update(_imported(file, parts[:-1]))
             rooms[source].discard(source)
     return rooms
 

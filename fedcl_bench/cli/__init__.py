@@ -169,12 +169,13 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
     return parse_assignments(args.assignments, "--set")
 
 
-def source_of(args: argparse.Namespace, registry: Registry, needs_runs: bool = True, **more: Any) -> Source:
-    """The records that the options name; ``more``: other fields of ``Source``."""
+def source_of(args: argparse.Namespace, registry: Registry, needs_runs: bool = True,
+              say: Callable[[Corrupt], None] | None = None, **more: Any) -> Source:
+    """The records that the options name. ``say``: told which are left out; ``more``: other fields of ``Source``."""
     from ..records.store import load_all
     from ..reports.selection import Source
 
-    runs, failed = load_all(args.records, left_out()) if needs_runs else ([], [])
+    runs, failed = load_all(args.records, say or left_out()) if needs_runs else ([], [])
     return Source(runs, registry, tuned_of(args), where=where_of(args), failed=failed, **more)
 
 

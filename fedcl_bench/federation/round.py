@@ -118,7 +118,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         loss = work.train()
         if not method.uploads_first:
             checks.check_sent(method, work.declared, work.uploads)
-        checks.check_added(method, work.summed, work.added)
+        checks.check_sent(method, work.summed, work.added, summed=True)
         return _result(work, loss, shifts.get(chunk.batches, {}), training)
 
     return train

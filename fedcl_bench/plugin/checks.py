@@ -148,20 +148,14 @@ def check_sum(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, v
         check_items(method, f"local.add('{name}')", items, clients, shape[0], 0)
 
 
-def check_added(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Mapping[str, Any]) -> None:
-    """Raise PluginError if clients did not send all that the server sums up."""
+def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Mapping[str, Any], summed: bool = False
+               ) -> None:
+    """Raise PluginError if clients did not send all that the method declares: uploads, or what the server sums up."""
     if missing := [name for name in declared if name not in sent]:
-        raise PluginError(f"{_named(method, 'end_local')} did not send {', '.join(missing)}, which sums() declares; "
-                          f"call local.add(name, value).")
-
-
-def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Tables) -> None:
-    """Raise PluginError if clients did not upload all that the method declares."""
-    hook = "before_training" if method.uploads_first else "end_local"
-    missing = [name for name in declared if name not in sent]
-    if missing:
-        raise PluginError(f"{_named(method, hook)} did not send {', '.join(missing)}, which uploads() declares; "
-                          f"call local.upload(name, value).")
+        hook = "before_training" if method.uploads_first and not summed else "end_local"
+        declares, call = ("sums", "add") if summed else ("uploads", "upload")
+        raise PluginError(f"{_named(method, hook)} did not send {', '.join(missing)}, which {declares}() declares; "
+                          f"call local.{call}(name, value).")
 
 
 def checked_tables(method: Any, hook: str, result: Any, public: Tables) -> Tables:

@@ -202,7 +202,6 @@ class SequentialBackbone(Backbone):
     Attributes:
         positionwise: it has a representation at every position, made of the items up to there.
         inner_products: scores are inner products with its representations; methods that work on these need it.
-        n_more_items: how many ``more_items`` gives for a sequence.
         pads: padding changes what is made of a sequence, as FCUCR's SASRec attends to it, so it is not cut off where
             all sequences are short.
         candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
@@ -215,7 +214,6 @@ class SequentialBackbone(Backbone):
     gradient_norm: float = 0.0
     pads: bool = True
     candidate_dropout: float = 0.0
-    n_more_items: int = 0
     Settings: ClassVar[type] = SequentialSettings
     settings: EncoderSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}

@@ -39,12 +39,12 @@ class Quantiser:
             return _rotated(_joined(self.centroids, codes), self.rotation) + self.mean
 
 
-def fit(vectors: Tensor, codes: int, centroids: int, key: int, rotate: bool = True) -> Quantiser:
+def fit(vectors: Tensor, codes: int, centroids: int, key: int) -> Quantiser:
     """A quantiser whose squared errors on the vectors are a local minimum. K-means of each part, and then in turns the
     rotation that brings vectors nearest to what their codes stand for, an orthogonal Procrustes problem, and K-means
     (OPQ without assumptions: Ge et al. 2013, Algorithm 1). ``vectors``: (n, d) in floating point; ``codes``: m, into
     which d is divided; ``centroids``: of each part, k; there are at most n; ``key``: names the random numbers (see
-    ``rng.key``); ``rotate``: False leaves the rotation out (PQ). Raises UserError if m does not divide d."""
+    ``rng.key``). Raises UserError if m does not divide d."""
     d = vectors.shape[1]
     if d % codes:
         raise UserError(f"codes of vectors: found {codes} codes for vectors of {d} numbers, accepted: a number of "
@@ -55,8 +55,6 @@ def fit(vectors: Tensor, codes: int, centroids: int, key: int, rotate: bool = Tr
         start = [drawn(part, centroids, rng.key(key, "codes", i)) for i, part in enumerate(_parts(centred, codes))]
         identity = torch.eye(d, dtype=vectors.dtype, device=vectors.device)
         quantiser = Quantiser(mean, identity, _clusters(centred, torch.stack(start), _BEFORE)[1])
-        if not rotate:
-            return quantiser
         for _ in range(_ROTATIONS):
             quantiser = _turned(centred, quantiser)
         rotated = _rotated(centred, quantiser.rotation.T)

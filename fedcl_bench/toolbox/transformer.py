@@ -29,11 +29,11 @@ class TransformerSettings(ModuleSettings):
     attention_dropout: float = setting(0.5, "share of the attention that is dropped in training", low=0.0, below=1.0)
 
 
-def normal_start(module: nn.Module, std: float = 0.02) -> None:
-    """Start all linear layers and embeddings of ``module`` as RecBole: weights N(0, std^2), biases 0."""
+def normal_start(module: nn.Module) -> None:
+    """Start all linear layers and embeddings of ``module`` as RecBole: weights N(0, .02^2), biases 0."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(part.weight, std=std)
+            nn.init.normal_(part.weight, std=0.02)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
 
@@ -80,7 +80,7 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """RecBole's encoder: layers with normalisation after each part (eps 1e-12), started with N(0, .02^2)."""
+    """RecBole's causal encoder: layers with normalisation after each part (eps 1e-12), started with N(0, .02^2)."""
 
     def __init__(self, settings: TransformerSettings):
         """Raises UserError if ``heads`` does not divide ``dim``."""
@@ -89,30 +89,16 @@ class TransformerEncoder(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(settings) for _ in range(settings.layers))
         normal_start(self)
 
-    def forward(self, x: Tensor, real: Tensor, causal: bool = True) -> Tensor:
-        """The representations at all positions, (B, L, d). ``x``: (B, L, d); ``real``: where there is an item, bool (B,
-        L); the first position of each sample is one; ``causal``: no position sees later ones."""
-        seen = _seen(real, causal)
-        for layer in self.layers:
-            x = layer(x, x, seen)
-        return x
-
-    def last(self, x: Tensor, lengths: Tensor, causal: bool = True) -> Tensor:
-        """What ``forward`` has at each sample's last item, (B, d), without the last layer's other positions. ``x``: (B,
-        L, d); ``lengths``: how many positions of each sample have an item, (B,)."""
-        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
-        seen = _seen(real, causal)
+    def last(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The representation at each sample's last item, (B, d), without the last layer's other positions. ``x``: (B,
+        L, d); ``lengths``: how many positions of each sample have an item, from the first on, (B,)."""
+        length = x.shape[1]
+        real = (torch.arange(length, device=x.device) < lengths.unsqueeze(1))[:, None, None]
+        seen = real & torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         for layer in self.layers[:-1]:
             x = layer(x, x, seen)
         query = x[torch.arange(len(x), device=x.device), lengths - 1].unsqueeze(1)
-        return self.layers[-1](query, x, real[:, None, None]).squeeze(1)
-
-
-def _seen(real: Tensor, causal: bool) -> Tensor:
-    """Which positions each one sees: items, and with ``causal`` none later; bool (B, 1, L or 1, L)."""
-    seen = real[:, None, None]
-    length = real.shape[1]
-    return seen & torch.ones(length, length, dtype=torch.bool, device=real.device).tril() if causal else seen
+        return self.layers[-1](query, x, real).squeeze(1)
 
 
 _VALUES = 2 ** 16  # of a number that decides whether another is dropped

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import Backbone, BackboneSettings, rng, setting
-
-USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, rng, setting
 
 
 @dataclass(frozen=True)

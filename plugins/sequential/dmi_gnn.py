@@ -60,10 +60,6 @@ class DMIGNN(SessionBackbone):
     central_defaults = {**SessionBackbone.central_defaults, "weight_decay": 1e-5, "lr_step": 3, "lr_decay": 0.1,
                         "diversity": 1.0}
 
-    def __init__(self, settings):
-        super().__init__(settings)
-        self.n_more_items = settings.max_length * settings.graph_neighbours
-
     @property
     def n_vectors(self):
         return self.settings.interests

@@ -6,6 +6,7 @@ What no record knows is marked as to be answered by the authors.
 from __future__ import annotations
 
 import argparse
+from typing import Any, Mapping
 
 from ...core.errors import UserError
 from .. import OF_RECORDS, add_options, left_out, tuned_of
@@ -31,10 +32,12 @@ def run(args: argparse.Namespace) -> None:
     from ...reports.checklist import Answered, answers, as_latex, as_markdown
     from ...runs.registry import discover
 
-    chosen = {kind: getattr(args, f"{kind}s") for kind in ("method", "backbone", "dataset")}
-    runs, failed = load_all(args.records, left_out())
-    runs = [run for run in runs if all(names is None or run.head[kind] in names for kind, names in chosen.items())]
-    failed = [head for head in failed if all(names is None or head[kind] in names for kind, names in chosen.items())]
+    chosen = {kind: names for kind in ("method", "backbone", "dataset") if (names := getattr(args, f"{kind}s"))}
+
+    def asked(head: Mapping[str, Any]) -> bool:
+        return all(head[kind] in names for kind, names in chosen.items())
+    every, failed = load_all(args.records, left_out())
+    runs, failed = [run for run in every if asked(run.head)], list(filter(asked, failed))
     if not runs:
         raise UserError(f"checklist: no finished run of these in {args.records}; name another folder with --records.")
     parts = answers(Answered(runs, failed, discover(args.plugins), tuned_of(args)))

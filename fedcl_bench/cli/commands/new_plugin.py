@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from ...core.errors import UserError, require_known
+from .. import writing
 
 KINDS = ("method", "backbone", "metric", "attack")
 METHODS = {"server": "the server averages item tables over blocks (end_step, aggregate); the default",
@@ -65,13 +66,8 @@ def run(args: argparse.Namespace) -> None:
                             f"--plugins.")
     for path, template in files.items():
         text = Template((TEMPLATES / f"{template}.py.txt").read_text(encoding="utf-8")).substitute(words)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder with --plugins.") \
-                from None
+        with writing(path, "choose another folder with --plugins"), open(path, "x", encoding="utf-8") as file:
+            file.write(text)
         print(f"wrote {path}")
     option = "" if folder.resolve() == shipped("plugins").resolve() else f" --plugins {folder}"
     tried = {"method": f"--method {args.name} --backbone fedmf", "backbone": f"--method ft --backbone {args.name}",

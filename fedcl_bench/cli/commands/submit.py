@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from .. import OF_RECORDS, add_options, say_tuned, settings_of, tuned_of, where_of
+from .. import OF_RECORDS, add_options, say_tuned, settings_of, source_of
 
 EXAMPLES = """\
 examples:
@@ -38,21 +38,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ...core.errors import Corrupt
     from ...leaderboard import board, submission
-    from ...records.store import load_all
-    from ...reports.selection import Source
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, parse_method
 
     damaged: list[Corrupt] = []
-    changes, tuned, registry = settings_of(args), tuned_of(args), discover(args.plugins)
-    runs, failed = load_all(args.records, damaged.append)
-    source = Source(runs, registry, tuned, tuple(changes.items()), where=where_of(args), failed=failed)
+    changes, registry = settings_of(args), discover(args.plugins)
+    source = source_of(args, registry, say=damaged.append, assignments=tuple(changes.items()))
     cells = submission.select(source, args.method, {"backbone": args.backbones, "dataset": args.datasets}, changes,
                               args.records)
     if damaged:
         raise damaged[0]
     specs = [RunSpec(name, *place) for place, runs_of in cells.items() for name in runs_of]
-    say_tuned(tuned, specs)
+    say_tuned(source.tuned, specs)
     method = registry.get("method", parse_method(args.method)[0]).name
     made = submission.write(
         args.out, cells, source, {"method": method, "title": args.method, "author": args.author},
