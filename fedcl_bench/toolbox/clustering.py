@@ -33,32 +33,24 @@ class Lloyd:
     recomputed: bool = False  # the centroids that are returned are plain means of the last clusters
 
 
+# The first begins with points that are drawn with replacement, as FFMSR's released code, the second with points that
+# are far from each other; the others are scikit-learn's.
 ALGORITHMS = ("kmeans", "kmeans++", "agglomerative", "birch")
 
 
-@dataclass(frozen=True)
-class Clustering:
-    """An algorithm and its settings."""
-
-    # ``kmeans`` begins with points that are drawn with replacement, as FFMSR's released code; ``kmeans++`` with points
-    # that are far from each other; ``agglomerative`` and ``birch`` are scikit-learn's.
-    algorithm: str = "kmeans++"
-    lloyd: Lloyd = Lloyd()  # for the two kinds of K-means
-    birch_threshold: float = 0.5  # the radius up to which a subcluster of Birch takes up points
-
-
-def cluster(points: Tensor, count: int, how: Clustering, key: int) -> Clusters:
+def cluster(points: Tensor, count: int, key: int, algorithm: str = "kmeans++", how: Lloyd = Lloyd()) -> Clusters:
     """Clusters of points; equally near centroids count in order, and a cluster that is empty keeps its centroid.
     ``points``: (n, d), not empty; ``count``: of clusters; there are at most as many as points; ``key``: names the
-    random numbers (see ``rng.key``). Returns (the number of each point's cluster, int64 (n,); centroids (k, d)). Raises
-    OutOfMemory if the distances of all pairs do not fit, which the two of scikit-learn need."""
-    if how.algorithm == "agglomerative":
+    random numbers (see ``rng.key``); ``algorithm``: of ``ALGORITHMS``; ``how``: for the two kinds of K-means. Returns
+    (the number of each point's cluster, int64 (n,); centroids (k, d)). Raises OutOfMemory if the distances of all pairs
+    do not fit, which the two of scikit-learn need."""
+    if algorithm == "agglomerative":
         return agglomerative(points, count)
-    if how.algorithm == "birch":
-        return birch(points, count, how.birch_threshold)
+    if algorithm == "birch":
+        return birch(points, count)
     with threads():
-        first = drawn_with_replacement if how.algorithm == "kmeans" else far_apart
-        return lloyd(points, first(points, min(count, len(points)), key), how.lloyd)
+        first = drawn_with_replacement if algorithm == "kmeans" else far_apart
+        return lloyd(points, first(points, min(count, len(points)), key), how)
 
 
 def k_means(points: Tensor, count: int, iterations: int, key: int) -> Clusters:
@@ -163,9 +155,9 @@ def agglomerative(points: Tensor, count: int) -> Clusters:
     return _with_means(points, torch.from_numpy(labels).long().to(points.device), count)
 
 
-def birch(points: Tensor, count: int, threshold: float) -> Clusters:
+def birch(points: Tensor, count: int, threshold: float = 0.5) -> Clusters:
     """Ward's hierarchical clusters of Birch's subclusters, each with the mean of its points; see ``cluster``. There are
-    at most as many as subclusters."""
+    at most as many as subclusters. ``threshold``: the radius up to which a subcluster takes up points."""
     from sklearn.cluster import Birch
     from threadpoolctl import threadpool_limits
 

@@ -62,6 +62,14 @@ def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -
     return torch.baddbmm(constant.unsqueeze(1), items, of_items.transpose(1, 2))
 
 
+def apply_pair_perceptron(clients: Tables, name: str, user: Tensor, items: Tensor) -> Tensor:
+    """The same through all layers of a ``perceptron``, with ReLU between them."""
+    x, k = apply_pair_linear(clients, f"{name}.0", user, items), 1
+    while f"{name}.{k}.weight" in clients:
+        x, k = apply_linear(clients, f"{name}.{k}", torch.relu(x)), k + 1
+    return x
+
+
 def layer_norm(clients: Tables, name: str, x: Tensor, eps: float = 1e-8) -> Tensor:
     """(C, n, d) through each client's own layer normalisation."""
     return functional.layer_norm(x, clients[f"{name}.weight"], clients[f"{name}.bias"], eps)

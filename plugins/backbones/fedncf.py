@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, setting
-from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, same_for_all
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,7 @@ class FedNCF(Backbone):
     def score(self, clients, rows):
         if not self.settings.hidden:
             return super().score(clients, rows)
-        x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
-        for k in range(len(self.settings.hidden)):
-            x = apply_linear(clients, f"predictor.{k + 1}", torch.relu(x))
-        return x.squeeze(2)
+        return apply_pair_perceptron(clients, "predictor", clients[USER], rows[ITEM]).squeeze(2)
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, in_order, setting
-from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, same_for_all
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,7 @@ class GPFedRec(Backbone):
         return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(of_all, users)
 
     def score(self, clients, rows):
-        x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
-        for k in range(1, len(self._sizes) - 1):
-            x = apply_linear(clients, f"predictor.{k}", torch.relu(x))
-        return x.squeeze(2)
+        return apply_pair_perceptron(clients, "predictor", clients[USER], rows[ITEM]).squeeze(2)
 
     def pull(self, n_items):
         """Of reg mean (Q_u - R_u)^2, a mean over all of the table's numbers."""

@@ -8,7 +8,7 @@ import torch
 
 from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.toolbox.functional import dot, plus_constant
-from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
+from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, linear, perceptron
 
 USERS = ("user_gmf.weight", "user_mlp.weight")
 ITEMS = ("item_gmf.weight", "item_mlp.weight")
@@ -48,9 +48,7 @@ class NCF(Backbone):
         return {**perceptron(seed, "mlp", [2 * s.dim, *s.hidden]), **linear(seed, "output", s.dim + s.hidden[-1], 1)}
 
     def score(self, clients, rows):
-        x = torch.relu(apply_pair_linear(clients, "mlp.0", clients[USERS[1]], rows[ITEMS[1]]))
-        for k in range(1, len(self.settings.hidden)):
-            x = torch.relu(apply_linear(clients, f"mlp.{k}", x))
+        x = torch.relu(apply_pair_perceptron(clients, "mlp", clients[USERS[1]], rows[ITEMS[1]]))
         gmf = clients[USERS[0]].unsqueeze(1) * rows[ITEMS[0]]
         logits = plus_constant(dot(clients["output.weight"][:, 0], torch.cat([gmf, x], 2)), clients["output.bias"])
         return logits if self.settings.output == "logit" else torch.sigmoid(logits)

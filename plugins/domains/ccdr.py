@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcl_bench import DomainData, DomainModule, Histories, ModuleBackbone, TextSettings, once_in_ranking, rng, setting
-from fedcl_bench.toolbox.clustering import Clustering, cluster
+from fedcl_bench.toolbox.clustering import cluster
+from fedcl_bench.toolbox.cosine import cosines, rows_at
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,10 @@ def link_loss(ones: Tensor, others: Tensor, candidates: Tensor) -> Tensor:
 def contrast(ones: Tensor, others: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
     """InfoNCE by cosines: of each of n rows its partner among the others, the mean. ``excluded``: pairs of a row and
     another's partner that are no negatives, bool (n, n)."""
-    cosines = F.normalize(ones, dim=1) @ F.normalize(others, dim=1).T / temperature
+    logits = cosines(ones, others) / temperature
     if excluded is not None:
-        cosines = cosines.masked_fill(excluded, -torch.inf)
-    return F.cross_entropy(cosines, torch.arange(len(ones), device=ones.device))
+        logits = logits.masked_fill(excluded, -torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(ones), device=ones.device))
 
 
 class CCDRModule(DomainModule):
@@ -133,7 +134,7 @@ class CCDRModule(DomainModule):
 
     def users(self, view: View, batch: Histories) -> Tensor:
         """(B, d), the mean of each history's items."""
-        vectors = F.embedding(batch.items.clamp(min=0), view.items) * batch.real.unsqueeze(2)
+        vectors = rows_at(batch.items, view.items) * batch.real.unsqueeze(2)
         return vectors.sum(1) / batch.lengths.unsqueeze(1)
 
     def scores(self, batch: Histories) -> Tensor:
@@ -211,7 +212,7 @@ class CCDR(ModuleBackbone):
         texts = [data.features.double().mean(1) for data in domains]
         told = [each.abs().sum(1) > 0 for each in texts]
         points = F.normalize(torch.cat([each[known] for each, known in zip(texts, told)]), dim=1)
-        labels, _ = cluster(points, self.settings.categories, Clustering(), rng.key(0, "categories of texts"))
+        labels, _ = cluster(points, self.settings.categories, rng.key(0, "categories of texts"))
         codes = []
         for known, part in zip(told, labels.split([int(known.sum()) for known in told])):
             codes.append(torch.full((len(known), 1), -1, dtype=torch.int64, device=known.device))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcl_bench import DomainMethod, ModuleBackbone, Stage, inherited, once_in_ranking, rng, setting
-from fedcl_bench.toolbox.clustering import ALGORITHMS, Clustering, Lloyd, cluster
+from fedcl_bench.toolbox.clustering import ALGORITHMS, Lloyd, cluster
+from fedcl_bench.toolbox.cosine import cosines
 from fedcl_bench.toolbox.quantisation import of_texts
 from fedcl_bench.toolbox.text_fusion import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule,
                                              SemanticSettings, TextFusion)
@@ -206,7 +207,7 @@ class FFMSRModule(SemanticModule):
         h = self.representations(batch, items)
         if self.settings.similarity == "dot":
             return h @ to_find.T
-        return F.normalize(h, dim=1) @ F.normalize(to_find, dim=1).T / self.settings.temperature
+        return cosines(h, to_find) / self.settings.temperature
 
     def loss(self, batch, targets):
         """Eq. (26), and Eq. (28) in the second stage."""
@@ -316,7 +317,7 @@ class FFMSR(DomainMethod):
         """Centroids of the clusters of all items, for each item its own."""
         s = self.settings
         points = torch.cat([sent["semantics"] for sent in uploads])
-        how = Clustering(s.clustering, Lloyd(weighted=s.centroid == "weighted"))
-        nearest, centroids = cluster(points, s.clusters, how, rng.key(draw.seed, "clusters", draw.round))
+        nearest, centroids = cluster(points, s.clusters, rng.key(draw.seed, "clusters", draw.round), s.clustering,
+                                     Lloyd(weighted=s.centroid == "weighted"))
         counts = [len(sent["semantics"]) for sent in uploads]
         return [{CENTROIDS: centroids[part]} for part in nearest.split(counts)]

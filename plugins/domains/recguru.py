@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcl_bench import DomainData, DomainModule, Histories, ModuleBackbone, ModuleSettings, Stage, setting
+from fedcl_bench.toolbox.cosine import rows_at
 from fedcl_bench.toolbox.transformer import attended
 
 RECONSTRUCT, ALIGN, RECOMMEND = "reconstruct", "align", "recommend"
@@ -164,14 +165,11 @@ class RecGURUModule(DomainModule):
         x = (vectors + self.positions[:vectors.shape[1]]) * real.unsqueeze(2)
         return F.dropout(x, self.s.dropout, self.training)
 
-    def _vectors(self, batch: Histories) -> Tensor:
-        return F.embedding(batch.items.clamp(min=0), self.items)
-
     def users(self, batch: Histories) -> Tensor:
         """The generalised user representations (B, d): what the encoder makes of the mark after the last item."""
         places = torch.arange(batch.items.shape[1] + 1, device=batch.items.device)
         end = (places == batch.lengths.unsqueeze(1)).unsqueeze(2)
-        vectors = F.pad(self._vectors(batch), (0, 0, 0, 1)).where(~end, self.marks[self.number, 1])
+        vectors = F.pad(rows_at(batch.items, self.items), (0, 0, 0, 1)).where(~end, self.marks[self.number, 1])
         real = places <= batch.lengths.unsqueeze(1)
         x = self.encoder(self._placed(vectors, real), real[:, None, None])
         return x[torch.arange(len(x), device=x.device), batch.lengths]
@@ -197,7 +195,7 @@ class RecGURUModule(DomainModule):
     def decoded(self, decoder: Stack, batch: Histories, users: Tensor) -> Tensor:
         """(B, L + 1, d): position i stands for the item after the first i."""
         first = self.marks[self.number, 0].expand(len(users), 1, -1)
-        vectors = torch.cat([first, self._vectors(batch)], 1)
+        vectors = torch.cat([first, rows_at(batch.items, self.items)], 1)
         real = F.pad(batch.real, (1, 0), value=True)
         length = real.shape[1]
         before = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()

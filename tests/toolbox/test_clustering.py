@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from session_oracle import k_means as plain
 
 from fedcl_bench import SIZES, rng
 from fedcl_bench.toolbox import clustering
-from fedcl_bench.toolbox.clustering import (ALGORITHMS, Clustering, Lloyd, agglomerative, birch, cluster,
-                                            drawn_with_replacement, far_apart, k_means, lloyd)
+from fedcl_bench.toolbox.clustering import (ALGORITHMS, Lloyd, agglomerative, birch, cluster, drawn_with_replacement,
+                                            far_apart, k_means, lloyd)
 from fedcl_bench.core.errors import OutOfMemory
 from fedcl_bench.kernels.memory import Available
 from fedcl_bench.core.parallel import workers
@@ -96,26 +97,24 @@ def test_clusters_are_those_of_the_nearest_centroids(world, algorithm, weighted)
     """For K-means; and every algorithm's numbers are in range, and its means are those of its clusters if asked for."""
     seed, n, d, count = world
     points = random_points(seed, n, d)
-    how = Clustering(algorithm, Lloyd(20, weighted=weighted, epsilon=0.1))
-    found, centroids = cluster(points, count, how, seed)
+    how = Lloyd(20, weighted=weighted, epsilon=0.1)
+    found, centroids = cluster(points, count, seed, algorithm, how)
     assert found.shape == (n,) and centroids.shape[1] == d and len(centroids) <= min(count, n)
     assert 0 <= found.min() and found.max() < len(centroids)
     if algorithm.startswith("kmeans"):
         distance = torch.cdist(points, centroids, compute_mode="donot_use_mm_for_euclid_dist")
         torch.testing.assert_close(distance.gather(1, found[:, None])[:, 0], distance.min(1).values)
-        again, centroids = cluster(points, count, Clustering(algorithm, Lloyd(20, weighted=weighted, epsilon=0.1,
-                                                                              recomputed=True)), seed)
+        again, centroids = cluster(points, count, seed, algorithm, replace(how, recomputed=True))
         assert torch.equal(again, found)
     for j in found.unique():
         torch.testing.assert_close(centroids[j], points[found == j].mean(0))
 
 
-@pytest.mark.parametrize("how", [*map(Clustering, ("kmeans++", "agglomerative", "birch")),
-                                 Clustering("kmeans++", Lloyd(weighted=True))])
+@pytest.mark.parametrize("how", [("kmeans++",), ("agglomerative",), ("birch",), ("kmeans++", Lloyd(weighted=True))])
 def test_blobs_are_told_apart(how):
     """K-means++ begins in each of them, as all others are 50 times as far as a blob is wide."""
     points, label = blobs(6, 30)
-    found, centroids = cluster(points, 6, how, 5)
+    found, centroids = cluster(points, 6, 5, *how)
     assert same_parts(found, label) and len(centroids) == 6
 
 
@@ -137,13 +136,13 @@ def test_first_centroids_of_the_released_code_are_drawn_with_replacement():
     assert counts.min() > 240 and counts.max() < 360
 
 
-@pytest.mark.parametrize("how", [Clustering("kmeans++", Lloyd(8, weighted=True)), Clustering("kmeans", Lloyd(5)), None])
+@pytest.mark.parametrize("how", [("kmeans++", Lloyd(8, weighted=True)), ("kmeans", Lloyd(5)), None])
 def test_numbers_do_not_depend_on_threads(how):
     points = torch.rand(6000, 20, generator=torch.Generator().manual_seed(1))
     results = []
     for count in (1, 3):
         with threads(count), nullcontext() if how else workers():
-            results.append(cluster(points, 50, how, 4) if how else k_means(points, 50, 5, 4))
+            results.append(cluster(points, 50, 4, *how) if how else k_means(points, 50, 5, 4))
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
