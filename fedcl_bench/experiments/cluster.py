@@ -155,9 +155,13 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
     try:
         own = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
         ray.init(address=address, **own, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises plain ones too, as where its processes do not start in time
         ray.shutdown()
-        raise UserError(f"--ray {address}: cannot be joined ({(str(error).splitlines() or ['no reason given'])[0]}).\n"
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        if address == LOCAL:
+            raise UserError(f"--ray {LOCAL}: Ray did not start here ({reason}).\nTry again when the machine has less "
+                            f"to do, or leave --ray out.") from None
+        raise UserError(f"--ray {address}: cannot be joined ({reason}).\n"
                         f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "
                         f"one first.") from None
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), last_word():

@@ -324,6 +324,7 @@ def _plugin_files(cells: Cells, source: Source) -> set[Path]:
             raise UserError(f"{describe(run.head)}: its record {run.hash[:12]} is of other plugin code, data or suite "
                             f"than those here, which give {config.hash[:12]}.\nRun it again, or bring back the file "
                             f"that it was made with.")
-        files |= {plugin.path for plugin in (config.method, config.backbone, *config.metrics)
-                  if isinstance(plugin.numbers, str) and not plugin.name.startswith(RECBOLE)}
+        files |= {path for plugin in (config.method, config.backbone, *config.metrics)
+                  if isinstance(plugin.numbers, str) and not plugin.name.startswith(RECBOLE)
+                  for path in (plugin.path, *plugin.helpers)}
     return files

@@ -7,6 +7,7 @@ could not be imported has no entry, so that its error is always that of today.
 
 from __future__ import annotations
 
+import ast
 import functools
 import glob
 import hashlib
@@ -40,9 +41,9 @@ class Metadata(Struct, frozen=True):
 
 
 class _File(Struct):
-    """What was imported from a file of this content."""
+    """What was imported from a file."""
 
-    digest: str
+    digest: str  # of its content and what it imports from beside it
     plugins: list[Metadata]
 
 
@@ -57,6 +58,33 @@ def plugin_files(folder: Path) -> list[Path]:
     """The plugin files of a folder, sorted: not those that begin with ``_``, and not pytest's."""
     return [path for path in sorted(folder.glob("*.py"))
             if not path.stem.startswith(("_", "test_")) and path.stem != "conftest"]
+
+
+def helpers_of(path: Path, content: bytes) -> dict[Path, bytes]:
+    """The files beside a plugin's, which has this content, that it imports as ``from ._name import ...`` or ``from .
+    import _name``, and those that they import, each behind what it imports itself. Raises UserError if one is not
+    there, or might be a plugin."""
+    found, seen = dict[Path, bytes](), set[str]()
+
+    def look(file: Path, source: bytes) -> None:
+        if not re.search(rb"^[ \t]*from[ \t]*\.", source, re.MULTILINE):  # quicker than to parse all files
+            return
+        for node in ast.walk(ast.parse(source, str(file))):
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            for name in [node.module] if node.module else [alias.name for alias in node.names]:
+                helper = path.with_name(f"{name}.py")
+                if node.level > 1 or not name.startswith("_") or not helper.is_file():
+                    raise UserError(f"it imports {'.' * node.level}{name}, accepted: files beside it whose names begin "
+                                    f"with _, as from ._shared import ...")
+                if name not in seen:
+                    seen.add(name)
+                    of_helper = helper.read_bytes()
+                    look(helper, of_helper)
+                    found[helper] = of_helper
+
+    look(path, content)
+    return found
 
 
 def digest(content: bytes) -> str:
@@ -99,10 +127,19 @@ def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
     several = dict.fromkeys(Path(folder).resolve() for folder in (*shipped_folders(), *folders))
     for path in [OWN_METRICS, *(path for folder in several for path in plugin_files(folder))]:
         file = files.get(str(path))
-        if file is None or file.digest != digest(path.read_bytes()):
+        if file is None or file.digest != _digest_now(path):
             return None
         found += file.plugins
     return found if len({(plugin.kind, plugin.name) for plugin in found}) == len(found) else None
+
+
+def _digest_now(path: Path) -> str:
+    """The digest of a plugin file as it is; empty if what it imports is not there."""
+    content = path.read_bytes()
+    try:
+        return digest(b"".join([content, *(helpers_of(path, content) if path != OWN_METRICS else {}).values()]))
+    except (UserError, SyntaxError, ValueError):
+        return ""
 
 
 def keep(files: Mapping[Path, tuple[str, list[Metadata]]]) -> None:

@@ -30,11 +30,13 @@ def at_import(error: BaseException, path: Path) -> str:
     line = None
     if isinstance(error, SyntaxError):
         line = error.lineno if error.filename == str(path) else None
-        error = SyntaxError(error.msg)
+        error = SyntaxError(error.msg if line else f"{error.msg} ({error.filename}, line {error.lineno})")
     else:
         for frame in traceback.extract_tb(error.__traceback__):
             line = frame.lineno if frame.filename == str(path) else line
     said = str(error) if isinstance(error, UserError) else words(error)
+    if isinstance(error, ModuleNotFoundError) and path.with_name(f"{error.name}.py").is_file():
+        said += "; a file beside it begins with _ and is imported as from ._shared import ..."
     return f"{path}{f', line {line}' if line else ''}: {said}"
 
 

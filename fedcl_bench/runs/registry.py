@@ -28,8 +28,8 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
-from .metadata import (NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, entry_points, keep, missing, plugin_files,
-                       shipped_folders, unknown_plugin)
+from .metadata import (NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, entry_points, helpers_of, keep, missing,
+                       plugin_files, shipped_folders, unknown_plugin)
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric, "attack": Attack}
 _STATEMENTS = [f"{part}{number}" for part, most in (("F", 7), ("C", 3), ("E", 4), ("P", 1))
@@ -46,9 +46,10 @@ class Plugin:
     cls: type
     path: Path
     # What stands for its code in run hashes. Of a shipped plugin the integer that it carries, which is raised with any
-    # number that it changes; of a RecBole model also RecBole's version; of any other plugin the digest of its file.
-    # None for the suite's own metrics, which count as the engine (``core/version.py``).
+    # number that it changes; of a RecBole model also RecBole's version; of any other plugin the digest of its file and
+    # helpers. None for the suite's own metrics, which count as the engine (``core/version.py``).
     numbers: int | str | None
+    helpers: tuple[Path, ...] = ()  # the files beside its own that it imports
 
     def of_domains(self) -> "Plugin":
         """What stands for it where clients are domains: itself, but for a RecBole model."""
@@ -97,13 +98,15 @@ class Registry:
         for path in list(paths):
             content = self.waiting.pop(path)
             try:
-                module = _import_file(path, content)
+                helpers = helpers_of(path, content)
+                module = _import_file(path, content, helpers)
             except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
                 from .plugin_errors import at_import
 
                 self.failed[path.stem] = at_import(error, path)
                 continue
-            self._add(module, content, path)
+            content = b"".join([content, *helpers.values()])
+            self._add(module, content, path, tuple(helpers))
             self._digests[path] = digest(content)
         if self._digests and not self.waiting:
             files = {OWN_METRICS: digest(OWN_METRICS.read_bytes()), **self._digests}
@@ -218,8 +221,8 @@ class Registry:
                          bool(getattr(plugin.cls, "reimplementation", False)))
                 for plugin in self.plugins.values() if path in (None, plugin.path)]
 
-    def _add(self, module: ModuleType, content: bytes, path: Path) -> None:
-        for found in _plugins_in(module, content, path):
+    def _add(self, module: ModuleType, content: bytes, path: Path, helpers: tuple[Path, ...] = ()) -> None:
+        for found in _plugins_in(module, content, path, helpers):
             if isinstance(found, str):
                 self.failed[path.stem] = found
                 continue
@@ -231,7 +234,8 @@ class Registry:
 
 
 @functools.lru_cache(1000)  # many registries may come of the same modules
-def _plugins_in(module: ModuleType, content: bytes, path: Path) -> tuple[Plugin | str, ...]:
+def _plugins_in(module: ModuleType, content: bytes, path: Path, helpers: tuple[Path, ...]
+                ) -> tuple[Plugin | str, ...]:
     """The plugins of a module; of one that cannot be used, why."""
     found: list[Plugin | str] = []
     for value in list(vars(module).values()):
@@ -242,7 +246,7 @@ def _plugins_in(module: ModuleType, content: bytes, path: Path) -> tuple[Plugin 
             if reason := _unfit(kind, value):
                 found.append(f"{path}, line {_line_of(value)}: {kind} {value.__name__}: {reason}.")
             else:
-                found.append(Plugin(kind, value.name, value, path, numbers_of(value, path, content)))
+                found.append(Plugin(kind, value.name, value, path, numbers_of(value, path, content), helpers))
     return tuple(found)
 
 
@@ -349,24 +353,37 @@ def spelled(name: str, kind: str = "backbone") -> str:
     return RECBOLE + models.find(name[len(RECBOLE):], *of_methods)
 
 
-def _import_file(path: Path, content: bytes) -> ModuleType:
-    """The module of a file with this content. The module's name carries the content's hash, so that an edited file is
-    another module. Python's own cache is not asked: it takes a file of the same size and second for the one that it
-    compiled. Of several threads one imports it: the others would find a module whose classes are not there yet."""
+def _import_file(path: Path, content: bytes, helpers: Mapping[Path, bytes]) -> ModuleType:
+    """The module of a file with this content, after its helpers, which are its package's. The modules' names carry the
+    contents' hash, so that an edited file is another module. Python's own cache is not asked: it takes a file of the
+    same size and second for the one that it compiled. Of several threads one imports it: the others would find a module
+    whose classes are not there yet."""
     from .import_guard import nothing_else_changes  # after the command line's help, as it needs PyTorch
 
-    name = f"fedcl_bench_plugin_{digest(bytes(path) + content)}_{path.stem}"
+    package = f"fedcl_bench_plugin_{digest(b''.join([bytes(path), content, *helpers.values()]))}"
+    name = f"{package}_{path.stem}"
     with _importing:
         if name in sys.modules:
             return sys.modules[name]
-        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
-        sys.modules[name] = module  # dataclasses look their module up while it is being executed
+        before = set(sys.modules)
         try:
+            sys.modules[package] = parent = ModuleType(package)
+            parent.__path__ = []
             with nothing_else_changes():
-                exec(compile(content, str(path), "exec"), vars(module))
+                for file, source in helpers.items():
+                    setattr(parent, file.stem, _executed(f"{package}.{file.stem}", file, source, package))
+                return _executed(name, path, content, package)
         except BaseException:
-            del sys.modules[name]
+            for made in {each for each in sys.modules if each.startswith(package)} - before:
+                del sys.modules[made]
             raise
+
+
+def _executed(name: str, path: Path, content: bytes, package: str) -> ModuleType:
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+    module.__package__ = package
+    sys.modules[name] = module  # dataclasses look their module up while it is being executed
+    exec(compile(content, str(path), "exec"), vars(module))
     return module
 
 

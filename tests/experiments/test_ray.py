@@ -198,6 +198,18 @@ def test_a_cluster_without_machines():
         ShardStarter(joining.Cluster(ray), 1)([])
 
 
+def test_a_cluster_that_does_not_start_is_said(monkeypatch):
+    """Ray raises a plain exception then."""
+    import ray
+
+    def init(**_):
+        raise Exception("The current node timed out\nduring startup")
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match=r"--ray local: Ray did not start here \(The current node timed out\)"):
+        with joining.joined(joining.LOCAL, 1):
+            pass
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_a_command_ends_with_its_raylet(monkeypatch, left):
     """Something greets, as a raylet does, and is gone; unless the command has left the cluster by then."""

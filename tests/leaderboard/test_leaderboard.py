@@ -32,6 +32,7 @@ from fedcl_bench.stats.significance import holm, power_of_paired_t
 # Half of what the clients learned: a server that one can tell from FT's.
 MINE = '''
 from fedcl_bench import Method
+from ._half import half
 
 
 class Halved(Method):
@@ -40,8 +41,9 @@ class Halved(Method):
     reference = "a test"
 
     def aggregate(self, public):
-        return {name: mean / 2 for name, mean in public.items()}
+        return {name: half(mean) for name, mean in public.items()}
 '''
+HALF = "def half(mean):\n    return mean / 2\n"
 SMALL = {"k_core": 80, "rounds": 1, "dim": 8, "blocks": 3}
 SETS = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
 
@@ -57,10 +59,12 @@ def make_runs(results, plugins, methods, **settings):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A folder with ``mine/halved.py``, ``results`` of it, FT and joint, and ``board/halved``; not to be written to."""
+    """A folder with ``mine/halved.py`` and its helper, ``results`` of it, FT and joint, and ``board/halved``; not to be
+    written to."""
     folder = tmp_path_factory.mktemp("kept")
     (folder / "mine").mkdir()
     (folder / "mine/halved.py").write_text(MINE)
+    (folder / "mine/_half.py").write_text(HALF)
     make_runs(folder / "results", folder / "mine", ("halved", "ft", "joint"))
     assert main(submit(folder)) == 0
     return folder
@@ -148,8 +152,8 @@ def test_a_row_is_what_its_runs_say(kept):
 
 
 @pytest.mark.parametrize("name, how", [
-    ("plugins/halved.py", "has changed since it was submitted"), ("index.json", "has changed"),
-    ("plugins/other.py", "was not submitted")])
+    ("plugins/halved.py", "has changed since it was submitted"), ("plugins/_half.py", "has changed since"),
+    ("index.json", "has changed"), ("plugins/other.py", "was not submitted")])
 def test_changed_files_are_refused(own, refused, name, how):
     path = own / "board/halved" / name
     path.write_bytes((path.read_bytes() if path.exists() else b"") + b"\n")
@@ -158,7 +162,7 @@ def test_changed_files_are_refused(own, refused, name, how):
 
 def test_another_plugin_under_fitting_digests_is_refused(own, refused):
     folder = own / "board/halved"
-    path = folder / "plugins/halved.py"
+    path = folder / "plugins/_half.py"
     path.write_text(path.read_text().replace("/ 2", "/ 3"))
     seal(folder)
     assert "has the hash" in refused("verify", folder, status=1)

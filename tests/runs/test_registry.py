@@ -149,6 +149,42 @@ def test_an_edited_plugin_runs_its_new_code_in_the_same_process(tmp_path):
     assert discover([tmp_path]).get("method", "shrink") == old  # and as it was again
 
 
+def test_helpers_beside_a_plugin_are_part_of_its_code(tmp_path, cache):
+    """As are those that they import; an edit of one is seen at once, here and by the cache."""
+    helped = SHRINK.replace("from dataclasses", "from . import _other\nfrom ._shared import times\nfrom dataclasses")
+    path = tmp_path / "shrink.py"
+    path.write_text(helped.replace("table * self.settings.shrink", "_other.ONE * times(table, self.settings.shrink)"))
+    (tmp_path / "_shared.py").write_text("from ._other import ONE\n\n\ndef times(a, b):\n    return ONE * a * b\n")
+    (tmp_path / "_other.py").write_text("ONE = 1.0\n")
+    (tmp_path / "_unused.py").write_text("raise ValueError\n")
+    first = discover([tmp_path])
+    plugin = first.get("method", "shrink")
+    assert {file.name for file in plugin.helpers} == {"_shared.py", "_other.py"} and not first.broken
+    assert read_all([tmp_path])
+    stamp = (tmp_path / "_other.py").stat().st_mtime
+    (tmp_path / "_other.py").write_text("ONE = 2.0\n")
+    os.utime(tmp_path / "_other.py", (stamp, stamp))
+    assert read_all([tmp_path]) is None
+    second = discover([tmp_path])
+    assert plugin.numbers != second.get("method", "shrink").numbers
+    runs = [run_of(registry, tmp_path / "results", "shrink") for registry in (first, second)]
+    assert runs[0][0] != runs[1][0] and runs[0][1] != runs[1][1]
+    (tmp_path / "_other.py").write_text("ONE = 1.0\nONE +\n")
+    assert f"SyntaxError: invalid syntax ({tmp_path / '_other.py'}, line 2)" in discover([tmp_path]).broken["shrink"]
+
+
+@pytest.mark.parametrize("line, says", [
+    ("from .shrink import Shrink", "imports .shrink, accepted: files beside it whose names begin with _"),
+    ("from ._absent import x", "imports ._absent, accepted"),
+    ("from .._shared import x", "imports .._shared, accepted"),
+    ("from _shared import x", "No module named '_shared'; a file beside it begins with _ and is imported as from")])
+def test_how_plugins_share_code_is_said(tmp_path, cache, line, says):
+    (tmp_path / "_shared.py").write_text("x = 1\n")
+    (tmp_path / "shrink.py").write_text(SHRINK)
+    (tmp_path / "other.py").write_text(f"{line}\n")
+    assert says in discover([tmp_path]).broken["other"]
+
+
 @pytest.mark.parametrize("module, edited", [("edited", "edited.py"), ("whole.shrink", "whole/shrink.py"),
                                             ("parted.shrink", "parted/helpers/factor.py")])
 def test_an_edited_module_of_a_package_is_refused_in_the_same_process(tmp_path, monkeypatch, module, edited):
