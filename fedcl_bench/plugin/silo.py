@@ -277,7 +277,8 @@ class DomainMethod(Method):
     def aggregate(self, uploads: Sequence[Tables], weights: Tensor,  # type: ignore[override]  # one answer per domain
                   draw: DrawKey) -> Sequence[Tables]:
         """At the server: what each domain receives, given what they sent, in the same order. ``weights``: of the
-        domains in a mean, which add up to 1, float64 of shape (domains,); ``draw``: names its random numbers."""
+        domains in a mean, which add up to 1, float64 of shape (domains,); ``draw``: names its random numbers. The
+        server keeps nothing: what it needs again, as a momentum, domains have in buffers that they receive and send."""
         means = {name: torch.tensordot(weights, torch.stack([sent[name].double() for sent in uploads]), dims=1)
                  for name in uploads[0]}
         means = {name: mean.to(uploads[0][name].dtype) for name, mean in means.items()}
