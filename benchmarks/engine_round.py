@@ -35,5 +35,5 @@ def begun(backbone, dataset="ml-100k", data_dir=None, block=0):
 def engine_round(chunks, model, users, training, key):
     """The model after a round of these chunks, whose clients are ``users``."""
     sums = train_clients([Work(training, chunks)], model, key)
-    model, _ = server.mean(sums, model, training.backbone, key.seed)
+    model = server.mean(sums, model, training.backbone, key.seed)
     return server.aggregate(training.backbone, model, users, training.protection, key)

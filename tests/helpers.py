@@ -160,10 +160,12 @@ def train_round(chunks, model, backbone, method, settings, seed, step, round_, w
     key = DrawKey(seed, step, round_)
     sums = rounds.train_clients([work], model, key, weights, observe)
     if method.overrides("sums"):
-        return *server.aggregate_sums(sums, model, method, key, sum(len(c.users) for c in chunks)), sums.uploads
-    if sums.held is not None:
-        return *server.aggregate_updates(sums, model, method, protection, key, sums.uploads, aggregator), sums.uploads
-    return *server.mean(sums, model, backbone, seed), sums.uploads
+        model = server.aggregate_sums(sums, model, method, key, sum(len(c.users) for c in chunks))
+    elif sums.held is not None:
+        model = server.aggregate_updates(sums, model, method, protection, key, sums.uploads, aggregator)
+    else:
+        model = server.mean(sums, model, backbone, seed)
+    return model, sums.loss, sums.uploads
 
 
 def train_once(backbone, model, train, settings=LocalSettings(), round_=0):

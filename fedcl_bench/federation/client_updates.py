@@ -31,7 +31,7 @@ class HeldUpdates(views.ClientUpdates):
 
     def __init__(self, held: list[Trained], model: Snapshot, weights: Tensor | None, uploads: Tables, method: Method,
                  protection: Protection, key: DrawKey):
-        self._held, self.sent, self._method = held, {**model.public, **model.dense}, method
+        self._held, self.sent, self._method = held, model.sent, method
         self._tables = set(model.public)
         self._protection, self.draw, self.uploads = protection, key, uploads
         self.users = torch.cat([trained.users for trained in held]).sort().values

@@ -139,13 +139,13 @@ class CrossDevice:
         key, users = self.key(self.step.index, progress.round), self.group.users
         protection, begun = self.training.protection, progress.model
         if declared := self.sums:
-            model, loss = server.aggregate_sums(sums, begun, method, key, self.group.count)
+            model = server.aggregate_sums(sums, begun, method, key, self.group.count)
         elif sums.held is None:
-            model, loss = server.mean(sums, begun, f.backbone, f.seed)
+            model = server.mean(sums, begun, f.backbone, f.seed)
             model = server.aggregate(f.backbone, model, users, protection, key, self._by_weight(key.round))
         else:
-            model, loss = server.aggregate_updates(sums, begun, method, protection, key, update.uploads,
-                                                   f.server.single_updates)
+            model = server.aggregate_updates(sums, begun, method, protection, key, update.uploads,
+                                             f.server.single_updates)
         model, moments = self._optimised(begun, model, progress.server_moments if key.round else {})
         model = replace(model, public=self._by_method(model.public))
         if model.dense:
@@ -155,7 +155,7 @@ class CrossDevice:
             model = self._receive(model, sums.change, self.group.count, key)
         answers = update.answers if method.uploads_first else self._answer(key.round, update.uploads)
         unit = self.step.index
-        return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
+        return Update({unit: sums.loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
                       uploads=update.uploads, moments=moments)
 
     def _optimised(self, begun: Snapshot, model: Snapshot, moments: Tables) -> tuple[Snapshot, Tables]:
@@ -164,9 +164,8 @@ class CrossDevice:
         optimiser = self.federation.server.optimiser
         if optimiser is None:
             return model, {}
-        after, moments = optimiser.step({**begun.public, **begun.dense}, {**model.public, **model.dense}, moments)
-        return replace(model, public={name: after[name] for name in model.public},
-                       dense={name: after[name] for name in model.dense}), moments
+        after, moments = optimiser.step(begun.sent, model.sent, moments)
+        return model.with_sent(after), moments
 
     @property
     def sums(self) -> Mapping[str, tuple[int, ...]]:
@@ -237,7 +236,7 @@ class CrossDevice:
         """Bytes that each participant sends and receives in a round; and, where new users or items arrive after a
         step's ``last`` round, what clients send and receive for them, all together."""
         model = update.model
-        shared = bytes_of(model.public, model.dense)
+        shared = bytes_of(model.sent)
         broadcast = bytes_of(self.method.broadcast)
         sent, answered = (bytes_of({name: values[0] for name, values in extra.items()})
                           for extra in (update.uploads, update.answers))

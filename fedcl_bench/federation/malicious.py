@@ -102,7 +102,7 @@ class Malicious:
     def _added(self, public: dict[str, Change], model: Snapshot, losses: Tensor) -> Trained:
         """The uploads of clients that are no users, with ids behind those of all users."""
         count = len(self.active)
-        for name, table in {**model.public, **model.dense}.items():
+        for name, table in model.sent.items():
             if name not in public:
                 public[name] = Change(table.new_zeros(count, *table.shape))
         return Trained(self.active + self.step.n_users, Slots(self.active.new_zeros(count, 0)), public, {}, {},
@@ -110,7 +110,7 @@ class Malicious:
 
     def _checked(self, sent: Any, model: Snapshot) -> dict[str, Change]:
         """Uploads; raises PluginError unless they have the form of the parameters that the server sent."""
-        upload, tables, public = f"attack '{self.attack.name}': upload()", {**model.public, **model.dense}, {}
+        upload, tables, public = f"attack '{self.attack.name}': upload()", model.sent, {}
         if not isinstance(sent, Mapping) or not all(isinstance(pair, tuple) and len(pair) == 2
                                                     and isinstance(pair[0], Tensor) for pair in sent.values()):
             raise PluginError(f"{upload} returned {type(sent).__name__} {str(sent)[:80]},\nexpected a dictionary of "

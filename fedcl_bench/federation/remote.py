@@ -185,8 +185,7 @@ class NodeClients(CrossDevice):
 
     def _changes(self, sums: server.RoundSums) -> Tables:
         """Each participant's change of every public parameter, (users, ...), in the order of the users."""
-        model = sums.model
-        sent = {**model.public, **model.dense}
+        sent = sums.model.sent
         result = {name: table.new_empty(len(self.group.users), *table.shape) for name, table in sent.items()}
         for trained in sums.held:
             at = torch.searchsorted(self.group.users, trained.users)

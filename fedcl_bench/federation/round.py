@@ -141,7 +141,7 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
         of_items = not work.all_rows and (name in model.public or name in training.personal)
         return Change(rows, work.slots.items if of_items else None, decay=decay.get(name), shift=shift.get(name))
 
-    public = {name: changed(name) for name in (*model.public, *model.dense)}
+    public = {name: changed(name) for name in model.sent}
     private = {name: changed(name) for name in model.private if name in moved}
     private |= {name: Change(values, replaces=True) for name, values in work.replaced.items()}
     if isinstance(work, LazyDecayTrainer):  # rows beyond those held may end anywhere between the server's two tables

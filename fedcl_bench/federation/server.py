@@ -82,7 +82,7 @@ class RoundSums:
         device = like.device
         self.change = ({name: like.new_zeros(shape) for name, shape in shapes.items()} or
                        {name: torch.zeros_like(table, memory_format=torch.contiguous_format)
-                        for name, table in {**model.public, **model.dense}.items()})
+                        for name, table in model.sent.items()})
         self.private: Tables = {}
         self.local = {name: _others_rows(table, users) for name, table in model.local.items()}
         # Of the weights that touched each item.
@@ -200,48 +200,40 @@ def _elsewhere(trained: Trained, sizes: Tensor) -> Tensor:
     return untouched.scatter_(1, items, 0.0) @ sizes
 
 
-def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> tuple[Snapshot, float]:
-    """The mean of FedAvg: what the server sent, ``model``, plus the clients' mean change (McMahan et al., AISTATS
-    2017), in the memory of ``sums``. Returns (the model after the round; the mean local loss)."""
+def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int) -> Snapshot:
+    """The model after a round by FedAvg: what the server sent, ``model``, plus the clients' mean change (McMahan et
+    al., AISTATS 2017), in the memory of ``sums``."""
     tables, change = sums.tables(), sums.change
-    private = {name: sums.private.get(name, table) for name, table in model.private.items()}
     whole = tables["numbers"][2]
     if sums.own_start:  # nothing of the server's own start is left
         rest = float(tables["square"]) - tables["squares"]
         for name in model.public:
             change[name] += start_elsewhere(backbone, seed, name, rest).to(change[name])
-        public, dense = ({name: change[name] / whole for name in kind} for kind in (model.public, model.dense))
-        return Snapshot(public, private, dense, client_context=model.client_context), sums.loss
-    # What the server sent plus the mean change, in the sum's memory.
-    public, dense = ({name: change[name].div_(whole).add_(table) for name, table in kind.items()}
-                     for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, sums.local, model.personalised, model.client_context), sums.loss
+        return _after(sums, model, {name: table / whole for name, table in change.items()})
+    return _after(sums, model, {name: change[name].div_(whole).add_(table) for name, table in model.sent.items()})
 
 
 def aggregate_updates(sums: RoundSums, model: Snapshot, method: Method, protection: Protection, key: DrawKey,
-                      uploads: Tables, aggregator: Aggregator | None = None) -> tuple[Snapshot, float]:
-    """What an aggregator, or else the method, makes of single clients' uploads, on which their noise is; ``uploads``:
-    what they sent besides public parameters. Returns as ``mean`` does."""
-    updates = HeldUpdates(sums.held, model, sums.weights, uploads, method, protection, key)
-    change = checks.checked_tables(method, "aggregate_updates", (aggregator or method.aggregate_updates)(updates),
-                                   {**model.public, **model.dense})
-    public, dense = ({name: table + change[name] for name, table in kind.items()}
-                     for kind in (model.public, model.dense))
-    return replace(model, public=public, private={**model.private, **sums.private}, dense=dense,
-                   local=sums.local), sums.loss
+                      uploads: Tables, aggregator: Aggregator | None = None) -> Snapshot:
+    """As ``mean``: what an aggregator, or else the method, makes of single clients' uploads, on which their noise is;
+    ``uploads``: what they sent besides public parameters."""
+    updates, sent = HeldUpdates(sums.held, model, sums.weights, uploads, method, protection, key), model.sent
+    change = (aggregator or method.aggregate_updates)(updates)
+    change = checks.checked_tables(method, "aggregate_updates", change, sent)
+    return _after(sums, model, {name: table + change[name] for name, table in sent.items()})
 
 
-def aggregate_sums(sums: RoundSums, model: Snapshot, method: Method, key: DrawKey, count: int
-                   ) -> tuple[Snapshot, float]:
-    """What the method makes of the sums that clients, so many, send in place of changes (see ``Method.sums``); returns
-    as ``mean`` does."""
-    public = {**model.public, **model.dense}
-    change = checks.checked_tables(method, "aggregate_sums", method.aggregate_sums(
-        sums.change, count, public, key), public)
-    after = {name: table + change[name] for name, table in public.items()}
-    return replace(model, public={name: after[name] for name in model.public},
-                   private={**model.private, **sums.private}, dense={name: after[name] for name in model.dense},
-                   local=sums.local), sums.loss
+def aggregate_sums(sums: RoundSums, model: Snapshot, method: Method, key: DrawKey, count: int) -> Snapshot:
+    """As ``mean``: what the method makes of the sums that clients, so many, send in place of changes (see
+    ``Method.sums``)."""
+    change, sent = method.aggregate_sums(sums.change, count, model.sent, key), model.sent
+    change = checks.checked_tables(method, "aggregate_sums", change, sent)
+    return _after(sums, model, {name: table + change[name] for name, table in sent.items()})
+
+
+def _after(sums: RoundSums, model: Snapshot, public: Tables) -> Snapshot:
+    """The model with all public parameters as the server has made them, and what clients have made of their own."""
+    return replace(model.with_sent(public), private={**model.private, **sums.private}, local=sums.local)
 
 
 def receive(method: Method, model: Snapshot, users: Tensor, sums: Tables, count: int, key: DrawKey) -> Snapshot:
@@ -276,12 +268,9 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
                 for name, table in served.items()})
     if protection.noise == 0.0:
         return model
-
-    def noisy(tables: Tables) -> Tables:
-        return {name: table + protection.mean_noise(key, name, tuple(table.shape),
-                                                    by_weight or {1.0: len(users)}).to(table)
-                for name, table in tables.items()}
-    return replace(model, public=noisy(model.public), dense=noisy(model.dense))
+    by_weight = by_weight or {1.0: len(users)}
+    return model.with_sent({name: table + protection.mean_noise(key, name, tuple(table.shape), by_weight).to(table)
+                            for name, table in model.sent.items()})
 
 
 def _uploaded_tables(model: Snapshot, users: Tensor, protection: Protection, key: DrawKey) -> Tables:

@@ -46,6 +46,16 @@ class Snapshot:
         return {**{name: table[rows] for name, table in (self.private | self.client_context).items()},
                 **{name: value.expand(len(users), *value.shape) for name, value in self.dense.items()}}
 
+    @property
+    def sent(self) -> Tables:
+        """What the server sends all clients and they send back: all public parameters."""
+        return {**self.public, **self.dense}
+
+    def with_sent(self, tables: Tables) -> Snapshot:
+        """The same with these in the place of ``sent``."""
+        return replace(self, public={name: tables[name] for name in self.public},
+                       dense={name: tables[name] for name in self.dense})
+
     def tables(self) -> Iterator[Tensor]:
         """Every tensor."""
         for kind in fields(self):

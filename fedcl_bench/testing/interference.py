@@ -218,7 +218,7 @@ def server_knows(pair: Pair) -> str:
             model = replace(begun.model, private={**begun.model.private, **sums.private})
             heard = sent, None, (sums.change, len(users))
         elif sums.held is None:
-            model, _ = mean(sums, begun.model, f.backbone, f.seed)
+            model = mean(sums, begun.model, f.backbone, f.seed)
             heard = sent, None, None
         else:
             model = replace(begun.model, private={**begun.model.private, **sums.private}, local=sums.local)
@@ -297,7 +297,7 @@ def _begun_state(pair: Pair, start: Progress) -> Tables:
 
 
 def _server_tables(f: Federation, begun: Progress) -> Tables:
-    return {**f.method.server_state, **begun.model.public, **begun.model.dense}
+    return {**f.method.server_state, **begun.model.sent}
 
 
 def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, heard: Heard,
@@ -309,7 +309,7 @@ def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, he
         change = dict(acting.aggregate_updates(updates))
     elif sums is not None:
         key = DrawKey(f.seed, step.index, start.round)
-        change = dict(acting.aggregate_sums(*sums, {**model.public, **model.dense}, key))
+        change = dict(acting.aggregate_sums(*sums, model.sent, key))
     public = dict(acting.aggregate({name: table + change.get(name, 0.0) for name, table in model.public.items()}))
     dense = {name: table + change.get(name, 0.0) for name, table in model.dense.items()}
     dense = dict(acting.aggregate_dense(dense)) if dense else {}
@@ -320,7 +320,7 @@ def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, he
                     dense={name: table.clone() for name, table in dense.items()})
     f.method.end_step(step.training, model, f.backbone, users, DrawKey(f.seed, step.index))
     result["end_step"] = dict(f.method.server_state)
-    result["end_step's model"] = {**model.public, **model.dense}  # which it could write to
+    result["end_step's model"] = model.sent  # which it could write to
     return result
 
 

@@ -129,7 +129,7 @@ class TrainerView(views.Local):
     @property
     def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         trainer, result = self._trainer, {}
-        for name in (*trainer.model.public, *trainer.model.dense):
+        for name in trainer.model.sent:
             moved = trainer.coordinates[name] if name in trainer.coordinates else trainer.added_to(name)
             result[name] = moved, None if trainer.all_rows or name in trainer.model.dense else trainer.slots.items
         return result

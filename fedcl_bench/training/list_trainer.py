@@ -428,7 +428,7 @@ class ListTrainer(ChunkTrainer):
         self.method.begin_local(TrainerView(self, self.draw))
         parameters = {**self.clients, **self.rows}
         self.groups = self.backbone.groups(list(parameters))
-        by_sgd = {*self.model.public, *self.model.dense} if self.backbone.sends_gradients else ()
+        by_sgd = self.model.sent if self.backbone.sends_gradients else ()
         self.optimisers = [make_optimiser(self.settings, by_sgd) for _ in self.groups]
         private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
         self.penalties = row_penalties(self.method, self.rows)

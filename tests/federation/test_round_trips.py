@@ -150,6 +150,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
             aggregate_sums(sums, model, acting, key, len(users))
         else:
             mean(sums, model, f.backbone, f.seed)
+        assert isinstance(sums.loss, float)
     expected = {("_local_scalar_dense", "loss"): 1}
     if replays:
         expected |= dict.fromkeys((("nonzero", "of"), ("_local_scalar_dense", "of")), len(chunks))
