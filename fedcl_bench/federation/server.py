@@ -22,9 +22,8 @@ from ..evaluation.ranking import UserScores
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, in_pieces, with_trailing_dims
 from ..stats.clip_noise import Protection, upload_key
-from .aggregators import Aggregator
+from .aggregators import Aggregator, HeldUpdates
 from .client_sampling import Attendance, Participants
-from .client_updates import HeldUpdates
 
 
 class Population:

@@ -11,9 +11,8 @@ from ..data.settings import NOT_IN_EPOCHS
 if TYPE_CHECKING:
     from ..data.stream import Step
     from ..stats.clip_noise import Protection
-    from .aggregators import Aggregator
+    from .aggregators import Aggregator, ServerOptimiser
     from .client_sampling import Attendance
-    from .server_optimiser import ServerOptimiser
 
 
 class Disclosure(NamedTuple):
@@ -138,7 +137,7 @@ class FederationSettings:
     @property
     def optimiser(self) -> ServerOptimiser | None:
         """What makes a step of the mean change; None: it is added."""
-        from .server_optimiser import ServerOptimiser
+        from .aggregators import ServerOptimiser
 
         return None if self.server_optimiser == "none" else ServerOptimiser(self)
 

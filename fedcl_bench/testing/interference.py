@@ -18,7 +18,7 @@ from ..experiments.partition import progress_part, stream_part
 from ..rng import DrawKey, Tables, global_client_ids
 from ..evaluation.session_ranking import SessionTask, needs_session, session_scores
 from ..federation.parts import Federation, Progress
-from ..federation.client_updates import HeldUpdates
+from ..federation.aggregators import HeldUpdates
 from ..federation.server import aggregate, mean, with_new_users
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
