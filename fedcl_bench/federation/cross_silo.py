@@ -26,7 +26,6 @@ from ..core.errors import PluginError
 from ..core.tuning import SIZES
 from ..data.stream import Step, TrainingStep
 from ..evaluation.beyond_accuracy import catalogue_of
-from ..evaluation.ranking import UserScores
 from ..evaluation.session_ranking import Ranking, rank_by_module, scores_after
 from ..plugin import checks
 from ..plugin.backbone import Backbone
@@ -294,11 +293,11 @@ class CrossSilo:
         return DrawKey(self.federation.seed, unit, round_)
 
     def validate(self, unit: int, model: Snapshot, round_: int) -> float:
-        f = self.federation
+        f, domain = self.federation, self.units[unit]
         metric, k = f.validation
         ranking = Ranking([k], [metric], None, f.evaluation.mask_history)
-        domain = self.units[unit]
-        return self._rank(domain, domain.step, model, "valid", ranking).mean(f.evaluation.valid_metric)
+        return rank_by_module(f.backbone, domain.load(model), domain.step, "valid", ranking).mean(
+            f.evaluation.valid_metric)
 
     def best(self, unit: int, model: Snapshot, round_: int, best: Best) -> Best:
         """The best round so far with a domain's part from another model."""
@@ -319,11 +318,7 @@ class CrossSilo:
                    for step in f.stream.steps[:self.step.index]]
         return [(unit, tested.unit, replace(scores, users=tested.tested[scores.users]))
                 for tested in [*earlier, domain]
-                for scores in [self._rank(domain, tested.step, best.model, "test", ranking)]], []
-
-    def _rank(self, domain: Domain, step: Step, model: Snapshot, split: str, ranking: Ranking) -> UserScores:
-        """Metrics of a domain's sessions of a split in a step of its own, by their number."""
-        return rank_by_module(self.federation.backbone, domain.load(model), step, split, ranking)
+                for scores in [rank_by_module(f.backbone, domain.load(best.model), tested.step, "test", ranking)]], []
 
     def participation(self) -> dict[str, int]:
         return {"participants": 1}

@@ -6,7 +6,6 @@ Chunks of clients are added in their own order, whichever thread trained them.
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Callable, Mapping
 
 import torch
@@ -74,7 +73,7 @@ class RoundSums:
     """
 
     def __init__(self, model: Snapshot, users: int, weights: Tensor | None, own_start: bool,
-                 keeps: bool = False, shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})):
+                 keeps: bool, shapes: Mapping[str, tuple[int, ...]]):
         self.held: list[Trained] | None = [] if keeps else None
         self.model, self.users, self.weights, self.own_start = model, users, weights, own_start
         like = next(iter(model.public.values()))
