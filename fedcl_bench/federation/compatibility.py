@@ -37,7 +37,6 @@ def check(backbone: Backbone, method: Method, stream: Stream, topology: str, loc
 
 
 def _check_features(backbone: Backbone, method: Method) -> None:
-    """Raise UserError if one of them reads features of a stream's items, which are not there."""
     for plugin in (backbone, method):
         if plugin.needs_features and not isinstance(plugin, ModuleBackbone):
             raise Incompatible(f"{plugin.kind} '{plugin.name}' reads features of items, which are not there: it takes "
@@ -47,7 +46,6 @@ def _check_features(backbone: Backbone, method: Method) -> None:
 
 def _check_users(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str, means: bool
                  ) -> None:
-    """Raise UserError unless they go with clients of one user each."""
     sequential = isinstance(backbone, SequentialBackbone)
     if sequential and not sessions:
         raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
@@ -171,7 +169,6 @@ def check_classes(backbone: type, method: type) -> None:
 
 
 def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
-    """Raise UserError unless a backbone and a method of domains go together under a topology."""
     check_classes(type(backbone), type(method))
     if isinstance(method, DomainMethod) and method.needs and method.needs not in backbone.exchanges:
         raise UserError(f"method '{method.name}' exchanges {method.needs}, which '{backbone.name}' has none of "
