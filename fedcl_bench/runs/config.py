@@ -16,7 +16,7 @@ from ..plugin.backbone import Backbone
 from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.settings import ItemFeatureSettings, StreamSettings
-from ..core.errors import Incompatible, PluginError, UserError, unknown
+from ..core.errors import PluginError, UserError, unknown
 from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, parse_metric
 from ..federation.settings import FederationSettings
 from ..plugin.method import Method, NoSettings
@@ -172,10 +172,8 @@ class RunConfig:
         from ..federation.parts import Federation
 
         method = self.method.cls(self.method_settings)
-        try:
+        with self.registry.naming():
             backbone = method.trained_backbone(self.backbone.cls(self.backbone_settings), stream.steps[-1].n_users)
-        except Incompatible as error:
-            raise self.registry.naming(error) from None
         return Federation(stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
                           torch.device(self.device), metrics=metrics_of(self.registry, self.evaluation),
                           topology=self.stream.topology_in_effect,
@@ -183,15 +181,12 @@ class RunConfig:
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
+        from ..federation.compatibility import goes_with
         from .memory_check import require_item_tables
 
         require_item_tables(federation)
-        try:
+        with self.registry.naming(partial(goes_with, federation.stream)):
             federation.check()
-        except Incompatible as error:
-            from ..federation.compatibility import goes_with
-
-            raise self.registry.naming(error, partial(goes_with, federation.stream)) from None
 
 
 def _hash(identity: Mapping[str, Any]) -> str:
@@ -394,11 +389,9 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str, overri
     if method_plugin.cls.for_domains or backbone_plugin.cls.for_domains:
         from ..federation import compatibility
 
-        try:
-            compatibility.check_classes((backbone_plugin.of_domains() if method_plugin.cls.for_domains else
-                                         backbone_plugin).cls, method_plugin.cls)
-        except Incompatible as error:
-            raise registry.naming(error) from None
+        trained = backbone_plugin.of_domains() if method_plugin.cls.for_domains else backbone_plugin
+        with registry.naming():
+            compatibility.check_classes(trained.cls, method_plugin.cls)
     if any(READING in layer for _, layer in overrides):  # the settings that it stands for
         parts = resolve(registry, method, backbone, dataset, without_reading(overrides))
         trained, cls = backbone_of(registry, backbone, parts).cls, method_plugin.cls
@@ -475,10 +468,8 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     if source.rating:
         from ..federation import compatibility
 
-        try:
+        with registry.naming(lambda cls: not (cls.for_domains or cls.needs_sequential)):
             compatibility.check_ratings(backbone_plugin.name, method_plugin.cls)
-        except Incompatible as error:
-            raise registry.naming(error, lambda cls: not (cls.for_domains or cls.needs_sequential)) from None
     if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
         from ..data.items.features import locate_texts
 

@@ -15,10 +15,11 @@ import inspect
 import re
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ..plugin.attack import Attack
 from ..plugin.backbone import Backbone
@@ -208,12 +209,18 @@ class Registry:
             raise UserError(f"method '{method}' needs a backbone; found {NO_BACKBONE}, accepted: {known}.")
         return name
 
-    def naming(self, error: Incompatible, goes: Callable[[type], bool] = lambda cls: True) -> UserError:
-        """The error with the names of the plugins that would do instead; ``goes``: with the run's stream."""
-        fitting = {name: cls for name in self.names(error.kind)
-                   if name != NO_BACKBONE and error.fits(cls := self.get(error.kind, name).cls)}
-        names = [name for name, cls in fitting.items() if goes(cls)] or fitting  # of those that need another stream
-        return UserError(f"{error}\n{error.kind.capitalize()}s that fit: {', '.join(names) or 'none is installed'}.")
+    @contextmanager
+    def naming(self, goes: Callable[[type], bool] = lambda cls: True) -> Iterator[None]:
+        """Whatever is ``Incompatible`` inside is said with the names of the plugins that would do instead; ``goes``:
+        with the run's stream."""
+        try:
+            yield
+        except Incompatible as error:
+            fitting = {name: cls for name in self.names(error.kind)
+                       if name != NO_BACKBONE and error.fits(cls := self.get(error.kind, name).cls)}
+            names = [name for name, cls in fitting.items() if goes(cls)] or fitting  # of those that need another stream
+            raise UserError(f"{error}\n{error.kind.capitalize()}s that fit: "
+                            f"{', '.join(names) or 'none is installed'}.") from None
 
     def metadata(self, path: Path | None = None) -> list[Metadata]:
         """What ``list`` shows of all plugins, or of a file's."""
