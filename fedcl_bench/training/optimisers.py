@@ -28,10 +28,10 @@ class SGD:
 
 
 class Adam:
-    """Adam (Kingma & Ba, 2015) with PyTorch's defaults and formula."""
+    """Adam (Kingma & Ba, 2015) with PyTorch's formula; but the parameters ``by_sgd`` move by SGD."""
 
-    def __init__(self, beta1: float = BETA1, beta2: float = 0.999, eps: float = 1e-8):
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+    def __init__(self, beta2: float, eps: float, by_sgd: Collection[str]):
+        self.beta1, self.beta2, self.eps, self.by_sgd = BETA1, beta2, eps, by_sgd
         self.steps = 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -43,6 +43,9 @@ class Adam:
         correction2 = 1.0 - self.beta2 ** self.steps
         result = {}
         for name, gradient in gradients.items():
+            if name in self.by_sgd:
+                result[name] = gradient.mul_(-lr[name])
+                continue
             if name not in self.moments:
                 self.moments[name] = torch.zeros_like(gradient), torch.zeros_like(gradient)
             first, second = self.moments[name]
@@ -55,26 +58,9 @@ class Adam:
         return result
 
 
-class Apart:
-    """Adam, but SGD for some parameters."""
-
-    def __init__(self, adam: Adam, by_sgd: Collection[str]):
-        self.adam, self.by_sgd = adam, by_sgd
-
-    def updates(self, gradients: Mapping[str, Tensor], lr: Mapping[str, float]) -> dict[str, Tensor]:
-        """As the others'."""
-        parts: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
-        for name, gradient in gradients.items():
-            parts[name in self.by_sgd][name] = gradient
-        return {**self.adam.updates(parts[False], lr), **SGD().updates(parts[True], lr)}
-
-
-def make_optimiser(settings: LocalSettings, by_sgd: Collection[str] = ()) -> SGD | Adam | Apart:
+def make_optimiser(settings: LocalSettings, by_sgd: Collection[str] = ()) -> SGD | Adam:
     """A fresh local optimiser. ``by_sgd``: parameters that move by SGD whatever the setting is."""
-    if settings.optimiser == "sgd":
-        return SGD()
-    adam = Adam(beta2=settings.adam_beta2, eps=settings.adam_eps)
-    return Apart(adam, by_sgd) if by_sgd else adam
+    return SGD() if settings.optimiser == "sgd" else Adam(settings.adam_beta2, settings.adam_eps, by_sgd)
 
 
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
