@@ -173,7 +173,7 @@ class Epoch:
 
 
 def _by_set(chosen: Tensor, sizes: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
-    """The samples of a batch by their set (see ``batch_loss``)."""
+    """The samples of a batch by the place of their domain (see ``Epoch._loss``), of which each has so many."""
     if len(sizes) == 1:
         return {0: (chosen, torch.arange(len(chosen), device=chosen.device))}
     pieces, first = {}, 0

@@ -47,19 +47,6 @@ def exported(module: DomainModule, prefix: str = "") -> Snapshot:
                     {prefix + name: value for name, value in copies.items() if name not in module.rows})
 
 
-@torch.no_grad()
-def load(module: DomainModule, part: Snapshot | Tables) -> None:
-    """Write values over its parameters and buffers of the same names. Raises UserError for a name or shape that is not
-    the module's."""
-    given, own = part.public | part.dense if isinstance(part, Snapshot) else part, carried(module)
-    for name, value in given.items():
-        if name not in own or own[name].shape != value.shape:
-            ours = f"one of shape {tuple(own[name].shape)}" if name in own else "none of that name"
-            raise UserError(f"parameter '{name}' of shape {tuple(value.shape)}: the module has {ours}.\n"
-                            f"Delete the run's checkpoint if the plugin has changed.")
-        own[name].copy_(value)
-
-
 def check(backbone: ModuleBackbone, module: DomainModule, n_items: int) -> None:
     """Raise PluginError unless the module's parameters are as it says."""
     if not isinstance(module, DomainModule):
@@ -160,9 +147,16 @@ class Domain:
                     if name.startswith(self.prefix)}
         return Snapshot(own(model.public), {}, own(model.dense))
 
+    @torch.no_grad()
     def load(self, model: Snapshot) -> DomainModule:
-        """Its module with its part of all parameters."""
-        load(self.module, self.part(model))
+        """Its module with its part of all parameters. Raises UserError for a name or shape that is not the module's."""
+        own = carried(self.module)
+        for name, value in self.part(model).sent.items():
+            if name not in own or own[name].shape != value.shape:
+                ours = f"one of shape {tuple(own[name].shape)}" if name in own else "none of that name"
+                raise UserError(f"parameter '{name}' of shape {tuple(value.shape)}: the module has {ours}.\n"
+                                f"Delete the run's checkpoint if the plugin has changed.")
+            own[name].copy_(value)
         return self.module
 
 

@@ -11,7 +11,6 @@ from test_silos import TOPOLOGIES
 
 import fedcl_bench as fb
 from fedcl_bench import SIZES, rng
-from fedcl_bench.training import silo_modules
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.core.errors import PluginError, RunFailed, UserError
 from fedcl_bench.federation.loop import run
@@ -141,8 +140,8 @@ class PlainLoop:
         self.domains, self.pooled = silos.domains, f.topology == "central"
         self.modules = [domain.module for domain in silos.domains]
         start = silos.start()
-        for domain, module in zip(self.domains, self.modules):
-            silo_modules.load(module, domain.part(start))
+        for domain in self.domains:
+            domain.load(start)
         if self.pooled:
             for module in self.modules[1:]:
                 module.mix, module.late = self.modules[0].mix, self.modules[0].late
