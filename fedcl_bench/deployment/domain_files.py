@@ -28,9 +28,15 @@ from .client_files import FEDERATION, ClientData, Published, deal, read_table
 FEATURES = "features.npz"  # beside the table
 
 
-def deal_domains(published: Published, source: DatasetSource, stream: Stream, names: Sequence[Tensor], out: Path
-                 ) -> list[Path]:
-    """As ``client_files.deal``; ``names`` are the numbers of each client's domains."""
+def deal_all(published: Published, source: DatasetSource, stream: Stream, names: Sequence[Tensor], out: Path
+             ) -> list[Path]:
+    """``client_files.deal``, and what items' texts are made of; of domains, ``names`` are the numbers of each client's.
+    """
+    if not stream.domains:
+        tables = deal(published, stream, names, out)
+        if (described := item_file(source.path)).is_file():  # of all items, which the server publishes
+            shutil.copyfile(described, item_file(out / "server" / FEDERATION))
+        return tables
     every = domain_rows(source, published.stream)
 
     def table(_: Stream, numbers: Tensor) -> pd.DataFrame:
@@ -42,16 +48,6 @@ def deal_domains(published: Published, source: DatasetSource, stream: Stream, na
         if stream.features:
             np.savez(path.parent / FEATURES, **{stream.domains[number].name: stream.features[number].numpy()
                                                 for number in numbers.tolist()})
-    return tables
-
-
-def deal_all(published: Published, source: DatasetSource, stream: Stream, names: Sequence[Tensor], out: Path
-             ) -> list[Path]:
-    if stream.domains:
-        return deal_domains(published, source, stream, names, out)
-    tables = deal(published, stream, names, out)
-    if (described := item_file(source.path)).is_file():  # of all items, which the server publishes
-        shutil.copyfile(described, item_file(out / "server" / FEDERATION))
     return tables
 
 

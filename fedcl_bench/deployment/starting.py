@@ -1,10 +1,15 @@
-"""A federation that a command starts: the SuperLink, and on this machine its clients, which end with the command."""
+"""A federation that a command starts: the SuperLink, and on this machine its clients, which end with the command. They
+are forked from a process that has imported what all of them need."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Sequence
 
@@ -15,13 +20,14 @@ from ..experiments.processes import ForkedProcess
 from ..records.record import Record
 from ..runs.config import RunConfig
 from . import flower
+from .client import Client, locked, take_part
 from .client_files import Published
 from .domain_files import deal_all
 from .engine import Federates
 from .flower_app import AT_GRID, link_of_app
-from .local_client import LocalClient, serve
 
 HERE = "127.0.0.1"
+PATIENCE = 600.0  # seconds for which a client that was started here waits for its server, with which it ends
 
 
 @dataclass(frozen=True)
@@ -93,3 +99,40 @@ def _end(found: Federates, processes: Iterable[ForkedProcess]) -> None:
     found.close()
     for process in processes:
         process.end()
+
+
+@dataclass(frozen=True)
+class LocalClient:
+    """What a client of this machine is started with; ``table``: of its interactions; in that folder are its states too,
+    and what it says (``log``)."""
+
+    table: Path
+    server: str
+    plugins: tuple[Path, ...]
+    threads: int
+
+    @property
+    def log(self) -> Path:
+        return self.table.parent / "client.log"
+
+
+def serve(parent: Connection, task: LocalClient) -> None:
+    """Take part until the federation has ended, or the parent has."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with open(task.log, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    folder = task.table.parent / "state"
+    try:
+        with locked(folder):
+            client = Client(task.table, folder, task.plugins, task.threads, lambda text: print(text, flush=True))
+            take_part(client, task.server, PATIENCE)
+    except UserError as error:
+        sys.exit(str(error))
+
+
+def _end_with(parent: Connection) -> None:
+    try:
+        parent.recv()
+    finally:
+        os._exit(1)

@@ -15,7 +15,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.deployment.client import Client
 from fedcl_bench.deployment.client_files import Published
-from fedcl_bench.deployment.domain_files import deal_domains, read_domains
+from fedcl_bench.deployment.domain_files import deal_all, read_domains
 from fedcl_bench.deployment.engine import Federates, FlowerEngine
 from fedcl_bench.experiments.partition import divide, stream_part
 from fedcl_bench.runs.config import make_config
@@ -43,7 +43,7 @@ def federation(registry):
             self.stream = load_stream(c.source, c.stream, c.features)
             self.published = Published.of(c.source, c.stream, self.stream)
             self.names = divide(self.stream, 2)
-            self.tables = deal_domains(self.published, c.source, self.stream, self.names, Path("dealt"))
+            self.tables = deal_all(self.published, c.source, self.stream, self.names, Path("dealt"))
             self.link, self.notes, self.least = Link(), [], least
             for number in (0, 1):
                 self.join(number)
