@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Callable, ClassVar, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, ClassVar, Mapping, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -29,52 +29,29 @@ from .parts import Best, Federation, Progress, Update
 PER_USER_ANALYSIS = (*drift.PER_USER, *beyond_accuracy.PER_USER)
 
 
-class MessageKind(NamedTuple):
-    """A request of a node and the server's answer to it; ``sends``, ``gets``: what the names of their tables begin
-    with, and what these are."""
-
-    sends: Mapping[str, str]
-    gets: Mapping[str, str]
-
-
-_PARAMETERS = {"public/": "public item tables, (items, ...)", "dense/": "other public parameters"}
-MESSAGES = {
-    "participants": MessageKind({}, {"users": "the node's users who take part in the round", "count": "of all nodes",
-                                     "dropped": "asked, and failed after their training"}),
-    "uploads": MessageKind({"users": "who send", "upload/": "what the method declares, (users, ...)"},
-                           {"answer/": "the server's answers, (users, ...)"}),
-    "update": MessageKind(
-        {"change/": "the users' changes of public parameters, or what a method sends instead (sums), added up",
-         "numbers": "sum of losses, users, weights",
-         "squares": "of weights by item (init=per_client)", "square": "of all weights (init=per_client)",
-         "users": "who send rows", "held/": "each user's change (aggregate_updates)",
-         "table/": "each user's item tables (serve)", "upload/": "what the method declares, (users, ...)"},
-        {**_PARAMETERS, "broadcast/": "what else the method's server sends all", "loss": "mean of all users",
-         "answer/": "the server's answers, (users, ...)",
-         "served/": "tables that the server made for each user (serve)",
-         "sum/": "over all users (receive)", "count": "of users who took part (receive)"}),
-    "sum": MessageKind({"": "counts and sums over the node's users: clients of a block, trained items (popularity, "
-                        "metrics of items), changes of rank"}, {"": "the same over all nodes"}),
-    "cold": MessageKind({"counts": "of known items in training data so far (cold_items=popularity)",
-                         "change/": "of the new items' rows, added up (cold_items=fold_in)",
-                         "weight": "of the users, added up (the same)"},
-                        {"new/": "rows of the items that arrive after a block's training"}),
-    "query": MessageKind({"users": "who ask", "queries": "(users, n)"}, {"answers": "(users, n)"}),
-    "mean": MessageKind({"sum": "of a validation metric over the node's users", "count": "of them"},
-                        {"mean": "over all users"}),
-    "test": MessageKind({"test/": "metrics of each user, by tested block", "analysis/": "numbers of each user or item"},
-                        {}),
-    "analysis": MessageKind({"analysis/": "numbers of each user or item"}, {}),
-    "done": MessageKind({}, {}),
+# The tables that a node may send in a request of a kind, and the server in its answer, by what their names are or, with
+# a / at the end, begin with; "" is any name. What they are says docs/real-clients.md.
+MESSAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "participants": ((), ("users", "count", "dropped")),
+    "uploads": (("users", "upload/"), ("answer/",)),
+    "update": (("change/", "numbers", "users", "held/", "table/", "upload/",
+                "squares", "square"),  # of weights, by item and of all (init=per_client)
+               ("public/", "dense/", "loss", "answer/", "served/",
+                "broadcast/",  # what else the method's server sends all
+                "sum/", "count")),  # over all users, and of those who took part (receive)
+    "sum": (("",), ("",)),
+    "cold": (("counts", "change/", "weight"), ("new/",)),
+    "query": (("users", "queries"), ("answers",)),
+    "mean": (("sum", "count"), ("mean",)),
+    "test": (("test/", "analysis/"), ()),
+    "analysis": (("analysis/",), ()),
+    "done": ((), ()),
     # Of domains (see ``remote_silos.py``), by their numbers.
-    "texts": MessageKind({"features/": "what items' texts say, where something is made of all domains' (`prepared`)"},
-                         {"codes/": "of the items", "place/": "the domain's number and count, as `prepared` says"}),
-    "start": MessageKind({"dense/": "the first domain's untrained parameters without item rows",
-                          "rows/": "no number: what those with item rows are called"}, {"dense/": "the same"}),
-    "epochs": MessageKind({"loss/": "mean of the epoch", "seconds/": "that it took",
-                           "upload/": "what the method declares"}, {"download/": "what its server makes of all"}),
-    "valid": MessageKind({"value": "of a domain's validation metric"}, {}),
-    "ended": MessageKind({}, {"ended": "whether all domains have ended the stage"}),
+    "texts": (("features/",), ("codes/", "place/")),  # a domain's number and count, as ``prepared`` says
+    "start": (("dense/", "rows/"), ("dense/",)),  # no number: what tables with item rows are called
+    "epochs": (("loss/", "seconds/", "upload/"), ("download/",)),
+    "valid": (("value",), ()),
+    "ended": ((), ("ended",)),
 }
 
 
@@ -84,7 +61,7 @@ class Undeclared(Exception):
 
 def check_declared(kind: str, tables: Tables, sent: bool) -> None:
     """Raise Undeclared unless every table of a request (``sent``) or an answer is one that its kind may have."""
-    declared = MESSAGES[kind].sends if sent else MESSAGES[kind].gets
+    declared = MESSAGES[kind][0 if sent else 1]
     for name in tables:
         if not any(name == each or (each == "" or each.endswith("/")) and name.startswith(each) for each in declared):
             raise Undeclared(f"message '{kind}' cannot have '{name}'; declared: {', '.join(declared) or 'nothing'}")
