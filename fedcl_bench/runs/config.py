@@ -231,9 +231,8 @@ def declared(stream: StreamSettings, *plugins: type) -> dict[str, Mapping[Any, s
     return {**STREAM_AMBIGUITIES.get(stream.stream, {}), **ambiguities(*plugins)}
 
 
-def without_effect(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:
+def without_effect(parts: AllSettings, backbone: type, method: type) -> dict[str, str]:
     """Settings that others, the backbone or the method leave without effect, and why."""
-    parts = list(parts)
     return {**_ignored(parts, backbone, method), **inactive(parts)}
 
 
@@ -244,37 +243,27 @@ _OF_CLIENTS = (*(each.name for each in fields(LocalSettings)), "client_ratio", "
                "stragglers", *_OF_CHANGES, "aggregator", "attack", "server_optimiser")
 
 
-def _ignored(parts: Iterable[Any], backbone: type, method: type) -> dict[str, str]:
-    """What backbone and method ignore is of a user's training in a round, which there is none of where clients hold
-    many."""
-    parts = list(parts)
-    if any(part.in_epochs for part in parts if isinstance(part, StreamSettings)):
-        return {}
+def _ignored(parts: AllSettings, backbone: type, method: type) -> dict[str, str]:
+    """What backbone and method ignore is of a user's training in a round. Where clients hold many, and both have stages
+    of training, it is what only the backbone's read."""
+    if parts.stream.in_epochs:
+        from ..plugin.silo import DomainMethod
+
+        has_stages = backbone.for_domains and method.for_domains and method.stages is not DomainMethod.stages
+        return dict.fromkeys(backbone.of_stages if has_stages else (),
+                             f"with the method {method.name}, which has stages of its own")
     no_client = method.trains != "clients" and method.first_step == 0
+    sampling = ("negatives", "negative_pool", "negative_draw") if _predicts_ratings(backbone, parts) else ()
     protected = _OF_CHANGES if method.sums is not Method.sums else ()
-    return {**_ignored_by_backbone(parts, backbone), **method.ignored,
+    return {**backbone.ignored,
+            **dict.fromkeys(sampling, "where ratings are predicted, of which no negatives are drawn"),
+            **method.ignored,
             **dict.fromkeys(protected, f"with the method {method.name}, whose clients send no changes"),
             **dict.fromkeys(_OF_CLIENTS if no_client else (), f"with the method {method.name}, as no client trains")}
 
 
-def _ignored_by_backbone(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
-    """What a backbone ignores; where it predicts ratings, negatives too."""
-    own = next((part for part in parts if isinstance(part, backbone.Settings)), None)
-    if own is None or backbone.explicit is False or not backbone(own).explicit:
-        return backbone.ignored
-    return {**backbone.ignored, **dict.fromkeys(("negatives", "negative_pool", "negative_draw"),
-                                                "where ratings are predicted, of which no negatives are drawn")}
-
-
-def of_other_stages(backbone: type, method: type) -> dict[str, str]:
-    """What only a backbone's own stages read, if the method has stages itself; and why it has no effect."""
-    if not (backbone.for_domains and method.for_domains):
-        return {}
-    from ..plugin.silo import DomainMethod
-
-    if method.stages is DomainMethod.stages:
-        return {}
-    return dict.fromkeys(backbone.of_stages, f"with the method {method.name}, which has stages of its own")
+def _predicts_ratings(backbone: type[Backbone], parts: AllSettings) -> bool:
+    return backbone.explicit is not False and backbone(parts.backbone).explicit
 
 
 def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
@@ -401,11 +390,9 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str, overri
     attack = attack_of(registry, str(_last(layered, "attack", "none")))
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings,
                                    attack.cls.Settings if attack else NoSettings], layered, f"{method} on {backbone}"))
-    parts = parts._replace(server=replace(parts.server, attack=attack.name if attack else "none"))
-    parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
-    as_trained = backbone_of(registry, backbone, parts).cls
-    ignored = {**_ignored(parts, as_trained, method_plugin.cls), **of_other_stages(as_trained, method_plugin.cls)}
-    refuse_inactive(parts, overrides, ignored)
+    parts = parts._replace(server=replace(parts.server, attack=attack.name if attack else "none"),
+                           evaluation=_with_known_metrics(registry, parts.evaluation))
+    refuse_inactive(parts, overrides, _ignored(parts, backbone_of(registry, backbone, parts).cls, method_plugin.cls))
     return parts
 
 
@@ -439,9 +426,8 @@ def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
     return plugin.of_domains() if parts.stream.of_domains else plugin
 
 
-def effective(parts: Iterable[Any]) -> dict[str, Any]:
+def effective(parts: Sequence[Any]) -> dict[str, Any]:
     """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
-    parts = list(parts)
     without = inactive(parts)
     return {name: value for name, value in flat(parts).items() if name not in without}
 
@@ -480,7 +466,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
 
 def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> DatasetSource:
     """The source with its column of ratings, for a backbone that predicts them."""
-    if backbone.for_domains or backbone.explicit is False or not backbone(parts.backbone).explicit:
+    if backbone.for_domains or not _predicts_ratings(backbone, parts):
         return source
     if parts.stream.split_file or parts.stream.stream not in ("blocks", "static"):
         found = "split_file" if parts.stream.split_file else f"stream={parts.stream.stream}"
