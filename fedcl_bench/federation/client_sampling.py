@@ -24,20 +24,16 @@ class Participants(NamedTuple):
 
 @dataclass(frozen=True)
 class Attendance:
-    """Who takes part in a round, a function of seed, step and round alone."""
+    """Who takes part in a round, a function of seed, step and round alone; the fields are as the settings say."""
 
-    # Share of the available clients that the server asks, at least one (McMahan et al., AISTATS 2017, C).
-    ratio: float = 1.0
-    # ``always``; ``day``: a round is an hour, and a client is there for 12 of 24, from an hour of its own on;
-    # ``activity``: the more training interactions a client has in the step, the more often it is there, with
+    ratio: float = 1.0  # of those who are available; at least one is asked (McMahan et al., AISTATS 2017, C)
+    # ``day``: a round is an hour, and a client is there for 12 of 24, from an hour of its own on; ``activity``: with
     # probability rank / n.
     availability: str = "always"
-    # Probability that a client which was asked fails after its training. Its update and its new private parameters are
-    # lost, so the round goes on as if it had not been asked; it has received the model.
+    # The private parameters of a client that fails are lost too: the round goes on as if it had not been asked.
     dropout: float = 0.0
-    # Probability that a participant ends its round after 1, ..., E - 1 of its E local epochs, each as likely, and sends
-    # what it has. FedProx (Li et al., MLSys 2020, section 5.2) draws from 1, ..., E: there some stragglers are not
-    # late.
+    # Of E local epochs a straggler does 1, ..., E - 1, each as likely. FedProx (Li et al., MLSys 2020, section 5.2)
+    # draws from 1, ..., E: there some stragglers are not late.
     stragglers: float = 0.0
     known_only: bool = False  # nobody takes part in the rounds of the step that it is new in, but for the first step
 

@@ -1,18 +1,7 @@
-"""Run records: one folder per run, written atomically, verified when read.
+"""Run records: one folder per run, as ``docs/records.md`` describes it, written atomically, verified when read.
 
-A run in progress keeps one ``checkpoint.pt``; a finished one has
-
-- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, and the other files' hashes
-- ``metrics.parquet`` trained block, tested block, metric, mean over users, users
-- ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
-- ``users.parquet``   trained block, tested block, user, metric, value
-- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see
-  ``evaluation/drift.py``)
-- ``model.pt``        the tables after the last block, the original ids of their rows and the method's state; by far the
-  largest, and no report needs it: it may be deleted. ``torch.load(path, weights_only=True)`` opens it
-- ``model.pt.b2sum``  its checksum, as ``b2sum --length 256`` writes it
-
-``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
+A run in progress keeps one ``checkpoint.pt``. ``run.json`` is written last, so a folder without a finished one is an
+unfinished run whatever else is in it. ``model.pt`` is by far the largest, and no report needs it: it may be deleted.
 """
 
 from __future__ import annotations

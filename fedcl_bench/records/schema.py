@@ -142,18 +142,13 @@ class Features(Struct, forbid_unknown_fields=True):
 
 
 class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True):
-    """A run that ended.
+    """A run that ended; ``docs/records.md`` says what most fields are.
 
     Attributes:
-        inactive_settings: those that others leave without effect, and why.
-        readings: ``paper`` or ``code``, if all settings that the two read differently have the values of one of them.
         matrix: by metric, row t of R[t, s] with s from 0 to t.
-        lists: by metric, its value per block of the lists that were recommended.
         ratings: where ratings are predicted, errors over all of a block's test.
         groups: by group of users or items, ``users`` and metrics per block.
-        stages: of a method with several, the rounds of each per block.
         sampled: None if all users were looked at.
-        best_round: per block, the number from 1 of the round that was tested.
         files: checksums of the Parquet files; compact records have none.
     """
 

@@ -20,7 +20,7 @@ from ..stats.clip_noise import OPEN, Protection
 
 
 class Strategy(Enum):
-    """How clients are trained; the table of ``choose_strategy`` says when and what it gains."""
+    """How clients are trained; ``docs/architecture.md`` says when, and ``choose_strategy`` what it gains."""
 
     ROWS = "rows", "the item rows a client looks up"
     WHOLE = "whole", "all item rows at every client"
@@ -102,24 +102,15 @@ class Training:
 
 def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
                     sessions: bool) -> Strategy:
-    """How to train clients, asked once per step.
+    """How to train clients, asked once per step. All strategies give the numbers of ``ROWS`` or ``WHOLE`` up to the
+    order of sums.
 
-    - FUSED: ``factor_names``, SGD, the usual loss, no hook of the method, kernels (FedMF, PFedRec). One call per chunk
-      does all batches: 1.46 x FACTORED.
-    - FACTORED: ``factors``, SGD, one public table, no ``row_penalty``, blocks or the static stream (FedNCF, Reg). It
-      keeps updates as outer products in place of copies of item rows: 2.8 x ROWS.
-    - LAZY_DECAY: ``whole_tables`` and ``rest_follows``, SGD. One factor per client stands for rows that no sample
-      names: 2.9 x WHOLE with FedRAP, 1.2 x with GPFedRec.
-    - HISTORIES: a ``HistoryBackbone`` by SGD, or that sends gradients, no hook that sees training (FedDAE). It leaves
-      out item rows beyond a client's history, and copies of the last layer: 2.7 x WHOLE.
-    - WHOLE: ``whole_tables`` otherwise; ROWS: all other lists, without item rows that a client does not look up.
-    - SESSIONS: a sequential backbone, likewise; COMPILED_SOFTMAX: with ``whole_tables``, pooled scores, Adam and
-      kernels (MIASRec), which saves passes over clients' tables and moments: 1.8 x SESSIONS.
+    Gains are ratios of processor time of whole jobs without and with a strategy, validation included
+    (``benchmarks/strategies.py``): FACTORED 2.8 x ROWS (FedNCF), and FUSED 1.46 x that (FedMF, PFedRec); LAZY_DECAY 2.9
+    x WHOLE (FedRAP) or 1.2 x (GPFedRec); HISTORIES 2.7 x WHOLE (FedDAE); COMPILED_SOFTMAX 1.8 x SESSIONS (MIASRec).
 
-    All of them give the numbers of ``ROWS`` or ``WHOLE`` up to the order of sums. Gains are ratios of processor time of
-    whole jobs without and with a strategy, validation included: ``benchmarks/strategies.py``. ``model``: the parameters
-    as they lie at the start of the step, or a model of one user and one item like it; ``sessions``: clients train on
-    their next session in each round.
+    ``model``: the parameters as they lie at the start of the step, or a model of one user and one item like it;
+    ``sessions``: clients train on their next session in each round.
     """
     if isinstance(backbone, SequentialBackbone):
         compiled = _compiles_softmax(backbone, method, settings, model)
