@@ -41,10 +41,6 @@ class RankedListWriter:
     config: RunConfig
     stream: Stream
 
-    @classmethod
-    def of(cls, config: RunConfig, stream: Stream, results: Path) -> "RankedListWriter":
-        return cls(folder_of(config.name, results), config, stream)
-
     def write(self, trained: int, tested: int, scores: UserScores) -> None:
         """Write the lists of a test, best item first, and the items to find. Raises OSError if the files cannot be
         written. ``trained``, ``tested``: numbers of blocks, or of domains' blocks, as records have them; ``scores``:

@@ -244,15 +244,15 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         results: folder of all records.
     """
     began = time.perf_counter()
-    record = Record.of(config.name, results)
+    record, of_lists = Record.of(config.name, results), folder_of(config.name, results)
     there = {"record": str(record.folder)}
     if not options.rerun and (done := _finished(record, lambda error: None)):
         _tidy(record, results)
         if options.save_lists:
-            require_lists(record.folder, folder_of(config.name, results))
+            require_lists(record.folder, of_lists)
         return {**done, **there, "reused": True}
     stream = load()
-    lists = RankedListWriter.of(config, stream, results) if options.save_lists else None
+    lists = RankedListWriter(of_lists, config, stream) if options.save_lists else None
     federation = replace(config.federation(stream), on_test=lists and lists.write)
     config.check(federation)
     options.engine.check(federation)
