@@ -50,17 +50,13 @@ def method_uploads(config: RunConfig) -> list[str]:
 
 
 def environment(device: str) -> dict[str, Any]:
-    return {"fedcl_bench": __version__, "python": platform.python_version(), **_packages(),
+    packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
+    return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
             "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
             "instructions": torch.backends.cpu.get_cpu_capability(),  # that PyTorch uses: they round differently
             "compiled_kernels": ops.why_not() is None,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
-
-
-@functools.cache
-def _packages() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
 
 
 @functools.cache

@@ -1,13 +1,12 @@
 """A sequential backbone at a client that holds many users' sessions, as in session recommenders' own papers.
 
-A sample is a beginning of a session, whose last item is to be predicted among
-all items, or all of its domain. A mini-batch is many samples that share all parameters, and one optimiser takes a step
-for each.
+A sample is a beginning of a session, whose last item is to be predicted among all items, or all of its domain. A
+mini-batch is many samples that share all parameters, and one optimiser takes a step for each.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, Sequence as Several
+from typing import Iterator, Sequence as Several
 
 import torch
 from torch import Tensor, nn
@@ -103,14 +102,18 @@ class SequentialModule(DomainModule):
         factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
             torch.arange(len(table), device=table.device), table.shape[1], backbone.candidate_dropout, table.dtype)
         rows = table if factor is None else table * factor[0]
-        loss, losses = _loss_of(backbone, table), []
+        losses = []
         for group in self._groups(samples, chosen):
             items, sequence = samples_at(backbone, samples, chosen[group])
             session = encode(backbone, model, sequence, Dropout(draw.clients("dropout", numbers[group])), self.derived)
-            losses += [loss(SessionVectors(session.vectors[part], session.mask[part],
-                                           {name: term[part] for name, term in session.terms.items()}),
-                            items[part], sequence.real[part], scores)
-                       for part, scores in score(backbone, session, rows)]
+            for part, scores in score(backbone, session, rows):
+                if not isinstance(backbone, SessionBackbone):  # whose loss is its own, and knows no negatives here
+                    losses.append(cross_entropy(scores, items[part, -1], reduction="none"))
+                    continue
+                vectors = SessionVectors(session.vectors[part], session.mask[part],
+                                         {name: term[part] for name, term in session.terms.items()})
+                losses.append(backbone.session_loss(vectors, Targets(
+                    embedding(items[part], table), items[part], sequence.real[part], scores, Dropout())))
         return torch.cat(losses)
 
     def scores_after(self, sessions: Sessions, chosen: Tensor) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
@@ -129,13 +132,3 @@ class SequentialModule(DomainModule):
             return [torch.arange(len(chosen), device=chosen.device)]
         lengths = samples.end[chosen] - samples.first[chosen]
         return lengths.argsort(stable=True).split(SIZES.central_encoded)
-
-
-def _loss_of(backbone: SequentialBackbone, table: Tensor
-             ) -> Callable[[SessionVectors, Tensor, Tensor, Tensor], Tensor]:
-    """The loss of samples, (C,), given their vectors, items, what of these is real, and scores of all items. It is a
-    session backbone's own, which knows no negatives here; of others the cross-entropy of the last item."""
-    if not isinstance(backbone, SessionBackbone):
-        return lambda session, items, real, scores: cross_entropy(scores, items[:, -1], reduction="none")
-    return lambda session, items, real, scores: backbone.session_loss(
-        session, Targets(embedding(items, table), items, real, scores, Dropout()))
