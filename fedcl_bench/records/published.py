@@ -259,19 +259,10 @@ def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
 
 
 def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callable[[Run], bool]) -> dict[str, Any]:
-    """Add runs to a folder of compact records, which is made if needed.
-
-    Args:
-        runs: full or compact runs; one whose hash is there already is the same run.
-        command: what packed them; kept in the index.
-        item_analysis: whether a run's analysis per item is kept. It is several times larger than all the rest.
-
-    Returns:
-        The index: ``format``, ``schema``, ``commands``, ``files`` (each with ``hash``, ``runs``, ``bytes``).
-
-    Raises:
-        UserError: if the folder cannot be written, or what is in it is corrupt or of another schema version.
-    """
+    """Add full or compact runs to a folder of compact records, which is made if needed; one whose hash is there already
+    is the same run. Returns the index, of the form of ``_Index``. Raises UserError if the folder cannot be written, or
+    what is in it is corrupt or of another schema version. ``command``: what packed them; ``item_analysis``: whether a
+    run's analysis per item is kept, which is several times larger than all the rest."""
     commands, old_files = {command}, set[str]()
     rows: dict[str, _Row] = {}
     if is_compact(folder):

@@ -102,18 +102,10 @@ def load_record(folder: Path) -> Run:
 
 
 def load_runs(folder: Path, left_out: LeftOut | None = None) -> list[Run]:
-    """All finished runs of a results folder, of a folder of compact records, or of a folder of such folders.
-
-    Args:
-        left_out: told why of each record that is not what was written, and that is left out. Records are then verified
-            when they are first used (``Run.intact``). None: all are verified now, and the first that is wrong raises.
-
-    Returns:
-        One Run per hash, sorted by dataset, backbone, method, seed and hash.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """All finished runs of a results folder, of a folder of compact records, or of a folder of such folders: one per
+    hash, sorted by dataset, backbone, method, seed and hash. Raises UserError if there is none. ``left_out``: told why
+    of each record that is not what was written, and that is left out; records are then verified when they are first
+    used (``Run.intact``). None: all are verified now, and the first that is wrong raises."""
     return load_all(folder, left_out)[0]
 
 

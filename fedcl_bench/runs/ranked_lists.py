@@ -133,11 +133,8 @@ def _words(tokens: np.ndarray) -> np.ndarray:
 
 
 def in_order_of_metrics(lists: torch.Tensor, to_find: torch.Tensor, reciprocal: torch.Tensor) -> torch.Tensor:
-    """Lists of sessions with the item to find where the metrics rank it: behind all others of its score.
-
-    Args:
-        lists: (n, K); to_find: (n,); reciprocal: 1 / rank, 0 where it is not among the first K, (n,).
-    """
+    """Lists of sessions, (n, K), with the item to find, (n,), where the metrics rank it: behind all others of its
+    score. ``reciprocal``: 1 / rank, 0 where it is not among the first K, (n,)."""
     length = lists.shape[1]
     place = torch.where(reciprocal > 0, (1 / reciprocal).round().long() - 1, length)[:, None]
     found, column = lists == to_find[:, None], torch.arange(length, device=lists.device)

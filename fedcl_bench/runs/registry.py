@@ -153,11 +153,8 @@ class Registry:
         raise self.unknown(kind, name, self.names(kind))
 
     def unknown(self, kind: str, name: str, known: Iterable[str]) -> UserError:
-        """The error for a name that nothing has: perhaps it is that of a file that cannot be used.
-
-        Args:
-            kind: what was asked for, in words. known: the names that there are.
-        """
+        """The error for a name that nothing has: perhaps it is that of a file that cannot be used. ``kind``: what was
+        asked for, in words; ``known``: the names that there are."""
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 return UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
@@ -197,11 +194,8 @@ class Registry:
         return self.spelled("method", method), self.backbone_for(method, backbone)
 
     def backbone_for(self, method: str, backbone: str) -> str:
-        """What a method's run is on, in its spelling, if this backbone was asked for: ``none`` if it needs none.
-
-        Raises:
-            UserError: if it needs one and ``none`` was asked for.
-        """
+        """What a method's run is on, in its spelling, if this backbone was asked for: ``none`` if it needs none. Raises
+        UserError if it needs one and ``none`` was asked for."""
         if not self.get("method", method).cls.needs_backbone:
             return NO_BACKBONE
         if (name := self.spelled("backbone", backbone)) == NO_BACKBONE:

@@ -122,11 +122,7 @@ class _TunedFile(Struct):
 
 
 def read_tuned(path: Path) -> dict[str, Any]:
-    """The content of a file of tuned settings.
-
-    Raises:
-        Corrupt: if it is not one that `tune` writes. FileNotFoundError.
-    """
+    """The content of a file that `tune` writes; raises Corrupt if it is another one, and FileNotFoundError."""
     return read_json(path, _TunedFile, "Delete it, and make it again with `run_bench.py tune`.")
 
 

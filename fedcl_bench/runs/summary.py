@@ -94,13 +94,9 @@ _Part = tuple[tuple[Any, ...], torch.Tensor, torch.Tensor]
 
 
 def _long(names: Sequence[str], of: str, id_type: type, parts: Sequence[_Part]) -> pa.Table:
-    """A long table of numbers of users or items.
-
-    Args:
-        names: of the columns that say what the numbers are: those of blocks, and a last one of text.
-        of: the column of ids, of ``id_type``.
-        parts: what these columns say, the ids, and a number of each.
-    """
+    """A long table of numbers of users or items. ``names``: of the columns that say what the numbers are: those of
+    blocks, and a last one of text; ``of``: the column of ids, of ``id_type``; ``parts``: what the former columns say,
+    the ids, and a number of each."""
     parts = [part for part in parts if len(part[1])]
     sizes, kinds = [len(ids) for _, ids, _ in parts], sorted({key[-1] for key, _, _ in parts})
     ids, values = (np.concatenate([np.zeros(0, dtype), *(part[place].cpu().numpy() for part in parts)])
@@ -168,13 +164,9 @@ def _bytes_of_all(curve: Columns) -> dict[str, NDArray[Any]]:
 
 def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool, stream: Stream | None = None
             ) -> dict[str, Any]:
-    """The content of ``run.json`` but for status and file hashes.
-
-    Args:
-        elapsed: wall time of the run, in seconds.
-        shared_base: whether block 0 was taken from an earlier run.
-        stream: the run's data; None if they are not at hand: what only they tell is left out.
-    """
+    """The content of ``run.json`` but for status and file hashes. ``elapsed``: wall time of the run, in seconds;
+    ``shared_base``: whether block 0 was taken from an earlier run; ``stream``: the run's data; None if they are not at
+    hand: what only they tell is left out."""
     curve = columns_of(progress.curve)
     blocks, sent = list(_blocks(curve)), _bytes_of_all(curve)
     metrics, matrix, continual = {}, {}, {}

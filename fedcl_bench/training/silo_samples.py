@@ -47,14 +47,8 @@ def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dr
 
 
 def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores of all items, a group of samples with similar numbers of vectors at a time.
-
-    Args:
-        rows: of all items, (items, d).
-
-    Yields:
-        (which samples, (n,); their scores, (n, items)).
-    """
+    """Scores of all items, given their rows, (items, d), for a group of samples with similar numbers of vectors at a
+    time. Yields (which samples, (n,); their scores, (n, items))."""
     order = session.mask.sum(1).argsort(stable=True)
     vectors, mask = session.vectors, session.mask
     if type(backbone).session_scores is SequentialBackbone.session_scores:  # which looks at the last position alone
