@@ -190,7 +190,16 @@ class NodeClients(CrossDevice):
 
 def rows_of_tests(tests: Sequence[tuple[int, int, UserScores]]) -> Tables:
     return {f"test/{tested}/{name}": values for _, tested, scores in tests
-            for name, values in {"users": scores.users, **scores.values}.items()}
+            for name, values in {"users": scores.users, **named("score", scores.values)}.items()}
+
+
+def tests_in(tables: Tables) -> dict[int, Tables]:
+    """Of each test in a message its ``users`` and ``score/METRIC``: the inverse of ``rows_of_tests``."""
+    found: dict[int, Tables] = {}
+    for name, values in tables_of("test", tables).items():
+        tested, _, column = name.partition("/")
+        found.setdefault(int(tested), {})[column] = values
+    return found
 
 
 def _rows_of(analysis: Sequence[tuple[int, str, Tensor, Tensor]]) -> Tables:
@@ -437,20 +446,11 @@ class ServerClients(CrossDevice):
         population, method = self._population, self.federation.method
         now, method.server_state = method.server_state, dict(best.server_state)
         replies = population.collect("test")
-        method.server_state, tests = now, {}
-        for node, part in replies.items():
-            for name, values in tables_of("test", part).items():
-                tested, _, metric = name.partition("/")
-                tests.setdefault(int(tested), {}).setdefault(metric, []).append(
-                    population.names[node][values] if metric == "users" else values)
-        found = []
-        for tested, columns in sorted(tests.items()):
-            users = torch.cat(columns.pop("users"))
-            order = users.argsort()
-            found.append((unit, tested, UserScores(users[order], {
-                metric: torch.cat(values)[order] for metric, values in columns.items()})))
         population.everybody({})
-        return found, self._analysis(replies)
+        method.server_state, tests = now, {node: tests_in(part) for node, part in replies.items()}
+        return [(unit, tested, UserScores(*population.rows("score", {
+            node: of_node[tested] for node, of_node in tests.items() if tested in of_node})))
+                for tested in sorted(set().union(*tests.values()))], self._analysis(replies)
 
     def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
         if self.earlier is None or not ended and (progress.round or not self.federation.evaluation.drift_users):
@@ -469,10 +469,10 @@ class ServerClients(CrossDevice):
                 continue
             ids, values = parts[min(parts)][f"{kind}/ids"], parts[min(parts)][f"{kind}/values"]
             if kind in PER_USER_ANALYSIS:
-                ids = torch.cat([self._population.names[node][tables[f"{kind}/ids"]]
-                                 for node, tables in parts.items()])
-                order = ids.argsort()
-                ids, values = ids[order], torch.cat([tables[f"{kind}/values"] for tables in parts.values()])[order]
+                ids, of_users = self._population.rows("value", {
+                    node: {"users": tables[f"{kind}/ids"], "value/": tables[f"{kind}/values"]}
+                    for node, tables in parts.items()})
+                values = of_users[""]
             found.append((self.step.index, kind, ids, values))
         return found
 

@@ -26,7 +26,7 @@ from ..training.silo_modules import Domain
 from .cross_silo import CrossSilo
 from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress, Update
-from .remote import Node, Server, named, rows_of_tests, tables_of
+from .remote import Node, Server, named, rows_of_tests, tables_of, tests_in
 
 
 def prepares_together(f: Federation) -> bool:
@@ -205,10 +205,7 @@ class ServerSilos(CrossSilo):
         return float(value)
 
     def test(self, unit: int, best: Best) -> tuple[list, list]:
-        found: dict[int, Tables] = {}
         said = self._population.collect_from(self._node_of[self.units[unit].number], "test")
-        for name, values in tables_of("test", said).items():
-            tested, _, metric = name.partition("/")
-            found.setdefault(int(tested), {})[metric] = values
         self._population.everybody({})
-        return [(unit, tested, UserScores(columns.pop("users"), columns)) for tested, columns in found.items()], []
+        return [(unit, tested, UserScores(columns["users"], tables_of("score", columns)))
+                for tested, columns in tests_in(said).items()], []

@@ -281,6 +281,6 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables, sends: bool) -> 
     method, backbone = config.method.cls(config.method_settings), config.backbone.cls(config.backbone_settings)
     if method.trains != "clients" and method.first_step == 0:
         return {"uploaded": [], "kept_at_client": []}
-    shared = [*method.sums(backbone, model.n_items)] or [*model.public, *model.dense]
+    shared = [*method.sums(backbone, model.n_items)] or [*model.sent]
     return {"uploaded": [*shared, *method_uploads(config)] if sends else [],
             "kept_at_client": [*model.private, *state]}

@@ -75,7 +75,7 @@ class SequentialModule(DomainModule):
         self.backbone, self.client_context, self.rows = backbone, start.client_context, tuple(start.public)
         # What the backbone makes of the items' rows before an epoch (see ``SequentialBackbone.derive``).
         self.derived: Tables = {}
-        for name, value in (start.public | start.dense).items():
+        for name, value in start.sent.items():
             self._parameters[name] = nn.Parameter(value.detach().clone())  # names may have dots
 
     def get(self, name: str) -> nn.Parameter:
