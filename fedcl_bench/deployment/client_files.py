@@ -176,7 +176,10 @@ def read_client(path: Path, published: Published) -> ClientData:
     user, block or split that the federation does not have."""
     frame = read_table(path)
     sessions = published.stream.stream == "sessions"
-    user = _numbers(path, frame["user"], published.users, "user", "take part in the federation")
+    user = pd.Index(published.users).get_indexer(frame["user"])
+    if (user < 0).any():
+        raise UserError(f"{path}: user '{frame['user'][user < 0].iloc[0]}' does not take part in the federation; its "
+                        f"users are in the server's {FEDERATION}.")
     item = pd.Index(published.items).get_indexer(frame["item"])
     names, user = np.unique(user, return_inverse=True)
     frame = frame.assign(user=user, item=item)[item >= 0]
@@ -229,14 +232,6 @@ def read_table(path: Path) -> pd.DataFrame:
             raise UserError(f"{path}, row {row + 1} below the header: column timestamp is "
                             f"'{frame['timestamp'][row]}', accepted: a number, in the unit of the federation's data.")
     return frame
-
-
-def _numbers(path: Path, column: pd.Series, known: list[str], kind: str, what: str) -> np.ndarray:
-    numbers = pd.Index(known).get_indexer(column)
-    if (numbers < 0).any():
-        raise UserError(f"{path}: {kind} '{column[numbers < 0].iloc[0]}' does not {what}; its users are in the "
-                        f"server's {FEDERATION}.")
-    return numbers
 
 
 def _require_arrived(path: Path, frame: pd.DataFrame, published: Published) -> None:

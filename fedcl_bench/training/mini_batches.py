@@ -46,13 +46,13 @@ class Epoch:
                  trained: tuple[str, ...], point: Point, draw: DrawKey):
         self.backbone, self.settings, self.domains, self.draw = backbone, settings, domains, draw
         self.sequential = isinstance(domains[0].module, SequentialModule)
-        self.parameters, rates = self._trained(trained), self._rates()
+        self.parameters = self._trained(trained)
         self._zeroed: list[Tensor] = []  # of pooled domains rows without a gradient move on by their moments
         if len(domains) > 1:
             self._zeroed = self._whole_tables() if self.sequential else list(self.parameters.values())
         for value in self._zeroed if not self.sequential else ():
             value.grad = torch.zeros_like(value)
-        self.optimiser = self._optimiser(rates)
+        self.optimiser = self._optimiser()
         self._batches, self.seconds, self.loss = point.batches, point.seconds, 0.0
         self._total = torch.tensor(point.loss, dtype=torch.float64)
         for name, value in self.parameters.items():
@@ -91,13 +91,10 @@ class Epoch:
             tables.append(whole)
         return tables
 
-    def _rates(self) -> dict[str, float]:
-        """The learning rate of each parameter."""
-        rates = self.backbone.learning_rates(sum(domain.step.n_items for domain in self.domains), self.draw.round)
-        return {domain.prefix + name: rates[name if self.sequential else "all"] for domain in self.domains
-                for name, _ in domain.module.named_parameters()}
-
-    def _optimiser(self, rates: dict[str, float]) -> torch.optim.Optimizer:
+    def _optimiser(self) -> torch.optim.Optimizer:
+        of_backbone = self.backbone.learning_rates(sum(domain.step.n_items for domain in self.domains), self.draw.round)
+        rates = {domain.prefix + name: of_backbone[name if self.sequential else "all"] for domain in self.domains
+                 for name, _ in domain.module.named_parameters()}
         s, lr_factor = self.settings, 1.0
         if s.lr_step:
             lr_factor = s.lr_decay ** (self.draw.round // s.lr_step)
