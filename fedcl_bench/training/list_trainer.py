@@ -140,7 +140,6 @@ class BatchView(TrainerView, views.LocalBatch):
             scores.scatter_(1, trainer.slots.items[clients], rows.gather(1, slots))
         return scores
 
-
     def ranks(self, clients: Tensor, items: Tensor) -> Tensor:
         at_once = max(1, SIZES.ranked_scores // self._trainer.n_items)
         return torch.cat([ranks_of(self.all_scores(part), listed)
