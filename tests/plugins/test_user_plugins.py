@@ -16,6 +16,7 @@ def mine():
     return discover([FOLDER])
 
 
+@pytest.mark.long  # what `new-plugin` writes has the same hooks, and quick tests check it: tests/cli/test_new_plugin.py
 @pytest.mark.parametrize("kind, name, partner", [
     ("method", "ewc", "fedmf"), ("method", "norm-weighted", "fedmf"), ("backbone", "two-tower", "ft")])
 def test_it_passes_check(mine, kind, name, partner):
