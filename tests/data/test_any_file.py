@@ -388,10 +388,13 @@ def test_tables_without_header_name_columns_by_number():
     assert lines[1:] == ["u2\ti2\t8"] and "with a header" in done.notes[0]
     done, lines = imported("u1 i1 2020-01-01\nu2 i2 2020-01-02\n", Columns("1", "2", "3"), force=True)
     assert lines[1:] == ["u1\ti1\t1577836800", "u2\ti2\t1577923200"] and "by spaces, without" in done.notes[0]
-    done, lines = imported("2,1,3\n5,6,7\n", Columns("1", "2", "3"), force=True)  # not columns of these names
-    assert lines[1:] == ["2\t1\t3", "5\t6\t7"] and "without header" in done.notes[0]
+    for more in ("", ",4.5", ",good"):  # not columns of these names
+        done, lines = imported(f"2,1,3{more}\n5,6,7{more}\n", Columns("1", "2", "3"), force=True)
+        assert lines[1:] == ["2\t1\t3", "5\t6\t7"] and "without header" in done.notes[0]
     done, lines = imported("0,1,2,3\n5,6,7,8\n", Columns("1", "2", "3"), force=True)  # the header that pandas writes
     assert lines[1:] == ["6\t7\t8"] and "with a header" in done.notes[0]
+    done, lines = imported("11,12,13\n5,6,7\n", Columns("11", "12", "13"), force=True)
+    assert lines[1:] == ["5\t6\t7"] and "with a header" in done.notes[0]
 
 
 @pytest.mark.parametrize("piece", [40, 1 << 20])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
 _TYPE = re.compile(":(token|float)(_seq)?$")  # of a column of an atomic file
+_NUMBER = re.compile(r"-?[0-9.]+")
 _AT_ONCE = 1 << 14  # rows of a batch of JSON Lines
 
 
@@ -81,10 +82,10 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
     """How a table of text is written, given its first line."""
     rows = {separator: fields_of(first, separator) for separator in SEPARATORS}
     columns = list(wanted)
-    numbered = all(re.fullmatch("[1-9][0-9]*", column) for column in columns)
     for separator, names in rows.items():
-        if numbered and all(map(str.isdecimal, names)) and names != [str(i) for i in range(len(names))]:
-            continue  # a row such as 2,1,3, unless it is the header that pandas writes where there is none
+        numbers = [name for name in names if _NUMBER.fullmatch(name)]
+        if set(columns) <= set(_places(names)) and numbers != [str(i) for i in range(len(numbers))]:
+            continue  # a row such as 2,1,3, unless it is the header that pandas writes where columns have no names
         if set(columns) <= {*names, *map(_plain, names)}:
             layout = TableLayout(separator, tuple(names), True, separator != COLONS, encoding)
             return TableFile(path, TEXT, _column_names(path, wanted, names, ""), layout, encoding)
@@ -92,14 +93,13 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
     if len(rows[COLONS]) > 2 or len(rows[separator]) == 1 < len(rows[" "]):
         separator = COLONS if len(rows[COLONS]) > 2 else " "
     names = rows[separator]
-    if numbered:
-        numbers = tuple(str(i + 1) for i in range(len(names)))
-        if set(columns) <= set(numbers):
-            times = [column for column, option in wanted.items() if option == "--time"]
-            header = bool(times) and not re.search("[0-9]", names[int(times[0]) - 1])  # of a time
-            layout = TableLayout(separator, numbers, header, separator != COLONS, encoding)
-            return TableFile(path, TEXT, dict(zip(numbers, numbers)), layout, encoding)
-    headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
+    places = _places(names)
+    if set(columns) <= set(places):
+        times = [column for column, option in wanted.items() if option == "--time"]
+        header = bool(times) and not re.search("[0-9]", names[int(times[0]) - 1])  # of a time
+        layout = TableLayout(separator, places, header, separator != COLONS, encoding)
+        return TableFile(path, TEXT, dict(zip(places, places)), layout, encoding)
+    headless = any(map(_NUMBER.fullmatch, names))
     hint = "If that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
     return TableFile(path, TEXT, _column_names(path, wanted, names, f"separated by {SEPARATORS[separator]}", hint))
 
@@ -115,6 +115,10 @@ def _column_names(path: Path, wanted: Mapping[str, str], names: Sequence[str], h
             raise UserError(f"{path}: has no column '{column}'; its columns are {', '.join(names) or 'none'} ({how}).\n"
                             + (hint or f"Name the column that is meant with {option} COLUMN."))
     return {column: name for column in wanted for name in names if column in (name, _plain(name))}
+
+
+def _places(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(i + 1) for i in range(len(names)))
 
 
 def _plain(name: str) -> str:
