@@ -90,7 +90,9 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     double *losses = make(clients, sizeof *losses);
     for (int64_t c = 0; c < clients; c++) users[c] = clients - 1 - c;
     for (int asked = 0; asked < 2; asked++)
-        if (inner_round_float(table, vectors, below(2) ? constants : NULL, rates, shuffles,
+        if (inner_round_float(asked ? floats(updates * m * d) : table, asked ? updates : 1,
+                              below(2) ? floats(updates) : NULL, below(m + 1), below(2) ? vectors : NULL, NULL,
+                              below(clients + 1), floats(2), vectors, below(2) ? constants : NULL, rates, shuffles,
                               turns == 1 ? both : alternating, 7, m, d, k, epochs, size, turns, users, ascending, count,
                               keys, others, gap, clients, p, p, batches, updates, held_items, n_held,
                               asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past, moved,

@@ -321,10 +321,19 @@ static void NAME(room_end)(NAME(Room) *room) {
     free(room->numbers);
 }
 
+/* Before an update of rows, what is left of those before it: of items below known, a factor. */
+static __attribute__((noinline)) void NAME(keep)(REAL *steps, const int64_t *item, int64_t n, int64_t updates,
+                                                 int64_t done, int64_t known, REAL factor) {
+    for (int64_t s = 0; s < n; s++)
+        if (item[s] < known) for (int64_t p = 0; p < done; p++) steps[s * updates + p] *= factor;
+}
+
 /* Rounds of clients whose logits are inner products: see kernels.py. Clients draw from the streams of their names, and
-   may have fewer batches than others. samples and positives_of may be NULL: nobody asks. Returns 0, or -1 without
-   memory. */
-int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *constants, const REAL *rates,
+   may have fewer batches than others. samples and positives_of may be NULL: nobody asks. Rows are those of one table in
+   all batches, or of one in each. kept, near and near_constants may be NULL: nothing is kept near anything; pulls has
+   two weights. Returns 0, or -1 without memory. */
+int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, int64_t known, const REAL *near,
+                      const REAL *near_constants, int64_t n_near, const REAL *pulls, const REAL *vectors, const REAL *constants, const REAL *rates,
                       const uint64_t *shuffles, const uint8_t *turns, uint64_t draws, int64_t n_items, int64_t d,
                       int64_t each, int64_t epochs, int64_t size, int64_t n_turns, const int64_t *users,
                       const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
@@ -341,7 +350,7 @@ int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *consta
         for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
             draw(&room.draws, of_client(draws, names[next]), (uint64_t)others[next], gaps + next * n_gaps, n_gaps,
                  count[next] * each, room.negative);
-            held[next] = NAME(lay_out)(table, positives + next * width, count[next], width, room.negative,
+            held[next] = NAME(lay_out)(tables, positives + next * width, count[next], width, room.negative,
                                        count[next] * each, n, d, room.slot_of, items + next * n, SAMPLES_OF(next),
                                        POSITIVE_OF(next));
             FETCH(vectors + users[next] * d, d * sizeof(REAL));
@@ -362,6 +371,7 @@ int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *consta
             for (int64_t b = 0; b < own_batches; b++) {
                 const int64_t start = b * size, stop = start + size < number ? start + size : number;
                 const REAL share = 1 / (REAL)(stop - start), *rate = rates + 3 * (e * batches + b);
+                const REAL *table = tables + (n_tables > 1 ? e * batches + b : 0) * n_items * d;
                 for (int64_t t = 0; t < n_turns; t++) {
                     const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
                     if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
@@ -371,10 +381,16 @@ int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *consta
                         of_rows ? step + done : NULL, constants ? &slopes : NULL);
                     if (t == 0) epoch += batch_loss;
                     if (of_vectors) {
+                        if (near && users[c] < n_near)
+                            for (int64_t k = 0; k < d; k++) to[k] += pulls[0] * (vector[k] - near[users[c] * d + k]);
+                        if (near_constants && users[c] < n_near)
+                            slopes += pulls[1] * (constant - near_constants[users[c]]);
                         for (int64_t k = 0; k < d; k++) to[k] *= rate[0];
                         for (int64_t k = 0; k < d; k++) { vector[k] += to[k]; moved[k] += to[k]; }
                     }
                     if (of_vectors && constants) { constant += slopes * rate[1]; moved_constant += slopes * rate[1]; }
+                    if (of_rows && kept)
+                        NAME(keep)(step, items + c * n, held[c], updates, done, known, kept[e * batches + b]);
                     if (of_rows) NAME(scale)(step + done++, held[c], updates, rate[2]);
                 }
             }

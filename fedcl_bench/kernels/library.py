@@ -43,7 +43,8 @@ add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors
 !inner_batch table:real(M,d) items:i64?(C,S) S vectors:real(C,d) constants:real?(C,1) steps:real(C,S,K) past:real(C,K,d)
     K done moves order:i32(C,n) start end share:real(C,1) positive:bool stride C n d loss:real(C) to_vectors:real?(C,d)
     to_constants:real?(C,1)
-!inner_round table:real(M,d) vectors:real(U,d) constants:real?(U,1) rates:real(R) shuffles:i64(E) turns:u8(T) draws M d
+!inner_round tables:real(B,M,d) B kept:real?(A) known near:real?(N,d) near_constants:real?(N,1) N pulls:real(W)
+    vectors:real(U,d) constants:real?(U,1) rates:real(R) shuffles:i64(E) turns:u8(T) draws M d
     each E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G batches
     K items:i64(C,n) held:i64(C) sample:i64?(C,n) positive:bool?(C,n) steps:real(C,n,K) past:real(C,K,d)
     moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)

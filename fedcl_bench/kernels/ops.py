@@ -155,12 +155,24 @@ def inner_batch(rows: MovedRows, vectors: Tensor, constants: Tensor | None, samp
     return loss, *made
 
 
+class InnerPulls(NamedTuple):
+    """What parameters are kept near (``Method.pull``)."""
+
+    # Of rows of the first ``known`` items, what is left of a client's updates before that of each local batch
+    kept: Sequence[float] = ()
+    known: int = 0
+    # What vectors and constants of the first N users are kept near, (N, d) and (N, 1), and the weights of both; or None
+    vectors: Tensor | None = None
+    constants: Tensor | None = None
+    weights: tuple[float, float] = (0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class InnerTask:
     """What clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out to
     local batches, and train on each."""
 
-    table: Tensor  # item rows, (items, d)
+    tables: Tensor  # item rows, (1, items, d), or in each of a client's local batches, (batches, items, d)
     # Of all users, (users, d) and (users, 1) or None
     vectors: Tensor
     constants: Tensor | None
@@ -174,6 +186,7 @@ class InnerTask:
     # Factors of the gradients of vectors, constants and rows in each local batch, one batch after the other: of as many
     # as the client with most has, or more.
     rates: Sequence[float]
+    pulls: InnerPulls = InnerPulls()
 
     def updates(self, batches: int) -> int:
         """How many updates of rows so many local batches per epoch are."""
@@ -214,8 +227,8 @@ class InnerRound:
 def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
     """Train some clients. ``samples``: whether ``sample`` and ``positive`` are asked for."""
     users, positives, count, names, others, gaps, batches = clients
-    table, updates = task.table, task.updates(batches)
-    (number, width), (n_items, d) = positives.shape, table.shape
+    table, updates, pulls = task.tables, task.updates(batches), task.pulls
+    (number, width), (n_tables, n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
     result = InnerRound(
         positives.new_empty(number, n), positives.new_empty(number, n) if samples else None,
@@ -224,7 +237,10 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
         (table.new_empty(number, d), None if constants is None else table.new_empty(number, 1)),
         torch.empty(number, dtype=torch.float64))
     shuffles = torch.tensor([key - (key >> 63 << 64) for key in task.shuffles])  # the same bits, signed
-    call(_real("inner_round", table), table, task.vectors.flatten(1), constants, table.new_tensor(task.rates), shuffles,
+    kept, near = table.new_tensor(pulls.kept) if pulls.kept else None, (pulls.vectors, pulls.constants)
+    n_near = next((len(each) for each in near if each is not None), 0)
+    call(_real("inner_round", table), table, n_tables, kept, pulls.known, *near, n_near,
+         table.new_tensor(pulls.weights), task.vectors.flatten(1), constants, table.new_tensor(task.rates), shuffles,
          torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d, task.each, len(shuffles), task.size,
          len(task.turns), users, positives, count, names, others, gaps, number, width, gaps.shape[1], batches, updates,
          result.items, result.held, result.sample, result.positive, result.steps, result.vectors, *result.moved,

@@ -31,10 +31,11 @@ from .. import rng
 from ..kernels import ops
 from ..plugin import checks
 from ..plugin.history import History
-from ..plugin.method import Pull
+from ..plugin.method import Method, Pull
 from ..plugin.state import Snapshot
 from ..rng import DrawKey, Tables
-from .chunk_trainer import Slots, row_bases
+from ..core.tuning import SIZES
+from .chunk_trainer import Slots, pulls_of, row_bases
 from .list_trainer import BatchScoring, BatchView, ListTrainer
 from .sampling import Chunk
 from .strategies import FusedLayout, Training, fused_layout
@@ -221,7 +222,8 @@ class FactoredTrainer(ListTrainer):
             table[:known].lerp_(pull.to.to(table), share)
             self.outer = replace(outer, table=table)
             if known < self.n_items:
-                kept = torch.where(self.slots.items < known, kept, 1.0)[:, :, None].to(table)
+                known_slots = (self.slots.items < known)[:, :, None]
+                kept = table.new_ones(known_slots.shape).masked_fill_(known_slots, kept)
         outer.steps[:, :, :self.done] *= kept
 
     def added_to(self, name: str) -> Tensor:
@@ -287,19 +289,49 @@ class Plan(NamedTuple):
     task: ops.InnerTask
 
 
-def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> Plan:
-    """What a round trains. ``key``: of the round; ``batches``: local batches per epoch, of the client with most."""
+def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> Plan | None:
+    """What a round trains; None if it would take too much memory, or if somebody asks which rows that a pull moves a
+    client did not look up. ``key``: of the round; ``batches``: local batches per epoch, of the client with most."""
+    if training.method.penalises_rows and training.protection.clip > 0.0:
+        return None
     settings, epochs = training.settings, range(training.settings.local_epochs)
     layout = fused_layout(training.backbone, training.method, model, settings)
     usual = training.backbone.settings.lr
     rates = [training.rates(model, key.round, batch) for batch in range(batches * len(epochs))]
     constants = None if layout.constant is None else model.private[layout.constant].contiguous()
+    tables, pulls = _tables_and_pulls(training.method, model, layout, [rate.get(layout.item, usual) for rate in rates])
+    if tables is None:
+        return None
     return Plan(layout, ops.InnerTask(
-        model.public[layout.item].contiguous(), model.private[layout.vector].contiguous(), constants,
+        tables, model.private[layout.vector].contiguous(), constants,
         settings.negatives, rng.key(key.seed, "negatives", key.step, key.round),
         [rng.key(key.seed, "shuffle", key.step, key.round, epoch) for epoch in epochs], settings.batch_size,
         layout.turns,
-        [-rate.get(name, usual) for rate in rates for name in (layout.vector, layout.constant, layout.item)]))
+        [-rate.get(name, usual) for rate in rates for name in (layout.vector, layout.constant, layout.item)],
+        pulls))
+
+
+def _tables_and_pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence[float]
+                      ) -> tuple[Tensor | None, ops.InnerPulls]:
+    """The item table in each local batch, if a pull moves it, and what else the method's pulls do. ``rates``: the
+    table's learning rates. None: many tables."""
+    table, private = model.public[layout.item].contiguous(), pulls_of(method, model.private, private=True)
+    near = {name: pull.to.to(table).flatten(1).contiguous() for name, pull in private.items() if pull.to is not None}
+    names = layout.vector, layout.constant or ""
+    pulls = ops.InnerPulls(vectors=near.get(names[0]), constants=near.get(names[1]), weights=tuple(
+        private[name].weight if name in private else 0.0 for name in names))
+    if (pull := pulls_of(method, {layout.item: table}).get(layout.item)) is None:
+        return table[None], pulls
+    shares, known = [rate * pull.weight for rate in rates], len(table) if pull.to is None else len(pull.to)
+    pulls = pulls._replace(kept=[1.0 - share for share in shares], known=known)
+    if pull.to is None:
+        return table[None], pulls
+    if table.numel() * len(shares) > SIZES.pulled_tables or len({len(each) for each in near.values()}) > 1:
+        return None, pulls
+    tables = table.expand(len(shares), *table.shape).clone()
+    for before, after, share in zip(tables, tables[1:], shares):
+        torch.lerp(before[:known], pull.to.to(table), share, out=after[:known])
+    return tables, pulls
 
 
 class FusedTrainer:

@@ -182,7 +182,7 @@ class _Sorted:
 
     def _even_end(self, start: int, rows: "Rows") -> int:
         """Where a chunk whose round is one call has its even share of the samples."""
-        if not self.needs.fused or rows is not Rows.SAMPLES:
+        if not self.needs.fused or self.needs.even or rows is not Rows.SAMPLES:
             return len(self.sizes)
         before = int(self.samples[start - 1]) if start else 0
         return start + 1 + int(torch.searchsorted(self.samples[start:], before + self.even))

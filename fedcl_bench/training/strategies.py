@@ -144,7 +144,7 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
             or model.personalised or model.client_context or settings.tolerance > 0.0
             or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
             or any(value.dtype != table.dtype for value in model.private.values())
-            or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads", "sums", "pull",
+            or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads", "sums",
                                            "row_basis")))):
         return None
     vector, constant = backbone.factor_names

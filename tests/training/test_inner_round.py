@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import ROOT, build, grown, same_tables, threads, train_round
 
-from fedcl_bench import ITEM, SIZES, USER, LocalSettings, Snapshot
+from fedcl_bench import ITEM, SIZES, USER, LocalSettings, Pull, Snapshot
 from fedcl_bench.core import parallel
 from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.core.errors import PluginError
@@ -42,19 +42,33 @@ def start(backbone, step, dtype=torch.float32):
     return Snapshot(noisy(model.public), noisy(model.private))
 
 
-def both_ways(step, backbone, local, model, **options):
+class Pulled(Method):
+    """Keeps parameters of users and items but the last ones near half of their start, or rows near what was sent."""
+
+    name = "pulled"
+
+    def __init__(self, model, sent):
+        super().__init__(NoSettings())
+        self.model, self.sent = model, sent
+
+    def pull(self, name, private):
+        to = getattr(self.model, "private" if private else "public")[name] / 2
+        return Pull(1e-2 if private else 1e-4, None if self.sent and not private else to[:-20])
+
+
+def both_ways(step, backbone, local, model, method=FT, **options):
     """A round in one call per chunk, and local batch by local batch."""
-    chunks = make_chunks(step, torch.arange(step.n_users), local, 32,
-                         Needs(inner=True, samples_only=True, chunk_elements=1 << 15))
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(
+        inner=True, samples_only=True, even=method.penalises_rows, chunk_elements=1 << 15))
     assert all(chunk.inner and not chunk.dense for chunk in chunks)
     calls, results = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "inner_round", lambda *arguments, call=ops.inner_round:
                       calls.append(len(calls)) or call(*arguments))
-        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
+        results.append(train_round(chunks, model, backbone, method, local, 3, 1, 2, **options))
         assert len(calls) == len(chunks)
         patch.setattr(rounds, "plan_of", lambda *_: None)
-        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
+        results.append(train_round(chunks, model, backbone, method, local, 3, 1, 2, **options))
         assert len(calls) == len(chunks)
     return results
 
@@ -78,6 +92,10 @@ def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, lo
     model = start(backbone, step, dtype)
     found = same(both_ways(step, backbone, local, model))
     assert float((found.public[ITEM] - model.public[ITEM]).abs().max()) > 1e-3
+    for sent in (False, True):
+        pulled = same(both_ways(step, backbone, local, model, Pulled(model, sent)))
+        pairs = zip((found.public | found.private).values(), (pulled.public | pulled.private).values())
+        assert sent or all(not torch.equal(*pair) for pair in pairs)
 
 
 def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step, monkeypatch):
