@@ -15,6 +15,7 @@ import numpy as np
 
 from ...core.arrow import from_numbers, numbers
 from ...core.errors import UserError
+from ...core.text import quoted
 from . import times
 from .table_reader import TableLayout, first_lines, line_of, text_batches
 
@@ -266,8 +267,8 @@ def splits_of(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
     split = np.array([SPLITS.index(token) if token in SPLITS else -1 for token in tokens], np.int8)[codes]
     if (split < 0).any():
         row = int(np.argmax(split < 0))
-        raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {tokens[codes[row]]!r}, expected "
-                        f"train, valid or test.")
+        raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {quoted(str(tokens[codes[row]]))}, "
+                        f"expected train, valid or test.")
     return split
 
 
