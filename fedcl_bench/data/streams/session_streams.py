@@ -62,9 +62,12 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
         log = log.assign(split=np.maximum(_TEST - later, _TRAIN)[log["session"]].to_numpy())
         log = log[enough[log["session"]].to_numpy()]
         if log.empty:
+            lower = [f"--set {name_}=N ({low} or more)" for name_, low in (
+                ("min_sessions", 3), ("min_session_length", _SHORTEST)) if getattr(settings, name_) > low]
+            cure = f"go lower with {' and '.join(lower)}" if lower else "take another stream, as --set stream=static"
+            shorter = ", or --set session_gap=MINUTES for more sessions" * (settings.session_from == "gap")
             raise UserError(f"{name}: no user has {settings.min_sessions} sessions of at least "
-                            f"{settings.min_session_length} interactions; lower them with --set min_sessions=N "
-                            f"(3 or more) and --set min_session_length=N (2 or more).")
+                            f"{settings.min_session_length} interactions; {cure}{shorter}.")
         unfiltered = _counts(*(log[column].nunique() for column in ("user", "item", "session")), len(log))
     known, items = [_TRAIN], _first_seen(log, [_TRAIN], "item")
     if central:
