@@ -273,8 +273,8 @@ def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:
         key, sent, sums = trained_round(opened, progress, groups)
         if sums.held is None:  # it does not act yet
             return {}
-        model, _ = aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent)
-        return {**model.public, **model.dense}
+        model = aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent)
+        return model.sent
 
     if pair.method_cls.aggregate_updates is Method.aggregate_updates:
         return None
