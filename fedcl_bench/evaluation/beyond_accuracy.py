@@ -134,7 +134,7 @@ def _popular(counts: Tensor) -> Tensor:
 
 def _recall(step: Step, users: Tensor, lists: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
     """(users with such items to find, the share of those items that is in their lists)."""
-    row, item = step.test.select(users)
+    row, item = step.test.distinct().select(users)
     row, item = row[items[item]], item[items[item]]
     hit = (lists[row] == item[:, None]).any(1).double()
     wanted = torch.bincount(row, minlength=len(users))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from helpers import ITEM, output_of, refused
 from recbole.evaluator.metrics import AveragePopularity, ItemCoverage
 
+from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation import beyond_accuracy
 from fedcl_bench.evaluation.beyond_accuracy import analyse_lists, catalogue_of, summarise
 from fedcl_bench.evaluation.ranking import UserScores
@@ -68,6 +70,16 @@ def test_against_plain_loops(world, monkeypatch):
             if wanted:
                 assert recall[user] == pytest.approx(np.mean([item in items for item in wanted]))
     assert set(kinds["known"].values()) == {0.0, 1.0}  # the world has both
+    some = dict(zip(users.tolist(), lists[:, :1].tolist()))  # of each list, to find beside what is there, once or twice
+    found = []
+    for times in (1, 2):
+        tests = [test.tolist() * times + some.get(user, [])
+                 for user, test in enumerate(map(step.test.of, range(step.n_users)))]
+        starts = torch.tensor([0, *np.cumsum([len(test) for test in tests])])
+        other = replace(step, test=Ragged(starts, torch.tensor([item for test in tests for item in test])))
+        rows = by_kind(analyse_lists([*steps[:-1], other], catalogue_of(steps, model.item_vectors), users, lists))
+        found.append([rows[f"recall {name}-items"] for name in kinds_of_items])
+    assert found[0] == found[1] and 0.0 < min(max(recall.values()) for recall in found[0])
     steps, model, *_ = world
     whole = catalogue_of(steps, model.item_vectors).owners
     monkeypatch.setattr(beyond_accuracy, "_PAIRS", 2)
