@@ -299,9 +299,10 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
     usual = training.backbone.settings.lr
     rates = [training.rates(model, key.round, batch) for batch in range(batches * len(epochs))]
     constants = None if layout.constant is None else model.private[layout.constant].contiguous()
-    tables, pulls = _tables_and_pulls(training.method, model, layout, [rate.get(layout.item, usual) for rate in rates])
-    if tables is None:
+    pulled = _pulls(training.method, model, layout, [rate.get(layout.item, usual) for rate in rates])
+    if pulled is None:
         return None
+    tables, pulls = pulled
     return Plan(layout, ops.InnerTask(
         tables, model.private[layout.vector].contiguous(), constants,
         settings.negatives, rng.key(key.seed, "negatives", key.step, key.round),
@@ -311,27 +312,24 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
         pulls))
 
 
-def _tables_and_pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence[float]
-                      ) -> tuple[Tensor | None, ops.InnerPulls]:
-    """The item table in each local batch, if a pull moves it, and what else the method's pulls do. ``rates``: the
-    table's learning rates. None: many tables."""
-    table, private = model.public[layout.item].contiguous(), pulls_of(method, model.private, private=True)
-    near = {name: pull.to.to(table).flatten(1).contiguous() for name, pull in private.items() if pull.to is not None}
-    names = layout.vector, layout.constant or ""
-    pulls = ops.InnerPulls(vectors=near.get(names[0]), constants=near.get(names[1]), weights=tuple(
-        private[name].weight if name in private else 0.0 for name in names))
-    if (pull := pulls_of(method, {layout.item: table}).get(layout.item)) is None:
-        return table[None], pulls
-    shares, known = [rate * pull.weight for rate in rates], len(table) if pull.to is None else len(pull.to)
-    pulls = pulls._replace(kept=[1.0 - share for share in shares], known=known)
-    if pull.to is None:
-        return table[None], pulls
-    if table.numel() * len(shares) > SIZES.pulled_tables or len({len(each) for each in near.values()}) > 1:
-        return None, pulls
-    tables = table.expand(len(shares), *table.shape).clone()
+def _pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence[float]
+           ) -> tuple[Tensor, ops.InnerPulls] | None:
+    """The item table in each local batch, one for all unless a pull moves it, and the method's pulls; None where these
+    are too many tables, or of different users. ``rates``: learning rates of item rows in each local batch."""
+    table, names = model.public[layout.item].contiguous(), (layout.vector, layout.constant)
+    private = pulls_of(method, {name: model.private[name] for name in names if name is not None}, private=True)
+    near = [private[name].to.to(table).flatten(1).contiguous() if name in private else None for name in names]
+    weights = tuple(private[name].weight if name in private else 0.0 for name in names)
+    pull = pulls_of(method, {layout.item: table}).get(layout.item)
+    moves = pull is not None and pull.to is not None
+    if len({len(each) for each in near if each is not None}) > 1 or (
+            moves and table.numel() * len(rates) > SIZES.pulled_tables):
+        return None
+    shares = [] if pull is None else [rate * pull.weight for rate in rates]
+    known, tables = len(pull.to) if moves else len(table), table.expand(len(rates) if moves else 1, -1, -1).contiguous()
     for before, after, share in zip(tables, tables[1:], shares):
         torch.lerp(before[:known], pull.to.to(table), share, out=after[:known])
-    return tables, pulls
+    return tables, ops.InnerPulls([1.0 - share for share in shares], known, *near, weights)
 
 
 class FusedTrainer:
