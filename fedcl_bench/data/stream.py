@@ -164,7 +164,7 @@ class Sessions:
 
     def rows(self) -> "Ragged":
         """The numbers of each session's interactions."""
-        return Ragged(self.start, torch.arange(len(self.items)))
+        return Ragged(self.start, torch.arange(len(self.items), device=self.items.device))
 
     def part(self, numbers: "Ragged") -> "Sessions":
         """Some of the sessions, given each user's by their numbers."""
