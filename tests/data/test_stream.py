@@ -298,11 +298,12 @@ def test_a_bad_value_in_a_later_piece_has_its_line(tmp_path, rows, bad, field):
 
 def test_rows_are_in_the_order_of_their_users_and_places_are_counts_before():
     user = np.random.default_rng(0).integers(0, 50, 700).astype(np.int32)
-    for users in (user, user + np.int32(2 ** 31 - 51), user.astype(np.int64) + (1 << 40)):
+    wide = user.astype(np.int64)
+    for users in (user, user + np.int32(2 ** 31 - 51), wide + (1 << 40)):
         assert np.array_equal(by_user(users), np.argsort(users, kind="stable")) and by_user(users).dtype == np.int64
     assert not len(by_user(user[:0]))
     with pytest.raises(OverflowError, match="700 rows"):
-        by_user(user + (1 << 54))
+        by_user(wide + (1 << 54))
     user = np.random.default_rng(0).integers(0, 9, 200)
     assert places(user).tolist() == [int((user[:row] == u).sum()) for row, u in enumerate(user)]
     assert len(places(user[:0])) == 0
