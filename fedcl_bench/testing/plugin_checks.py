@@ -7,13 +7,12 @@ from typing import Any, Callable, Collection, Iterable
 
 from ..data.stream import Stream
 from ..core.errors import UserError, unknown
-from ..federation.loop import run
 from ..plugin.method import does_something
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Plugin, Registry
 from . import domain_checks, elsewhere, interference, metric_checks, properties
 from .report import Inapplicable, Report, Verdict, Violated
-from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
+from .trials import Pair, finished, is_of_domains, is_sequential, stable, where, with_plugin
 
 # Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
 # served tables, pairs, turns within a batch, representations.
@@ -184,9 +183,7 @@ def on_real_data(pair: Pair) -> str:
     names = (pair.method, pair.backbone) if pair.needs_features else ("ft", "fedmf")
     config = make_config(pair.registry, *names, "ml-100k", overrides=[("check", {"k_core": 70})])
     stream: Stream = load_stream(config.source, config.stream, config.features)
-    real = dataclasses.replace(pair, settings={**pair.settings, "topk": "10,20", "valid_metric": "ndcg@20"})
-    f = real.federation(stream)
-    for progress in run(f):
-        pass
-    values = ", ".join(f"{scores.mean('ndcg@20'):.3f}" for t, s, scores in progress.tests if t == s)
+    real, runs = dataclasses.replace(pair, settings={**pair.settings, "topk": "10,20", "valid_metric": "ndcg@20"}), []
+    stable(real, lambda pair: runs.append(finished(pair.federation(stream))))
+    values = ", ".join(f"{scores.mean('ndcg@20'):.3f}" for t, s, scores in runs[-1].tests if t == s)
     return f"{stream.steps[-1].n_users} users, {stream.steps[-1].n_items} items, N@20 {values}"

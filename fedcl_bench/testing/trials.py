@@ -160,19 +160,19 @@ class Pair:
         return Progress() if step < 0 else next(p for p in self.points if p.step == step + 1 and p.round == 0)
 
 
-def stable(pair: Pair) -> Pair:
-    """The pair at a tenth of its learning rates, as often as it takes not to diverge on so few items."""
+def stable(pair: Pair, run_of: Callable[[Pair], object] = lambda pair: pair.points) -> Pair:
+    """The pair at a tenth of its learning rates, as often as it takes for a run not to diverge on so few items."""
     for tenths in range(4):
         parts = pair.parts()
         try:
-            pair.points
+            run_of(pair)
             return pair
         except RunFailed:
             of_backbone = parts.backbone
             rates = {f.name: getattr(of_backbone, f.name) / 10.0 for f in dataclasses.fields(of_backbone)
                      if f.name == "lr" or f.name.startswith("lr_") and isinstance(getattr(of_backbone, f.name), float)}
             pair = replace(pair, settings={**pair.settings, **rates})
-    pair.points
+    run_of(pair)
     return pair
 
 
