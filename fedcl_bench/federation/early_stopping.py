@@ -66,7 +66,7 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
     extremes = (torch.stack(torch.aminmax(table)) for table in model.tables() if table.numel())  # nan if one is nan
     if not (math.isfinite(loss) and all(bool(torch.isfinite(ends.square()).all()) for ends in extremes)):
         raise RunFailed(f"training diverged in {f.stream.name_of(key.step)}, round {key.round + 1}: the loss "
-                        f"({loss:g}) or a parameter is not finite.\n{_remedies(f, n_items, key)}")
+                        f"({loss:g}) or the square of a parameter is not finite.\n{_remedies(f, n_items, key)}")
 
 
 def _remedies(f: Federation, n_items: int, key: DrawKey) -> str:

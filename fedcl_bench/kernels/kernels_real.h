@@ -333,9 +333,10 @@ static __attribute__((noinline)) void NAME(keep)(REAL *steps, const int64_t *ite
    all batches, or of one in each. kept, near and near_constants may be NULL: nothing is kept near anything; pulls has
    two weights. Returns 0, or -1 without memory. */
 int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, int64_t known, const REAL *near,
-                      const REAL *near_constants, int64_t n_near, const REAL *pulls, const REAL *vectors, const REAL *constants, const REAL *rates,
-                      const uint64_t *shuffles, const uint8_t *turns, uint64_t draws, int64_t n_items, int64_t d,
-                      int64_t each, int64_t epochs, int64_t size, int64_t n_turns, const int64_t *users,
+                      const REAL *near_constants, int64_t n_near, const REAL *pulls, const REAL *vectors,
+                      const REAL *constants, const REAL *rates, const uint64_t *shuffles, const uint8_t *turns,
+                      uint64_t draws, int64_t n_items, int64_t d, int64_t each, int64_t epochs, int64_t size,
+                      int64_t n_turns, const int64_t *users,
                       const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
                       const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
                       int64_t updates, int64_t *items, int64_t *held, int64_t *samples, uint8_t *positives_of,
