@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .plugin.backbone import ITEM, USER, Backbone, BackboneSettings
     from .plugin.history import History, HistoryBackbone
     from .plugin.local_settings import LocalSettings
-    from .plugin.method import Encoding, Method, Pull
+    from .plugin.method import Encoding, Method, Pull, SoftTargets
     from .plugin.metric import Catalogue, Metric, RankedLists
     from .plugin.sequential import (Dropout, Sequence, SequentialBackbone, SequentialSettings, SessionBackbone,
                                     SessionSettings, SessionVectors, Start, linear_start, norm_start, xavier, zeros)
@@ -59,7 +59,7 @@ _BY_MODULE = {
     "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
     "plugin.history": ("History", "HistoryBackbone"),
     "plugin.local_settings": ("LocalSettings",),
-    "plugin.method": ("Encoding", "Method", "Pull"),
+    "plugin.method": ("Encoding", "Method", "Pull", "SoftTargets"),
     "plugin.metric": ("Catalogue", "Metric", "RankedLists"),
     "plugin.sequential": ("Dropout", "linear_start", "norm_start", "Sequence", "SequentialBackbone",
                           "SequentialSettings", "SessionBackbone", "SessionSettings", "SessionVectors", "Start",
@@ -77,7 +77,8 @@ __all__ = ["Attack", "Backbone", "BackboneSettings", "Catalogue", "Chunk", "Clie
            "Incompatible", "ItemFeatureSettings", "Local", "LocalBatch", "LocalSessions", "LocalSettings", "Method",
            "Metric", "Model", "ModuleBackbone", "ModuleSettings", "Pull", "RankedLists", "Results", "RunFailed",
            "SIZES", "Seen", "Sequence", "SequentialBackbone", "SequentialSettings", "SessionBackbone",
-           "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL", "TextSettings",
+           "SessionSettings", "SessionVectors", "Snapshot", "SoftTargets", "Stage", "Start", "TEXT_MODEL",
+           "TextSettings",
            "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces", "inherited",
            "inner_product_table", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded",
            "pair_keys", "run", "score_users", "session_losses", "setting", "xavier", "zeros"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedcl_bench import (BackboneSettings, Method, Pull, SequentialBackbone, SessionBackbone, SessionVectors, setting,
-                         zeros)
+from fedcl_bench import (BackboneSettings, Method, Pull, SequentialBackbone, SessionBackbone, SessionVectors,
+                         SoftTargets, setting, zeros)
 from fedcl_bench.kernels.functional import weighted_bce
 from fedcl_bench.runs.registry import discover
 
@@ -314,11 +314,19 @@ class CountsMemories(_Remembers):
             -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
 
 
-class RehearsesCommon(_Rehearses, _Remembers):
-    """(a) a client rehearses the items that are most common in all memories."""
+class DistilsCommon(_Remembers):
+    """(a) a client distils the items that are most common in all memories."""
 
-    def replayed_items(self, users, draw):
-        return self.common(3).expand(len(users), 3)
+    def soft_targets(self):
+        if not self.client_state:
+            return None
+        users = len(next(iter(self.client_state.values())))
+        return SoftTargets(self.common(3).expand(users, 3), torch.ones(users, 3, dtype=torch.float64), 1.0)
+
+
+class DistilsWithoutAList(_Cheater):
+    def soft_targets(self):
+        return SoftTargets(torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 1), 1.0)
 
 
 class CountsFlags(_Cheater):

@@ -83,25 +83,37 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     const uint8_t both[] = {3}, alternating[] = {1, 2};
     uint64_t *shuffles = make(epochs, 8);
     for (int64_t e = 0; e < epochs; e++) shuffles[e] = (uint64_t)below(INT64_MAX);
-    float *rates = floats(3 * updates), *all_steps = floats(clients * n * updates);
+    const int64_t listed = below(6), listing = listed ? below(clients + 1) : 0, slots = n + listed;
+    const int64_t wide = listing && below(2) ? (m + 63) / 64 * 64 : 0;
+    int64_t *lists = INTEGERS(listing * listed), *replayed = INTEGERS(clients * listed);
+    uint8_t *chosen = make(listing * listed, 1);
+    uint64_t *draws = make(updates * turns, 8);
+    for (int64_t i = 0; i < listing * listed; i++) lists[i] = below(m), chosen[i] = (uint8_t)below(2);
+    for (int64_t i = 0; i < updates * turns; i++) draws[i] = (uint64_t)below(INT64_MAX);
+    float *rates = floats(3 * updates), *all_steps = floats(clients * slots * updates);
     float *all_past = floats(clients * updates * d), *moved = floats(clients * d), *moved_constants = floats(clients);
-    int64_t *held_items = INTEGERS(clients * n), *n_held = INTEGERS(clients), *samples = INTEGERS(clients * n);
-    uint8_t *positives_of = make(clients * n, 1);
+    int64_t *held_items = INTEGERS(clients * slots), *n_held = INTEGERS(clients), *samples = INTEGERS(clients * n);
+    uint8_t *positives_of = make(clients * slots, 1);
     double *losses = make(clients, sizeof *losses);
     for (int64_t c = 0; c < clients; c++) users[c] = clients - 1 - c;
     for (int asked = 0; asked < 2; asked++)
         if (inner_round_float(asked ? floats(updates * m * d) : table, asked ? updates : 1,
                               below(2) ? floats(updates) : NULL, below(m + 1), below(2) ? vectors : NULL, NULL,
-                              below(clients + 1), floats(2), vectors, below(2) ? constants : NULL, rates, shuffles,
+                              below(clients + 1), floats(2), lists, floats(listing * listed), floats(listing),
+                              below(2) ? chosen : NULL, listing, listed, below(2), 0.01, draws,
+                              wide ? floats(wide * d) : NULL, wide, vectors, below(2) ? constants : NULL, rates, shuffles,
                               turns == 1 ? both : alternating, 7, m, d, k, epochs, size, turns, users, ascending, count,
                               keys, others, gap, clients, p, p, batches, updates, held_items, n_held,
-                              asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past, moved,
+                              asked ? samples : NULL, asked ? replayed : NULL, asked ? positives_of : NULL, all_steps, all_past, moved,
                               moved_constants, losses))
             return "inner_round";
     for (int64_t i = 0; i < clients * n; i++)
-        if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])
-            return "slots of inner_round";
-    add_outer_float(table, held_items, n_held, all_steps, all_past, updates, clients, n, d);
+        if (samples[i] < 0 || samples[i] >= n_held[i / n]) return "samples of inner_round";
+    for (int64_t i = 0; i < clients * listed; i++)
+        if (replayed[i] < 0 || replayed[i] >= n_held[i / listed]) return "lists of inner_round";
+    for (int64_t i = 0; i < clients * slots; i++)
+        if (held_items[i] < 0 || held_items[i] >= m) return "slots of inner_round";
+    add_outer_float(table, held_items, n_held, all_steps, all_past, updates, clients, slots, d);
     mixed((uint64_t *)keys, clients);
     row_products_float(table, items, vectors, constants, clients, n, d, weights);
     const int64_t entries = 1 + below(9), nearest = 1 + below(entries);

@@ -258,7 +258,7 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch
     monkeypatch.setattr(ops, "inner_round", lambda *arguments, call=ops.inner_round:
                         calls.append(len(calls)) or call(*arguments))
     compare(registry, stream, backbone, method, LOCAL[local], layout="in place")
-    fused = method in ("ft", "rlp2", "reg", "reg-mean", "fedprox", "ifedrec") and backbone != "fedncf"
+    fused = method != "spp" and backbone != "fedncf"
     assert bool(calls) == fused
     if method == "ft":  # then local batch by local batch
         compare(registry, stream, backbone, method, LOCAL[local], layout="in place", weighted=True)

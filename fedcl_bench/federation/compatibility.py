@@ -93,7 +93,7 @@ def check_single_updates(backbone: Backbone, what: str, init: str) -> None:
 def check_ratings(backbone: str, method: type[Method]) -> None:
     """Raise UserError unless a method goes with a backbone, by its name, that predicts ratings."""
     def goes(cls: type[Method]) -> bool:
-        return cls.local_loss is Method.local_loss
+        return not cls.adds_scores()
 
     if not goes(method):
         raise Incompatible(f"method '{method.name}' adds a term of logits to the loss, and '{backbone}' predicts "

@@ -81,7 +81,7 @@ def _remedies(f: Federation, n_items: int, key: DrawKey) -> str:
     if raised := _numbers(backbone.settings, f.server, f.local, raised=True):
         result += f", or less of what is above its default: {_listed(raised)}"
     part = max(rates, key=rates.__getitem__, default="")
-    adds = acts and (f.method.overrides("local_loss") or f.method.penalises_rows)
+    adds = acts and (f.method.adds_scores() or f.method.penalises_rows)
     if adds and f.local.optimiser == "sgd" and rates[part] >= 10.0 * lr:
         result += (f".\nA step moves {part} by {rates[part]:g} times the gradient, so a penalty w/2 |x|^2 on it "
                    f"overshoots from w={2.0 / rates[part]:.2g} on")

@@ -177,7 +177,7 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
     backbone, settings, fused = training.backbone, training.settings, training.strategy is Strategy.FUSED
     needs = Needs(backbone.pairwise, training.holds_whole,
                   backbone.own_samples(settings) if positives is None else None,
-                  fused or training.strategy is Strategy.FACTORED, training.samples_only, fused,
+                  fused or training.strategy is Strategy.FACTORED, training.samples_only or fused, fused,
                   training.method.penalises_rows)
     return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 

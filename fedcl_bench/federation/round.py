@@ -68,7 +68,8 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
 def _is_short(chunks: Sequence[AnyChunk], training: Training) -> bool:
     """Whether threads would only wait for each other: a method's own loss on little data is many short operations,
     which Python calls one at a time."""
-    if not training.method.overrides("local_loss") or not all(isinstance(c, Chunk) and c.inner for c in chunks):
+    if (not training.method.adds_scores() or training.strategy is Strategy.FUSED
+            or not all(isinstance(c, Chunk) and c.inner for c in chunks)):
         return False
     return sum(chunk.positives.numel() for chunk in chunks) * (1 + training.settings.negatives) < SIZES.short_round
 
@@ -97,7 +98,9 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_clients``. ``watched``:
     whether somebody looks at their samples."""
     backbone, method, settings = training.backbone, training.method, training.settings
-    derived = _derived(training, model, key)
+    derived, soft = _derived(training, model, key), method.soft_targets()
+    if soft is not None:
+        checks.check_soft_targets(method, soft, model.n_users, model.n_items, key.round)
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
     fused = training.strategy is Strategy.FUSED and chunks

@@ -162,10 +162,19 @@ void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, con
     FOR_DIMENSION(NAME(add_outer_of)(table, items, held, steps, vectors, updates, clients, n_slots, DIMENSION))
 }
 
+/* What of a client's list takes part in a local batch. */
+typedef struct {
+    int64_t n;
+    int32_t *slot;
+    REAL *target;
+    REAL weight;
+} NAME(Replayed);
+
 /* One client's local batch of logits that are inner products; returns its loss.
 
    item: of each slot, or NULL: all, in order
    row: slots by local batch, of which this one has those from start to stop
+   soft: further slots, each once, with a target and a weight of its own
    steps, past, done: by what updates so far have moved rows: the slot's row by steps[slot * updates + p] * past[p]
    positive: whether a slot's item is a positive
    moved: room for 2 * done numbers
@@ -174,8 +183,9 @@ void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, con
    slopes: their sum, or NULL */
 static inline __attribute__((always_inline)) REAL NAME(batch_of)(
         const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
-        const REAL *vector, REAL constant, const REAL *steps, const REAL *past, int64_t updates, int64_t done,
-        REAL share, const uint8_t *positive, int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
+        const NAME(Replayed) *soft, const REAL *vector, REAL constant, const REAL *steps, const REAL *past,
+        int64_t updates, int64_t done, REAL share, const uint8_t *positive, int64_t d, REAL *moved, REAL *to,
+        REAL *by_slot, REAL *slopes) {
     REAL *back = moved + done;
     NAME(Vector) losses[NAME(VECTORS)] = {0};
     for (int64_t p = 0; p < done; p++) {
@@ -184,17 +194,20 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
     }
     if (to) memset(to, 0, d * sizeof *to);
     if (slopes) *slopes = 0;
-    for (int64_t k = start; k < stop; k += BLOCK) {
-        const int m = stop - k < BLOCK ? (int)(stop - k) : BLOCK, whole = (m + LANES - 1) / LANES * LANES;
+    for (int64_t k = start, m; k < stop + soft->n; k += m) {
+        const int64_t after = k - stop, left = after < 0 ? -after : soft->n - after;
+        const int32_t *slots = after < 0 ? row + k : soft->slot + after;
+        m = left < BLOCK ? left : BLOCK;
+        const int64_t whole = (m + LANES - 1) / LANES * LANES;
         const REAL *held[BLOCK] = {0}, *step[BLOCK];
         REAL score[BLOCK], target[BLOCK], weight[BLOCK], slope[BLOCK];
         for (int l = 0; l < m; l++) {
-            const int64_t slot = row[k + l], ahead = k + l + AHEAD;
-            if (item && ahead < stop) FETCH(table + item[row[ahead]] * d, d * sizeof(REAL));
+            const int64_t slot = slots[l], ahead = l + AHEAD;
+            if (item && ahead < left) FETCH(table + item[slots[ahead]] * d, d * sizeof(REAL));
             held[l] = table + (item ? item[slot] : slot) * d;
             step[l] = steps + slot * updates;
-            target[l] = positive[slot];
-            weight[l] = share;
+            target[l] = after < 0 ? positive[slot] : soft->target[after + l];
+            weight[l] = after < 0 ? share : soft->weight;
         }
         for (int l = m; l < whole; l++) {
             held[l] = held[0];
@@ -218,7 +231,7 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
             back[p] = sum;
         }
         if (slopes) for (int l = 0; l < m; l++) *slopes += slope[l];
-        if (by_slot) for (int l = 0; l < m; l++) by_slot[row[k + l] * updates] += slope[l];
+        if (by_slot) for (int l = 0; l < m; l++) by_slot[slots[l] * updates] += slope[l];
     }
     if (to) for (int64_t p = 0; p < done; p++) NAME(add)(to, back[p], past + p * d, d);
     return NAME(sum)(losses);
@@ -226,10 +239,11 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
 
 static __attribute__((noinline)) REAL NAME(batch)(
         const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
-        const REAL *vector, REAL constant, const REAL *steps, const REAL *past, int64_t updates, int64_t done,
-        REAL share, const uint8_t *positive, int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
-    FOR_DIMENSION(return NAME(batch_of)(table, item, row, start, stop, vector, constant, steps, past, updates, done, share,
-                                        positive, DIMENSION, moved, to, by_slot, slopes))
+        const NAME(Replayed) *soft, const REAL *vector, REAL constant, const REAL *steps, const REAL *past,
+        int64_t updates, int64_t done, REAL share, const uint8_t *positive, int64_t d, REAL *moved, REAL *to,
+        REAL *by_slot, REAL *slopes) {
+    FOR_DIMENSION(return NAME(batch_of)(table, item, row, start, stop, soft, vector, constant, steps, past, updates, done,
+                                        share, positive, DIMENSION, moved, to, by_slot, slopes))
 }
 
 /* Returns 0, or -1 without memory. */
@@ -239,12 +253,13 @@ int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, 
                       const uint8_t *positive, int64_t positive_stride, int64_t clients, int64_t n, int64_t d,
                       REAL *loss, REAL *to_vectors, REAL *to_constants) {
     REAL *moved = malloc((2 * done + 1) * sizeof *moved);
+    const NAME(Replayed) none = {0};
     for (int64_t c = 0; c < clients && moved; c++) {
         const int64_t *item = items ? items + c * n_slots : NULL;
         const int32_t *row = order + c * n;
         REAL *step = steps + c * n_slots * updates, *by_slot = moves ? step + done : NULL;
         if (by_slot) for (int64_t s = 0; s < n_slots; s++) by_slot[s * updates] = 0;
-        loss[c] = NAME(batch)(table, item, row, start, stop_of(row, start, end), vectors + c * d,
+        loss[c] = NAME(batch)(table, item, row, start, stop_of(row, start, end), &none, vectors + c * d,
                               constants ? constants[c] : 0, step, past + c * updates * d, updates, done, share[c],
                               positive + c * positive_stride, d, moved, to_vectors ? to_vectors + c * d : NULL, by_slot,
                               to_constants ? to_constants + c : NULL);
@@ -276,15 +291,18 @@ static __attribute__((noinline)) void NAME(scale)(REAL *values, int64_t n, int64
 
 /* A client's items as slots, and its samples in them; returns how many there are. */
 static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives, int64_t count, int64_t width,
-                                    const int64_t *negatives, int64_t drawn, int64_t n, int64_t d, int32_t *slot_of,
-                                    int64_t *item, int64_t *sample, uint8_t *positive) {
+                                    const int64_t *negatives, int64_t drawn, int64_t n, const int64_t *list,
+                                    int64_t listed, int64_t d, int32_t *slot_of, int64_t *item, int64_t *sample,
+                                    int64_t *replay, uint8_t *positive) {
     const int64_t known = NAME(slots_of)(positives, count, 0, slot_of, item, sample, table, d);
-    const int64_t held = NAME(slots_of)(negatives, drawn, known, slot_of, item, sample + width, table, d);
+    int64_t held = NAME(slots_of)(negatives, drawn, known, slot_of, item, sample + width, table, d);
+    if (list) held = NAME(slots_of)(list, listed, held, slot_of, item, replay, table, d);
+    else memset(replay, 0, listed * sizeof *replay);
     for (int64_t i = count; i < width; i++) sample[i] = 0;
     for (int64_t i = width + drawn; i < n; i++) sample[i] = 0;
     for (int64_t s = 0; s < held; s++) slot_of[item[s]] = -1;
-    for (int64_t s = held; s < n; s++) item[s] = item[0];
-    for (int64_t s = 0; s < n; s++) positive[s] = s < known;
+    for (int64_t s = held; s < n + listed; s++) item[s] = item[0];
+    for (int64_t s = 0; s < n + listed; s++) positive[s] = s < known;
     return held;
 }
 
@@ -292,33 +310,39 @@ static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives,
 typedef struct {
     Deal deal;
     Draws draws;
-    int64_t *negative, *sample;
-    int32_t *slot_of, *row;
+    int64_t *negative, *sample, *replay;
+    int32_t *slot_of, *row, *slot;
+    uint64_t *key;
     uint8_t *positive;
-    REAL *numbers;
+    REAL *numbers, *target, *score;
     int dealt, drawn;
 } NAME(Room);
 
 static int NAME(room_begin)(NAME(Room) *room, int64_t n_items, int64_t d, int64_t each, int64_t size, int64_t width,
-                            int64_t n_gaps, int64_t updates) {
+                            int64_t n_gaps, int64_t updates, int64_t listed, int64_t scored) {
     const int64_t n = width * (1 + each);
     room->negative = malloc((width * each + 1) * sizeof *room->negative);
     room->sample = malloc((2 * n + 1) * sizeof *room->sample);  /* of a client and of the one after it */
-    room->positive = malloc(2 * n + 1);
+    room->replay = malloc((2 * listed + 1) * sizeof *room->replay);
+    room->positive = malloc(2 * (n + listed) + 1);
+    room->slot = malloc((listed + 1) * sizeof *room->slot);
+    room->key = malloc((listed + 1) * sizeof *room->key);
+    room->target = malloc((listed + 1) * sizeof *room->target);
+    room->score = malloc((scored + 1) * sizeof *room->score);
     room->slot_of = malloc((n_items + 1) * sizeof *room->slot_of);
     room->row = malloc((n + 1) * sizeof *room->row);
     room->numbers = malloc((2 * updates + 2 * d + 1) * sizeof *room->numbers);
     room->dealt = deal_begin(&room->deal, n, size);
     room->drawn = draws_begin(&room->draws, n_gaps, width * each);
     if (room->slot_of) memset(room->slot_of, -1, n_items * sizeof *room->slot_of);
-    return room->negative && room->sample && room->positive && room->slot_of && room->row && room->numbers
-           && room->dealt && room->drawn;
+    return room->negative && room->sample && room->replay && room->positive && room->slot_of && room->row && room->slot
+           && room->key && room->target && room->score && room->numbers && room->dealt && room->drawn;
 }
 
 static void NAME(room_end)(NAME(Room) *room) {
     deal_end(&room->deal); draws_end(&room->draws);
-    free(room->negative); free(room->sample); free(room->positive); free(room->slot_of); free(room->row);
-    free(room->numbers);
+    free(room->negative); free(room->sample); free(room->replay); free(room->positive); free(room->slot_of);
+    free(room->row); free(room->slot); free(room->key); free(room->target); free(room->score); free(room->numbers);
 }
 
 /* Before an update of rows, what is left of those before it: of items below known, a factor. */
@@ -328,41 +352,112 @@ static __attribute__((noinline)) void NAME(keep)(REAL *steps, const int64_t *ite
         if (item[s] < known) for (int64_t p = 0; p < done; p++) steps[s * updates + p] *= factor;
 }
 
+/* Lists whose scores the first users train to probabilities; chosen may be NULL: all items take part. With columns, the
+   item table with a column per item (padded to a multiple of BLOCK), how many do is drawn: F3CRec's Eqs. 2 to 4. */
+typedef struct {
+    const int64_t *items;
+    const REAL *targets, *weights;
+    const uint8_t *chosen;
+    int64_t users, n, mean;
+    double eps;
+    const uint64_t *keys;  /* of each update, without the client */
+    const REAL *columns;
+    int64_t wide;
+} NAME(Lists);
+
+/* Scores of all items: inner products with the vector, and by what a client's updates have moved those that it holds. */
+static __attribute__((noinline)) void NAME(score_all)(const NAME(Lists) *lists, const REAL *vector, int64_t d,
+                                                      const int64_t *item, int64_t held, const REAL *steps,
+                                                      const REAL *past, int64_t updates, int64_t done, REAL *moved,
+                                                      REAL *score) {
+    enum { AT_ONCE = BLOCK / NAME(WIDE) };
+    for (int64_t i = 0; i < lists->wide; i += BLOCK) {
+        NAME(Vector) sum[AT_ONCE] = {0};
+        for (int64_t k = 0; k < d; k++)
+            UNROLL for (int v = 0; v < AT_ONCE; v++)
+                sum[v] += vector[k] * FROM(lists->columns + k * lists->wide + i + v * NAME(WIDE));
+        UNROLL for (int v = 0; v < AT_ONCE; v++) AT(score + i + v * NAME(WIDE)) = sum[v];
+    }
+    for (int64_t p = 0; p < done; p++) moved[p] = NAME(dot)(past + p * d, vector, d);
+    for (int64_t s = 0; s < held && done; s++)
+        for (int64_t p = 0; p < done; p++) score[item[s]] += steps[s * updates + p] * moved[p];
+}
+
+/* How many items of a list of n take part: floor(exp(-eps D) n), D = sum_k |rank of the k-th - k|. */
+static __attribute__((noinline)) int64_t NAME(replay_size)(const int64_t *list, int64_t n, double eps, const REAL *score,
+                                                           int64_t n_items) {
+    int64_t shift = 0;
+    for (int64_t k = 0; k < n; k++) {
+        const REAL mine = score[list[k]];
+        int32_t higher = 0;
+        for (int64_t i = 0; i < n_items; i++) higher += score[i] > mine;
+        shift += higher < k ? k - higher : higher - k;
+    }
+    return (int64_t)floor(exp(-eps * (double)shift) * (double)n);
+}
+
+/* What of a known user's list takes part in an update: of those chosen, the first `most` by random keys. */
+static void NAME(replay)(const NAME(Lists) *lists, int64_t user, const int64_t *slots, uint64_t stream, int64_t most,
+                         uint64_t *key, NAME(Replayed) *result) {
+    const int64_t n = lists->n;
+    const uint8_t *chosen = lists->chosen ? lists->chosen + user * n : NULL;
+    if (most < n) for (int64_t k = 0; k < n; k++) key[k] = mix(stream + (uint64_t)(k + 1) * GAMMA) >> 1;
+    result->n = 0;
+    for (int64_t k = 0; k < n; k++) {
+        int64_t before = 0;
+        if (most < n) for (int64_t j = 0; j < n; j++) before += key[j] < key[k] || (key[j] == key[k] && j < k);
+        if (before >= most || (chosen && !chosen[k])) continue;
+        result->slot[result->n] = (int32_t)slots[k];
+        result->target[result->n++] = lists->targets[user * n + k];
+    }
+    result->weight = lists->weights[user] / (lists->mean && result->n ? (REAL)result->n : 1);
+}
+
 /* Rounds of clients whose logits are inner products: see kernels.py. Clients draw from the streams of their names, and
    may have fewer batches than others. samples and positives_of may be NULL: nobody asks. Rows are those of one table in
    all batches, or of one in each. kept, near and near_constants may be NULL: nothing is kept near anything; pulls has
-   two weights. Returns 0, or -1 without memory. */
+   two weights. Lists are those of NAME(Lists), of which there may be none; replayed, their slots, may be NULL. Returns
+   0, or -1 without memory. */
 int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, int64_t known, const REAL *near,
-                      const REAL *near_constants, int64_t n_near, const REAL *pulls, const REAL *vectors,
+                      const REAL *near_constants, int64_t n_near, const REAL *pulls, const int64_t *lists,
+                      const REAL *targets, const REAL *weights, const uint8_t *chosen, int64_t listing, int64_t listed,
+                      int64_t mean, double eps, const uint64_t *keys, const REAL *columns, int64_t wide,
+                      const REAL *vectors,
                       const REAL *constants, const REAL *rates, const uint64_t *shuffles, const uint8_t *turns,
                       uint64_t draws, int64_t n_items, int64_t d, int64_t each, int64_t epochs, int64_t size,
                       int64_t n_turns, const int64_t *users,
                       const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
                       const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
-                      int64_t updates, int64_t *items, int64_t *held, int64_t *samples, uint8_t *positives_of,
-                      REAL *steps, REAL *past, REAL *moved_vectors, REAL *moved_constants, double *loss) {
+                      int64_t updates, int64_t *items, int64_t *held, int64_t *samples, int64_t *replayed,
+                      uint8_t *positives_of, REAL *steps, REAL *past, REAL *moved_vectors, REAL *moved_constants,
+                      double *loss) {
     NAME(Room) room;
-    const int ready = NAME(room_begin)(&room, n_items, d, each, size, width, n_gaps, updates);
-    const int64_t n = width * (1 + each);
+    const int ready = NAME(room_begin)(&room, n_items, d, each, size, width, n_gaps, updates, listed, wide);
+    const int64_t n = width * (1 + each), slots = n + listed;
+    const NAME(Lists) list = {lists, targets, weights, chosen, listing, listed, mean, eps, keys, columns, wide};
+    NAME(Replayed) soft = {0, room.slot, room.target, 0};
     REAL *vector = room.numbers + 2 * updates, *to = vector + d;
 #define SAMPLES_OF(c) (samples ? samples + (c) * n : room.sample + (c) % 2 * n)
-#define POSITIVE_OF(c) (positives_of ? positives_of + (c) * n : room.positive + (c) % 2 * n)
+#define REPLAYED_OF(c) (replayed ? replayed + (c) * listed : room.replay + (c) % 2 * listed)
+#define POSITIVE_OF(c) (positives_of ? positives_of + (c) * slots : room.positive + (c) % 2 * slots)
     for (int64_t c = 0; c < clients && ready; c++) {
         for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
             draw(&room.draws, of_client(draws, names[next]), (uint64_t)others[next], gaps + next * n_gaps, n_gaps,
                  count[next] * each, room.negative);
             held[next] = NAME(lay_out)(tables, positives + next * width, count[next], width, room.negative,
-                                       count[next] * each, n, d, room.slot_of, items + next * n, SAMPLES_OF(next),
-                                       POSITIVE_OF(next));
+                                       count[next] * each, n, users[next] < listing ? lists + users[next] * listed
+                                       : NULL, listed, d, room.slot_of, items + next * slots, SAMPLES_OF(next),
+                                       REPLAYED_OF(next), POSITIVE_OF(next));
             FETCH(vectors + users[next] * d, d * sizeof(REAL));
         }
         const int64_t number = count[c] * (1 + each), own_batches = (number + size - 1) / size;
-        REAL *step = steps + c * n * updates, *before = past + c * updates * d;
+        const int64_t *item = items + c * slots;
+        REAL *step = steps + c * slots * updates, *before = past + c * updates * d;
         REAL *moved = moved_vectors + c * d, moved_constant = 0, slopes;
         REAL constant = constants ? constants[users[c]] : 0;
         double total = 0;
         int64_t done = 0;
-        memset(step, 0, n * updates * sizeof *step);
+        memset(step, 0, slots * updates * sizeof *step);
         memset(moved, 0, d * sizeof *moved);
         memcpy(vector, vectors + users[c] * d, d * sizeof *vector);
         for (int64_t e = 0; e < epochs; e++) {
@@ -375,9 +470,21 @@ int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, in
                 const REAL *table = tables + (n_tables > 1 ? e * batches + b : 0) * n_items * d;
                 for (int64_t t = 0; t < n_turns; t++) {
                     const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
+                    soft.n = 0;
+                    if (users[c] < listing) {
+                        const int64_t update = (e * batches + b) * n_turns + t;
+                        int64_t most = listed;
+                        if (columns) {
+                            NAME(score_all)(&list, vector, d, item, held[c], step, before, updates, done, room.numbers,
+                                            room.score);
+                            most = NAME(replay_size)(lists + users[c] * listed, listed, eps, room.score, n_items);
+                        }
+                        NAME(replay)(&list, users[c], REPLAYED_OF(c), of_client(keys[update], names[c]), most, room.key,
+                                     &soft);
+                    }
                     if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
                     const REAL batch_loss = NAME(batch)(
-                        table, items + c * n, room.row, start, stop, vector, constant, step, before,
+                        table, item, room.row, start, stop, &soft, vector, constant, step, before,
                         updates, done, share, POSITIVE_OF(c), d, room.numbers, of_vectors ? to : NULL,
                         of_rows ? step + done : NULL, constants ? &slopes : NULL);
                     if (t == 0) epoch += batch_loss;
@@ -391,7 +498,7 @@ int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, in
                     }
                     if (of_vectors && constants) { constant += slopes * rate[1]; moved_constant += slopes * rate[1]; }
                     if (of_rows && kept)
-                        NAME(keep)(step, items + c * n, held[c], updates, done, known, kept[e * batches + b]);
+                        NAME(keep)(step, item, held[c], updates, done, known, kept[e * batches + b]);
                     if (of_rows) NAME(scale)(step + done++, held[c], updates, rate[2]);
                 }
             }
@@ -402,6 +509,7 @@ int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, in
         loss[c] = total / (double)(own_batches * epochs > 1 ? own_batches * epochs : 1);
     }
 #undef SAMPLES_OF
+#undef REPLAYED_OF
 #undef POSITIVE_OF
     NAME(room_end)(&room);
     return ready ? 0 : -1;

@@ -167,6 +167,22 @@ class InnerPulls(NamedTuple):
     weights: tuple[float, float] = (0.0, 0.0)
 
 
+class InnerLists(NamedTuple):
+    """Lists whose scores the first n users train to probabilities (``Method.soft_targets``)."""
+
+    items: Tensor  # (n, N)
+    targets: Tensor  # (n, N)
+    weights: Tensor  # (n,)
+    chosen: Tensor | None  # which items take part, (n, N); None: all
+    mean: bool  # over those that do, or the sum
+    eps: float  # of the adaptive replay memory
+    keys: Sequence[int]  # by which that draws in each update, without the client
+    columns: Tensor | None  # item rows as columns, padded to a multiple of ``BLOCK``, (d, items); None: no draws
+
+
+BLOCK = 64  # of kernels.c
+
+
 @dataclass(frozen=True)
 class InnerTask:
     """What clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out to
@@ -187,6 +203,7 @@ class InnerTask:
     # as the client with most has, or more.
     rates: Sequence[float]
     pulls: InnerPulls = InnerPulls()
+    lists: InnerLists | None = None
 
     def updates(self, batches: int) -> int:
         """How many updates of rows so many local batches per epoch are."""
@@ -211,13 +228,14 @@ class InnerClients(NamedTuple):
 class InnerRound:
     """What ``inner_round`` has made of C clients."""
 
-    items: Tensor  # of ``chunk_trainer.Slots``, (C, n)
-    # Of ``Slots`` too, each (C, n); None: not asked for
+    items: Tensor  # of ``chunk_trainer.Slots``, (C, slots)
+    # Of ``Slots`` too, the second called ``replay`` there; None: not asked for
     sample: Tensor | None
+    replayed: Tensor | None
     positive: Tensor | None
     held: Tensor  # how many items each looks up, (C,)
-    # What updates added to the rows at the slots, as in ``factored.Outer``: a step, of shape (C, n, updates), times a
-    # vector, of shape (C, updates, d), each.
+    # What updates added to the rows at the slots, as in ``factored.Outer``: a step, of shape (C, slots, updates), times
+    # a vector, of shape (C, updates, d), each.
     steps: Tensor
     vectors: Tensor
     moved: tuple[Tensor, Tensor | None]  # what was added to the vectors (C, d) and constants (C, 1), if there are any
@@ -225,26 +243,33 @@ class InnerRound:
 
 
 def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
-    """Train some clients. ``samples``: whether ``sample`` and ``positive`` are asked for."""
+    """Train some clients. ``samples``: whether ``sample``, ``replayed`` and ``positive`` are asked for."""
     users, positives, count, names, others, gaps, batches = clients
     table, updates, pulls = task.tables, task.updates(batches), task.pulls
     (number, width), (n_tables, n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
+    lists = task.lists or InnerLists(None, None, None, None, False, 0.0, (), None)
+    listing, listed = (0, 0) if task.lists is None else lists.items.shape
+    slots = n + listed
     result = InnerRound(
-        positives.new_empty(number, n), positives.new_empty(number, n) if samples else None,
-        torch.empty(number, n, dtype=torch.bool) if samples else None, torch.empty_like(count),
-        table.new_empty(number, n, updates), table.new_empty(number, updates, d),
+        positives.new_empty(number, slots), positives.new_empty(number, n) if samples else None,
+        positives.new_empty(number, listed) if samples else None,
+        torch.empty(number, slots, dtype=torch.bool) if samples else None, torch.empty_like(count),
+        table.new_empty(number, slots, updates), table.new_empty(number, updates, d),
         (table.new_empty(number, d), None if constants is None else table.new_empty(number, 1)),
         torch.empty(number, dtype=torch.float64))
-    shuffles = torch.tensor([key - (key >> 63 << 64) for key in task.shuffles])  # the same bits, signed
+    shuffles, keys = (torch.tensor([key - (key >> 63 << 64) for key in unsigned], dtype=torch.int64)
+                      for unsigned in (task.shuffles, lists.keys))  # the same bits, signed
     kept, near = table.new_tensor(pulls.kept) if pulls.kept else None, (pulls.vectors, pulls.constants)
     n_near = next((len(each) for each in near if each is not None), 0)
     call(_real("inner_round", table), table, n_tables, kept, pulls.known, *near, n_near,
-         table.new_tensor(pulls.weights), task.vectors.flatten(1), constants, table.new_tensor(task.rates), shuffles,
+         table.new_tensor(pulls.weights), *lists[:4], listing, listed, int(lists.mean), lists.eps, keys, lists.columns,
+         0 if lists.columns is None else lists.columns.shape[1], task.vectors.flatten(1), constants,
+         table.new_tensor(task.rates), shuffles,
          torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d, task.each, len(shuffles), task.size,
          len(task.turns), users, positives, count, names, others, gaps, number, width, gaps.shape[1], batches, updates,
-         result.items, result.held, result.sample, result.positive, result.steps, result.vectors, *result.moved,
-         result.loss)
+         result.items, result.held, result.sample, result.replayed, result.positive, result.steps, result.vectors,
+         *result.moved, result.loss)
     return result
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .method import Pull
+from .method import Pull, SoftTargets
 from ..rng import Tables
 from ..core.errors import PluginError, RunFailed
 
@@ -47,6 +47,22 @@ def check_pull(method: Any, name: str, pull: Any, value: Tensor, private: bool) 
                            or to.shape[2:] != value.shape[2:]):
         raise PluginError(f"{_named(method, 'pull')} returned {_described(to)} as 'to' of '{name}',\n"
                           f"expected a floating tensor of {shapes}.")
+
+
+def check_soft_targets(method: Any, soft: Any, n_users: int, n_items: int, round_: int) -> None:
+    """Raise PluginError unless ``Method.soft_targets`` returned lists that the first users can be trained on."""
+    if not isinstance(soft, SoftTargets) or soft.reduction not in ("mean", "sum"):
+        raise PluginError(f"{_named(method, 'soft_targets')} returned {str(soft)[:80]},\nexpected None or SoftTargets, "
+                          f"whose reduction is mean or sum.")
+    shape = tuple(soft.items.shape) if isinstance(soft.items, Tensor) else ()
+    if len(shape) != 2 or shape[0] > n_users:
+        raise _wrong(method, "soft_targets", soft.items, f"items (n, N): lists of the first n of {n_users} users")
+    check_items(method, "soft_targets", soft.items, shape[0], n_items, round_)
+    check_tensor(method, "soft_targets", soft.targets, shape, "(n, N): a probability per item of the lists")
+    if soft.chosen is not None and (soft.chosen.shape != shape or soft.chosen.dtype != torch.bool):
+        raise _wrong(method, "soft_targets", soft.chosen, f"chosen, bool of shape {shape}")
+    if isinstance(soft.weights, Tensor):
+        check_tensor(method, "soft_targets", soft.weights, shape[:1], "(n,): a weight per user")
 
 
 def check_correction(method: Any, result: Any, parameters: Tables) -> None:
@@ -87,7 +103,7 @@ def check_items(plugin: Any, hook: str, items: Any, clients: int, n_items: int, 
     looked at in a step's first round only."""
     columns = items.shape[1] if isinstance(items, Tensor) and items.dim() == 2 else 0
     check_tensor(plugin, hook, items, (clients, columns), "(C, n): item ids of each client", whole=True)
-    looks = columns and (round_ == 0 or items.device.type == "cpu")
+    looks = items.numel() and (round_ == 0 or items.device.type == "cpu")
     if looks and not (0 <= int(items.min()) and int(items.max()) < n_items):
         raise PluginError(f"{_named(plugin, hook)} returned ids from {int(items.min())} to {int(items.max())},\n"
                           f"expected ids of the {n_items} items known, from 0.")

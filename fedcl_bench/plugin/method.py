@@ -58,6 +58,21 @@ class Pull:
     to: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class SoftTargets:
+    """Lists of items whose scores clients train to probabilities besides their samples: each client's loss gets
+    ``weights`` times the cross-entropy of its list's scores to ``targets``."""
+
+    items: Tensor  # a list of each of the first n users, int64 of shape (n, N); later users have none
+    targets: Tensor  # probabilities, (n, N)
+    weights: Tensor | float  # of each user, (n,), or of all
+    chosen: Tensor | None = None  # which items of the lists take part, bool of shape (n, N); None: all
+    reduction: str = "mean"  # over the items that take part, or ``sum``
+    # eps of F3CRec's adaptive replay memory, which draws anew in every local batch how many of a list's items, and
+    # which, take part (``toolbox/distillation.py``); None: all that are chosen do.
+    eps: float | None = None
+
+
 class Method:
     """Base class of methods; every hook does nothing.
 
@@ -242,6 +257,11 @@ class Method:
         """Added to each client's recommendation loss in every local batch: shape (C,), or None. ``batch``: what clients
         score, with a sequential backbone their ``LocalSessions``."""
 
+    def soft_targets(self) -> SoftTargets | None:
+        """What clients distil in every local batch of a round, on lists of items; asked before clients train. It does
+        what ``replayed_items`` and ``local_loss`` would with ``toolbox/distillation.py``, in less time: a row of each
+        user's, of which a client sees its own."""
+
     def gradient_correction(self, local: Local, items: Tensor) -> Tables:
         """Before clients train, of methods with ``sees_rows``: what is added to their gradients in each local batch of
         the round. Of backbones on lists of items. ``items``: the items whose rows they hold, int64 of shape (C, n); one
@@ -258,6 +278,11 @@ class Method:
         """What each client keeps a public or private parameter near in every local batch of a round; asked before
         clients train. It does what ``row_penalty`` and ``local_loss`` would with half a squared distance, in less time.
         The loss that is recorded is without it."""
+
+    @classmethod
+    def adds_scores(cls) -> bool:
+        """Whether a term of scores may be added to the loss."""
+        return cls.local_loss is not Method.local_loss or cls.soft_targets is not Method.soft_targets
 
     @property
     def penalises_rows(self) -> bool:
@@ -325,7 +350,7 @@ class Method:
 
 HOOKS = ("new_server_state", "begin_step", "new_private", "begin_round", "before_training", "begin_local", "represent",
          "end_local", "end_round", "answer_queries", "replayed_items", "replayed_sessions", "local_loss",
-         "gradient_correction", "row_penalty", "pull", "row_basis", "sums", "aggregate_sums", "receive",
+         "soft_targets", "gradient_correction", "row_penalty", "pull", "row_basis", "sums", "aggregate_sums", "receive",
          "aggregate_updates", "aggregate", "aggregate_dense", "new_item_rows", "rescore", "rescore_session", "end_step")
 
 

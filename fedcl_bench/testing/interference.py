@@ -34,8 +34,8 @@ from .worlds import with_item_features
 Heard = tuple[Tables, HeldUpdates | None, tuple[Tables, int] | None]
 # Hooks that run at clients, in their order.
 _CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "before_training", "begin_local", "replayed_items",
-                 "replayed_sessions", "represent", "local_loss", "gradient_correction", "row_penalty", "pull",
-                 "row_basis", "end_local", "receive", "rescore", "rescore_session", "end_step")
+                 "replayed_sessions", "represent", "local_loss", "soft_targets", "gradient_correction", "row_penalty",
+                 "pull", "row_basis", "end_local", "receive", "rescore", "rescore_session", "end_step")
 _OWN_ONLY = ("A client's hook may use its own rows only: index tables with the users it is given, and take no mean, "
              "sum, order or count over clients")
 

@@ -6,17 +6,22 @@ All state is per user and private. The teacher of block t is the best validation
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable
 
 import torch
 from torch import Tensor
 
+from .. import rng
 from ..plugin.backbone import Backbone
 from ..core.errors import UserError
 from ..kernels.functional import weighted_bce
-from ..plugin.method import Method
-from ..plugin.state import Snapshot, in_pieces, rows_of, score_users
+from ..plugin.method import Method, SoftTargets
+from ..plugin.state import Snapshot, in_pieces, score_users
 from ..kernels import ops
 from ..core.settings import setting
+
+if TYPE_CHECKING:
+    from ..plugin.views import LocalBatch
 
 
 @torch.no_grad()
@@ -67,6 +72,45 @@ def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
     return torch.empty_like(items).scatter_(1, order, higher + 1)
 
 
+def preference_shift(ranks: Tensor) -> Tensor:
+    """D = sum_k |r(i_k) - k| of each user's ordered list (F3CRec, Eq. 2). ``ranks``: 1-based ranks of the list's items
+    among all items under the current model, shape (C, N). Returns int64 of shape (C,)."""
+    position = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+    return (ranks - position).abs().sum(1)
+
+
+def replay_size(shift: Tensor, eps: float, n: int) -> Tensor:
+    """Number of replayed items floor(exp(-eps D) N) (F3CRec, Eqs. 3 and 4), int64 of shape (C,)."""
+    return torch.floor(torch.exp(-eps * shift.double()) * n).long()
+
+
+def replay_memory(batch: LocalBatch, known: Tensor, lists: Tensor, eps: float) -> Tensor:
+    """F3CRec's adaptive replay memory: a uniform sample of each list, as large as Eqs. 2 to 4 say. ``known``: positions
+    of clients in the batch, (K,); ``lists``: theirs, (K, N). Returns bool of shape (K, N)."""
+    n = lists.shape[1]
+    size = replay_size(preference_shift(batch.ranks(known, lists)), eps, n)
+    # The replayed items are uniform without replacement: those with the smallest of N random keys.
+    keys = batch.draw.clients("replay", batch.users[known])
+    order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(n, device=keys.device))).argsort(1)
+    chosen = torch.zeros_like(lists, dtype=torch.bool)
+    return chosen.scatter_(1, order, torch.arange(n, device=keys.device) < size[:, None])
+
+
+def soft_target_loss(soft: SoftTargets, batch: LocalBatch, scores: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """What soft targets add to the loss of C clients, (C,); None if none of them has a list. ``scores``: of the lists
+    of clients at some positions in the batch, given these."""
+    known = batch.known(len(soft.items))
+    if len(known) == 0:
+        return None
+    users = batch.users[known]
+    chosen = torch.ones_like(soft.items[users], dtype=torch.bool) if soft.chosen is None else soft.chosen[users]
+    if soft.eps is not None:
+        chosen &= replay_memory(batch, known, soft.items[users], soft.eps)
+    loss = distillation_loss(scores(known), soft.targets[users], chosen, soft.reduction)
+    weight = soft.weights[users] if isinstance(soft.weights, Tensor) else soft.weights
+    return torch.zeros(len(batch.users), dtype=loss.dtype, device=loss.device).index_copy(0, known, weight * loss)
+
+
 @dataclass(frozen=True)
 class TopNSettings:
     """Settings of a method that distils top-N lists."""
@@ -82,7 +126,6 @@ class TopNSettings:
 
 class TopNDistillation(Method):
     """Adds lambda_kd times the distillation loss on the previous model's top-N list, for users known before the block.
-    ``chosen`` says which items of the lists take part, here all of them, and ``weight`` how much, here ``lambda_kd``.
     """
 
     Settings = TopNSettings
@@ -94,34 +137,13 @@ class TopNDistillation(Method):
             raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
                             f"{step.n_items} in block 0.")
 
-    def replayed_items(self, users, draw):
-        if self.settings.lambda_kd == 0.0:
-            return None
-        return rows_of(self.client_state["lists"], users)
-
-    def chosen(self, batch, known: Tensor, lists: Tensor) -> Tensor:
-        """Which items of the lists are distilled in this local batch. ``known``: positions in the batch of the clients
-        known before the block, shape (K,); ``lists``: their lists, shape (K, N). Returns bool of shape (K, N)."""
-        return torch.ones_like(lists, dtype=torch.bool)
-
-    def weight(self, users: Tensor) -> Tensor | float:
-        """Of the distillation loss, of all clients or of each, (K,)."""
-        return self.settings.lambda_kd
-
-    def local_loss(self, batch):
+    def soft_targets(self):
         """lambda_kd L_KD, the second term of F3CRec's Eq. 6."""
-        if self.settings.lambda_kd == 0.0:
+        state = self.client_state
+        if self.settings.lambda_kd == 0.0 or "lists" not in state:
             return None
-        lists = self.client_state["lists"]
-        known = batch.known(len(lists))
-        if len(known) == 0:
-            return None
-        users = batch.users[known]
-        chosen = self.chosen(batch, known, lists[users])
-        loss = distillation_loss(batch.replay_scores(known), self.client_state["teacher"][users], chosen,
-                                 self.settings.kd_reduction)
-        return torch.zeros(len(batch.users), dtype=loss.dtype, device=loss.device).index_copy(
-            0, known, self.weight(users) * loss)
+        return SoftTargets(state["lists"], state["teacher"], self.settings.lambda_kd,
+                           reduction=self.settings.kd_reduction)
 
     def end_step(self, step, model, backbone, trained, draw):
         if self.settings.lambda_kd == 0.0:

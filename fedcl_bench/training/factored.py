@@ -158,15 +158,15 @@ class FactoredTrainer(ListTrainer):
             return super()._gradients(view, parameters, number)
         vectors, constants = self._factors(self.clients)
         term = None
-        if self.method.overrides("local_loss"):
+        if self.method.adds_scores():
             batch = BatchView(self, view, replace(self.draw, batch=number),
                               lambda: self._logits_of(vectors, constants),
                               lambda scores: self.backbone.loss(scores, self._labels, view.weights))
-            term = self.method.local_loss(batch)
+            term = self._plus_method(None, batch)
         self.idle_are_still = term is None and self.settings.tolerance == 0.0
         if term is not None:
             self.outer = replace(self.outer, few=False)
-            loss = self._plus(batch.loss, term, self.method, "local_loss")
+            loss = batch.loss + term
             return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
         needed = vectors.requires_grad, constants is not None and constants.requires_grad, self.name in parameters
         outer, members = self.outer, view.members
@@ -290,26 +290,45 @@ class Plan(NamedTuple):
 
 
 def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> Plan | None:
-    """What a round trains; None if it would take too much memory, or if somebody asks which rows that a pull moves a
-    client did not look up. ``key``: of the round; ``batches``: local batches per epoch, of the client with most."""
-    if training.method.penalises_rows and training.protection.clip > 0.0:
+    """What a round trains; None if it would take too much memory, if somebody asks which rows that a pull moves a
+    client did not look up, or if a replay memory ranks items that a pull moves. ``key``: of the round; ``batches``:
+    local batches per epoch, of the client with most."""
+    method, settings, epochs = training.method, training.settings, range(training.settings.local_epochs)
+    if method.penalises_rows and training.protection.clip > 0.0:
         return None
-    settings, epochs = training.settings, range(training.settings.local_epochs)
     layout = fused_layout(training.backbone, training.method, model, settings)
     usual = training.backbone.settings.lr
     rates = [training.rates(model, key.round, batch) for batch in range(batches * len(epochs))]
     constants = None if layout.constant is None else model.private[layout.constant].contiguous()
-    pulled = _pulls(training.method, model, layout, [rate.get(layout.item, usual) for rate in rates])
+    pulled = _pulls(method, model, layout, [rate.get(layout.item, usual) for rate in rates])
     if pulled is None:
         return None
     tables, pulls = pulled
+    lists = _lists(method, tables[0], [rng.key(key.seed, "replay", key.step, key.round, update)
+                                       for update in range(len(rates) * len(layout.turns))])
+    if lists is not None and lists.columns is not None and len(tables) > 1:
+        return None
     return Plan(layout, ops.InnerTask(
         tables, model.private[layout.vector].contiguous(), constants,
         settings.negatives, rng.key(key.seed, "negatives", key.step, key.round),
         [rng.key(key.seed, "shuffle", key.step, key.round, epoch) for epoch in epochs], settings.batch_size,
         layout.turns,
         [-rate.get(name, usual) for rate in rates for name in (layout.vector, layout.constant, layout.item)],
-        pulls))
+        pulls, lists))
+
+
+def _lists(method: Method, table: Tensor, keys: Sequence[int]) -> ops.InnerLists | None:
+    """What the method's clients distil. ``keys``: by which a replay memory draws in each update."""
+    soft = method.soft_targets()
+    if soft is None:
+        return None
+    weights, columns = soft.weights, None
+    if not isinstance(weights, Tensor):
+        weights = table.new_full((len(soft.items),), weights)
+    if soft.eps is not None:
+        columns = torch.nn.functional.pad(table.T, (0, -len(table) % ops.BLOCK)).contiguous()
+    return ops.InnerLists(soft.items.contiguous(), soft.targets.to(table).contiguous(), weights.to(table).contiguous(),
+                          soft.chosen, soft.reduction == "mean", soft.eps or 0.0, keys, columns)
 
 
 def _pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence[float]
@@ -359,7 +378,7 @@ class FusedTrainer:
         self.slots = Slots(done.items)
         if self.watched:
             first = torch.arange(done.items.shape[1]) < done.held[:, None]
-            self.slots = Slots(done.items, done.positive, done.sample, done.items[:, :0], first)
+            self.slots = Slots(done.items, done.positive, done.sample, done.replayed, first)
         for name, moved in zip((layout.vector, layout.constant), done.moved):
             if moved is not None:
                 self.moved[name] = moved.view(-1, *private[name].shape[1:])

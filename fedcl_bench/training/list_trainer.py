@@ -12,9 +12,9 @@ from torch import Tensor
 from .. import rng
 from ..plugin import checks, views
 from ..plugin.backbone import OwnBatch
-from ..toolbox.distillation import ranks_of
+from ..toolbox.distillation import ranks_of, soft_target_loss
 from ..rng import DrawKey, Tables
-from ..plugin.state import Snapshot, with_trailing_dims
+from ..plugin.state import Snapshot, rows_of, with_trailing_dims
 from ..core.errors import UserError
 from ..kernels import ops
 from .sampling import Chunk, draw_negatives
@@ -118,10 +118,17 @@ class BatchView(TrainerView, views.LocalBatch):
             return trainer.rows if self._view.slots is None else trainer.gather(self._view.slots)
 
     def replay_scores(self, clients: Tensor) -> Tensor:
+        return self._scores_at(self._trainer.slots.replay[:, :self._trainer.replayed], clients)
+
+    def listed_scores(self, clients: Tensor) -> Tensor:
+        """Logits of soft targets, as ``replay_scores``."""
+        return self._scores_at(self._trainer.slots.replay[:, self._trainer.replayed:], clients)
+
+    def _scores_at(self, slots: Tensor, clients: Tensor) -> Tensor:
         trainer = self._trainer
         if self._view.slots is None:
-            return self.scores.gather(1, trainer.slots.replay)[clients]
-        return trainer.backbone.score(trainer.clients, trainer.gather(trainer.slots.replay))[clients]
+            return self.scores.gather(1, slots)[clients]
+        return trainer.backbone.score(trainer.clients, trainer.gather(slots))[clients]
 
     @torch.no_grad()
     def all_scores(self, clients: Tensor) -> Tensor:
@@ -159,6 +166,11 @@ class ListTrainer(ChunkTrainer):
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
             checks.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items, draw.round)
+        self.replayed = 0 if replayed is None else replayed.shape[1]
+        self.soft = method.soft_targets()
+        if self.soft is not None:  # of users without a list, some item
+            listed = rows_of(self.soft.items, chunk.users)
+            replayed = listed if replayed is None else torch.cat([replayed, listed], 1)
         self.whole = self.all_rows or chunk.dense  # slots are all items, in order
         slots = self._layout(samples, width, replayed, model.n_items)
         if backbone.pairwise:  # a sample is a negative with its positive
@@ -299,8 +311,14 @@ class ListTrainer(ChunkTrainer):
                 return made
         loss = self._plus(None, loss, self.backbone, hook)
         own = self._plus(loss, own_term, self.backbone, "regulariser")
-        term = self.method.local_loss(BatchView(self, view, draw, scores, lambda scores: own))
-        return self._plus(own, term, self.method, "local_loss") + self._penalty() + self._distance()
+        own = self._plus_method(own, BatchView(self, view, draw, scores, lambda scores: own))
+        return own + self._penalty() + self._distance()
+
+    def _plus_method(self, loss: Tensor | None, batch: BatchView) -> Tensor | None:
+        """A loss and what the method adds to it on a local batch."""
+        loss = self._plus(loss, self.method.local_loss(batch), self.method, "local_loss")
+        soft = None if self.soft is None else soft_target_loss(self.soft, batch, batch.listed_scores)
+        return self._plus(loss, soft, self.method, "soft_targets")
 
     def _plus(self, loss: Tensor | None, term: Tensor | None, plugin: Any, hook: str) -> Tensor:
         """A loss and a term that a plugin's hook returned, if it did, (C,). Raises PluginError for another shape."""

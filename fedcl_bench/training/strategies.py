@@ -88,7 +88,7 @@ class Training:
     @property
     def samples_only(self) -> bool:
         """Whether nothing looks at logits of other items than a local batch's."""
-        return self.backbone.usual_loss and not self.method.overrides("local_loss")
+        return self.backbone.usual_loss and not self.method.adds_scores()
 
     @cached_property
     def by_hand(self) -> bool:
@@ -97,7 +97,7 @@ class Training:
         return (not self.frozen and self.backbone.overrides("sgd_step")
                 and _defines(self.backbone, "sgd_step",
                              over=("score", "loss", "regulariser", "learning_rates", "groups"))
-                and not any(map(self.method.overrides, ("local_loss", "new_private"))))
+                and not (self.method.adds_scores() or self.method.overrides("new_private")))
 
 
 def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
@@ -170,7 +170,7 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
     """Whether updates are multiples of gradients, no other term concerns all rows, and no hook of the method sees whole
     personal tables."""
     sees = backbone.new_personal(0, range(0)) and any(
-        map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
+        map(method.overrides, ("begin_local", "local_loss", "soft_targets", "replayed_items", "end_local")))
     return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
             and not sees and not method.penalises_rows and not method.overrides("sums")
             and not method.sees_rows
@@ -180,7 +180,8 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
 def _sees_training(method: Method) -> bool:
     """Whether a hook of the method sees clients' parameters, rows or scores while they train."""
     return method.sees_rows or method.penalises_rows or any(map(method.overrides, (
-        "begin_local", "local_loss", "replayed_items", "end_local", "row_basis", "sums", "new_private")))
+        "begin_local", "local_loss", "soft_targets", "replayed_items", "end_local", "row_basis", "sums",
+        "new_private")))
 
 
 def _defines(backbone: Backbone, hook: str, over: tuple[str, ...]) -> bool:

@@ -3,7 +3,7 @@ beside its new data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,11 +82,12 @@ class ADER(TopNDistillation):
         ratio = exemplars.sum(1).double() / step.train.lengths.clamp(min=1)
         self.client_state["adapted"] = (ratio * step.old_items / step.n_items).sqrt().to(model.item_vectors)
 
-    def chosen(self, batch, known, lists):
-        return self.client_state["filled"][batch.users[known]]
-
-    def weight(self, users):
-        return self.settings.lambda_kd * self.client_state["adapted"][users]
+    def soft_targets(self):
+        soft = super().soft_targets()
+        if soft is None or "adapted" not in self.client_state:
+            return None
+        filled, adapted = self.client_state["filled"], self.client_state["adapted"][:len(soft.items)]
+        return replace(soft, chosen=filled, weights=self.settings.lambda_kd * adapted)
 
     def end_step(self, step, model, backbone, trained, draw):
         if self.settings.lambda_kd == 0.0 or step.sessions:
@@ -180,9 +181,7 @@ class ADER(TopNDistillation):
         return scores.masked_fill(~local.kept["classes"][:, None], -1e30)
 
     def local_loss(self, batch):
-        if not isinstance(batch, LocalSessions):
-            return super().local_loss(batch)
-        if "teacher" not in batch.kept:
+        if "teacher" not in batch.kept:  # as always on lists of items
             return None
         logits, teacher = self._logits(batch, batch.replay()), batch.kept["teacher"]
         weights = batch.kept["filled"].to(logits)

@@ -1,7 +1,7 @@
 """F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server.
 
-Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/toolbox/distillation.py``; Eq. 7, the
-mean of the uploads, is the server's own.
+Equations are those of the paper. Eqs. 1 to 6 are computed in ``fedcl_bench/toolbox/distillation.py``; Eq. 7, the mean
+of the uploads, is the server's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import inherited, rng, setting
+from fedcl_bench import inherited, setting
 from fedcl_bench.toolbox.distillation import TopNDistillation, TopNSettings
 
 
@@ -30,18 +30,6 @@ class F3CRecSettings(TopNSettings):
     refresh_lists: str = inherited(TopNSettings, "refresh_lists", only_if="without!=cc")
 
 
-def preference_shift(ranks: Tensor) -> Tensor:
-    """D = sum_k |r(i_k) - k| of each user's ordered list (Eq. 2). ``ranks``: 1-based ranks of the list's items among
-    all items under the current model, shape (C, N). Returns int64 of shape (C,)."""
-    position = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
-    return (ranks - position).abs().sum(1)
-
-
-def replay_size(shift: Tensor, eps: float, n: int) -> Tensor:
-    """Number of replayed items floor(exp(-eps D) N) (Eqs. 3 and 4), int64 of shape (C,)."""
-    return torch.floor(torch.exp(-eps * shift.double()) * n).long()
-
-
 def temporal_weight(previous: Tensor, mean: Tensor, beta: float) -> Tensor:
     """gamma_i = beta / (1 + phi_i) with phi_i = ||previous_i - mean_i||^2 / sqrt(d) (Eqs. 8 and 9), shape (items,)."""
     moved = (previous - mean).flatten(1)
@@ -54,7 +42,7 @@ class F3CRec(TopNDistillation):
     """
 
     name = "f3crec"
-    numbers = 1
+    numbers = 2
     title = "adaptive replay memory at the client, item-wise temporal mean at the server"
     reference = "Lim et al., Federated Continual Recommendation, CIKM 2025, arXiv 2508.04792"
     Settings = F3CRecSettings
@@ -69,18 +57,10 @@ class F3CRec(TopNDistillation):
             settings = replace(settings, beta=0.0)
         super().__init__(settings)
 
-    def chosen(self, batch, known, lists):
-        """Adaptive replay memory: a uniform sample of the list, as large as Eqs. 2-4 say."""
-        if self.settings.without == "arm":
-            return super().chosen(batch, known, lists)
-        n = lists.shape[1]
-        shift = preference_shift(batch.ranks(known, lists))
-        size = replay_size(shift, self.settings.eps, n)
-        # The replayed items are uniform without replacement: those with the smallest of N random keys.
-        keys = batch.draw.clients("replay", batch.users[known])
-        order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(n, device=keys.device))).argsort(1)
-        chosen = torch.zeros_like(lists, dtype=torch.bool)
-        return chosen.scatter_(1, order, torch.arange(n, device=keys.device) < size[:, None])
+    def soft_targets(self):
+        """With an adaptive replay memory (Eqs. 2 to 4), unless the whole list is replayed."""
+        soft = super().soft_targets()
+        return soft if soft is None or self.settings.without == "arm" else replace(soft, eps=self.settings.eps)
 
     def aggregate(self, public):
         """Item-wise temporal mean Q_i <- (1 - gamma_i) Q'_i + gamma_i Q_i^{t-1} for old items (Eqs. 10 and 13)."""

@@ -10,6 +10,6 @@ class KD(TopNDistillation):
     mean. The server averages (Eq. 7)."""
 
     name = "kd"
-    numbers = 1
+    numbers = 2
     title = "distillation of the previous model's top-N items, uniformly for all users"
     reference = "baseline of F3CRec (Lim et al., CIKM 2025, section 5.1)"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import ROOT, build, grown, same_tables, threads, train_round
 
-from fedcl_bench import ITEM, SIZES, USER, LocalSettings, Pull, Snapshot
+from fedcl_bench import ITEM, SIZES, USER, LocalSettings, Pull, Snapshot, SoftTargets
 from fedcl_bench.core import parallel
 from fedcl_bench.data.streams.synth import SyntheticLog, step_of
 from fedcl_bench.core.errors import PluginError
@@ -56,6 +56,25 @@ class Pulled(Method):
         return Pull(1e-2 if private else 1e-4, None if self.sent and not private else to[:-20])
 
 
+class Distils(Method):
+    """Of all users but the last ten, whose lists differ in which items take part and what they count."""
+
+    name = "distils"
+
+    def __init__(self, step, dtype, **soft):
+        super().__init__(NoSettings())
+        generator = torch.Generator().manual_seed(2)
+        shape = step.n_users - 10, 12
+        items = torch.rand(shape[0], step.n_items, generator=generator).argsort(1)[:, :shape[1]]
+        self.soft = SoftTargets(items, torch.rand(shape, generator=generator).to(dtype), **soft)
+        if "chosen" in soft:
+            self.soft = replace(self.soft, chosen=torch.rand(shape, generator=generator) < soft["chosen"],
+                                weights=torch.rand(shape[0], generator=generator).to(dtype))
+
+    def soft_targets(self):
+        return self.soft
+
+
 def both_ways(step, backbone, local, model, method=FT, **options):
     """A round in one call per chunk, and local batch by local batch."""
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(
@@ -96,6 +115,33 @@ def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, lo
         pulled = same(both_ways(step, backbone, local, model, Pulled(model, sent)))
         pairs = zip((found.public | found.private).values(), (pulled.public | pulled.private).values())
         assert sent or all(not torch.equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
+@pytest.mark.parametrize("local", [{}, {"batch_size": 15, "local_epochs": 2}])
+@pytest.mark.parametrize("soft", [{"weights": 0.5}, {"weights": 0.5, "reduction": "sum"},
+                                  {"weights": 0.5, "chosen": 0.3}, {"weights": 0.5, "eps": 0.001},
+                                  {"weights": 0.5, "eps": 0.002, "reduction": "sum", "chosen": 0.7}], ids=str)
+def test_lists_are_distilled_in_one_call_as_batch_by_batch(registry, step, monkeypatch, backbone, local, soft):
+    monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
+    backbone, local = build(registry, "backbone", backbone, dim=5), LocalSettings(**local)
+    model, seen = start(backbone, step, torch.float64), []
+    method = Distils(step, torch.float64, **soft)
+    (found, loss, *_), (expected, same_loss, *_) = both_ways(step, backbone, local, model, method,
+                                                             observe=lambda trained: seen.append(trained.slots))
+    plain = train_round(make_chunks(step, torch.arange(step.n_users), local, 5, Needs(inner=True, samples_only=True)),
+                        model, backbone, FT, local, 3, 1, 2)[0]
+    assert loss == pytest.approx(same_loss, rel=1e-12)
+    for kind in ("public", "private"):
+        for name, table in getattr(found, kind).items():
+            torch.testing.assert_close(table, getattr(expected, kind)[name], rtol=1e-8, atol=1e-10)
+            changed = table != getattr(plain, kind)[name]
+            if kind == "private":  # whoever has no list trains as without the others
+                assert changed[:-10].any() and not changed[-10:].any()
+    half = len(seen) // 2
+    for one, other in zip(seen[:half], seen[half:]):
+        listed = [slots.items.gather(1, slots.replay) for slots in (one, other)]
+        assert listed[0].shape == listed[1].shape
 
 
 def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step, monkeypatch):

@@ -25,7 +25,8 @@ def model_of(backbone):
 
 @pytest.mark.parametrize("method, backbone, settings, strategy", [
     ("ft", "fedmf", {}, "FUSED"), ("ft", "pfedrec", {}, "FUSED"), ("rlp2", "fedmf", {}, "FUSED"),
-    ("f3crec", "fedmf", {}, "FACTORED"), ("ft", "fedncf", {}, "FACTORED"), ("kd", "pfedrec", {}, "FACTORED"),
+    ("f3crec", "fedmf", {}, "FUSED"), ("ft", "fedncf", {}, "FACTORED"), ("kd", "pfedrec", {}, "FUSED"),
+    ("f3crec", "fedncf", {}, "FACTORED"),
     ("ft", "fedmf", {"tolerance": 0.1}, "FACTORED"), ("ft", "fedmf", {"negative_draw": "distinct"}, "FACTORED"),
     ("reg", "fedmf", {}, "FUSED"), ("reg", "fedncf", {}, "FACTORED"), ("reg", "fedmf", {"tolerance": 0.1}, "ROWS"),
     ("colr", "fedmf", {}, "FACTORED"),
@@ -115,7 +116,7 @@ def test_a_user_sees_it(tmp_path, capsys):
                  "rounds=1", "--set", "blocks=2", "--set", "k_core=60"]) == 0
     out, err = capsys.readouterr()
     strategies = json.loads(out)["environment"]["strategies"]
-    assert len(strategies) == 2 and strategies[1] == "factored"
+    assert len(strategies) == 2 and strategies[1] == "fused"
     for block, name in enumerate(strategies):
         assert f"block {block}: clients are trained '{name}' ({meaning_of(name)})" in err
 
