@@ -79,15 +79,19 @@ class LazyDecayTrainer(ListTrainer):
             rest = begun[name].mul_(factor) if name not in self.personalised else torch.lerp(
                 self.personalised[name], begun[name], factor)
             self.moved[name] = rows - rest
-        self.kept = self.tables_now() if self.backbone.keeps_local_tables else {}
+        self.kept = {}
+        if self.backbone.keeps_local_tables:
+            tables = self.tables_now()
+            self.kept = {name: tables[name] for name in self.rows}
 
     def tables_now(self, clients: Tensor | None = None) -> Tables:
-        """Whole public tables as clients have them now, each (K, items, ...); ``clients``: positions, (K,); None: all.
-        """
+        """Whole public and personal tables as clients have them now, each (K, items, ...); ``clients``: positions, (K,);
+        None: all."""
         part = slice(None) if clients is None else clients
         items, result = self.slots.items[part], {}
-        for name, held in self.rows.items():
-            rows, table = held[part], self.model.public[name]
+        for name, held in {**self.rows, **self.own_rows}.items():
+            rows = held[part]
+            table = self.model.public[name] if name in self.rows else self.personal[name][self.users[part]]
             factor = self.decay[name][part].to(rows).view(-1, *[1] * (rows.dim() - 1))
             tables = table - (1.0 - factor) * self.away[name][part] if name in self.away else table * factor
             result[name] = tables.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)

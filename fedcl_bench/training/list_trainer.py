@@ -128,7 +128,8 @@ class BatchView(TrainerView, views.LocalBatch):
         trainer = self._trainer
         if self._view.slots is None:
             return self.scores.gather(1, slots)[clients]
-        return trainer.backbone.score(trainer.clients, trainer.gather(slots))[clients]
+        own = trainer.gather(slots, trainer.own_rows)
+        return trainer.backbone.score({**trainer.clients, **own}, trainer.gather(slots))[clients]
 
     @torch.no_grad()
     def all_scores(self, clients: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class BatchView(TrainerView, views.LocalBatch):
             return self.scores[clients].detach()
         parameters = {name: values[clients] for name, values in trainer.clients.items()}
         if (tables := trainer.tables_now(clients)) is not None:
-            return trainer.backbone.score(parameters, tables)
+            return trainer.backbone.score({**parameters, **{name: tables.pop(name) for name in trainer.personal}}, tables)
         scores = trainer.backbone.score_all(parameters, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
             rows = (self.scores[clients] if self._view.slots is None else
@@ -412,7 +413,7 @@ class ListTrainer(ChunkTrainer):
                 for name, value in result.items()}
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
-        """Whole public tables as clients have them now, where rows beyond those held move too (``lazy_decay.py``)."""
+        """Whole tables of items as clients have them now, where rows beyond those held move too (``lazy_decay.py``)."""
         return None
 
     def _pull(self, gradients: Tables, parameters: Tables) -> None:

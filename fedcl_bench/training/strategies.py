@@ -170,7 +170,7 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
     """Whether updates are multiples of gradients, no other term concerns all rows, and no hook of the method sees whole
     personal tables."""
     sees = backbone.new_personal(0, range(0)) and any(
-        map(method.overrides, ("begin_local", "local_loss", "soft_targets", "replayed_items", "end_local")))
+        map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
     return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
             and not sees and not method.penalises_rows and not method.overrides("sums")
             and not method.sees_rows

@@ -31,7 +31,8 @@ def model_of(backbone):
     ("reg", "fedmf", {}, "FUSED"), ("reg", "fedncf", {}, "FACTORED"), ("reg", "fedmf", {"tolerance": 0.1}, "ROWS"),
     ("colr", "fedmf", {}, "FACTORED"),
     ("ft", "fedmf", {"optimiser": "adam"}, "ROWS"), ("ft", "biasmf", {}, "ROWS"),
-    ("ft", "fedrap", {}, "LAZY_DECAY"), ("ft", "gpfedrec", {}, "LAZY_DECAY"), ("kd", "fedrap", {}, "WHOLE"),
+    ("ft", "fedrap", {}, "LAZY_DECAY"), ("ft", "gpfedrec", {}, "LAZY_DECAY"), ("f3crec", "fedrap", {}, "LAZY_DECAY"),
+    ("spp", "fedrap", {}, "WHOLE"),
     ("ft", "fedrap", {"optimiser": "adam"}, "WHOLE")])
 def test_the_strategy_of_a_pair(registry, monkeypatch, method, backbone, settings, strategy):
     monkeypatch.setattr(ops, "why_not", lambda: None)
