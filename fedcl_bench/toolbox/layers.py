@@ -48,6 +48,11 @@ def perceptron(seed: int, name: str, sizes: list[int]) -> Tables:
             for key, value in linear(seed, f"{name}.{k}", inputs, outputs).items()}
 
 
+def perceptron_names(name: str, layers: int) -> list[str]:
+    """What parameters of a ``perceptron`` of so many layers are called."""
+    return [f"{name}.{k}.{part}" for k in range(layers) for part in ("weight", "bias")]
+
+
 def apply_linear(clients: Tables, name: str, inputs: Tensor, constant: Tensor | None = None) -> Tensor:
     """(C, n, inputs) through each client's own layer: (C, n, outputs); ``constant`` as for ``functional.linear``."""
     return functional.linear(inputs, clients[f"{name}.weight"], clients[f"{name}.bias"], constant)

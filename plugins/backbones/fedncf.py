@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, setting
-from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, same_for_all
+from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, perceptron_names, same_for_all
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ class FedNCF(Backbone):
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings
-        predictor = [f"predictor.{k}.{part}" for k in range(len(s.hidden) + 1) for part in ("weight", "bias")]
+        predictor = perceptron_names("predictor", len(s.hidden) + 1)
         return {**dict.fromkeys(predictor, s.lr), USER: s.lr * s.lr_eta, ITEM: s.lr * n_items * s.lr_eta}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, in_order, setting
-from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, same_for_all
+from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, perceptron_names, same_for_all
 
 
 @dataclass(frozen=True)
@@ -131,5 +131,5 @@ class GPFedRec(Backbone):
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings
         offset = s.lr if s.lr_offset == "code" else 0.0
-        return {**dict.fromkeys(perceptron(0, "predictor", self._sizes), s.lr), USER: s.lr * s.lr_eta - offset,
+        return {**dict.fromkeys(perceptron_names("predictor", len(s.hidden) + 1), s.lr), USER: s.lr * s.lr_eta - offset,
                 ITEM: s.lr * n_items * s.lr_eta - offset}

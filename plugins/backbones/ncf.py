@@ -8,7 +8,7 @@ import torch
 
 from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.toolbox.functional import dot, plus_constant
-from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, linear, perceptron
+from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, linear, perceptron, perceptron_names
 
 USERS = ("user_gmf.weight", "user_mlp.weight")
 ITEMS = ("item_gmf.weight", "item_mlp.weight")
@@ -54,4 +54,5 @@ class NCF(Backbone):
         return logits if self.settings.output == "logit" else torch.sigmoid(logits)
 
     def learning_rates(self, n_items, round_=0, batch=0):
-        return dict.fromkeys((*ITEMS, *USERS, *self.new_dense(0)), self.settings.lr)
+        layers = *perceptron_names("mlp", len(self.settings.hidden)), "output.weight", "output.bias"
+        return dict.fromkeys((*ITEMS, *USERS, *layers), self.settings.lr)
