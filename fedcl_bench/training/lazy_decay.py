@@ -85,8 +85,8 @@ class LazyDecayTrainer(ListTrainer):
             self.kept = {name: tables[name] for name in self.rows}
 
     def tables_now(self, clients: Tensor | None = None) -> Tables:
-        """Whole public and personal tables as clients have them now, each (K, items, ...); ``clients``: positions, (K,);
-        None: all."""
+        """Whole public and personal tables as clients have them now, each (K, items, ...); ``clients``: their
+        positions, (K,); None: all."""
         part = slice(None) if clients is None else clients
         items, result = self.slots.items[part], {}
         for name, held in {**self.rows, **self.own_rows}.items():

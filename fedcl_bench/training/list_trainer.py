@@ -138,7 +138,8 @@ class BatchView(TrainerView, views.LocalBatch):
             return self.scores[clients].detach()
         parameters = {name: values[clients] for name, values in trainer.clients.items()}
         if (tables := trainer.tables_now(clients)) is not None:
-            return trainer.backbone.score({**parameters, **{name: tables.pop(name) for name in trainer.personal}}, tables)
+            own = {name: tables.pop(name) for name in trainer.personal}
+            return trainer.backbone.score({**parameters, **own}, tables)
         scores = trainer.backbone.score_all(parameters, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
             rows = (self.scores[clients] if self._view.slots is None else
