@@ -106,7 +106,7 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
     order of sums.
 
     Gains are ratios of processor time of whole jobs without and with a strategy, validation included
-    (``benchmarks/strategies.py``): FACTORED 2.8 x ROWS (FedNCF), and FUSED 1.46 x that (FedMF, PFedRec); LAZY_DECAY 2.9
+    (``benchmarks/strategies.py``): FACTORED 2.3 x ROWS (FedNCF), and FUSED 1.5 x that (FedMF, PFedRec); LAZY_DECAY 2.9
     x WHOLE (FedRAP) or 1.2 x (GPFedRec); HISTORIES 2.7 x WHOLE (FedDAE); COMPILED_SOFTMAX 1.8 x SESSIONS (MIASRec).
 
     ``model``: the parameters as they lie at the start of the step, or a model of one user and one item like it;
