@@ -5,7 +5,8 @@ They are built when the package is installed (see ``library.py``). Without them,
 
 What they gain is the processor time of a whole job without one of them over that with it, where it gains most
 (``benchmarks/strategies.py``): ``group`` 2.0 and ``negatives`` 1.4 (FedNCF), ``ranks`` 1.3 (FedMF), ``nearest`` 1.3
-(RLP2), ``all_ranks`` 1.25, ``mixed`` 1.2 (XING). ``weighted_bce`` gains 1.17 (F3CRec on FedNCF) and decides numbers. The others make the strategies of ``training/strategies.py``, which says what those gain.
+(RLP2), ``all_ranks`` 1.25, ``mixed`` 1.2 (XING). ``weighted_bce`` gains 1.17 (F3CRec on FedNCF) and decides numbers.
+The others make the strategies of ``training/strategies.py``, which says what those gain.
 
 Whatever a kernel looks up by number is checked before. Without memory every function raises MemoryError.
 """
