@@ -413,9 +413,10 @@ class ServerClients(CrossDevice):
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
         if self.sums and self.method.overrides("receive"):
             alike |= {**named("sum", update.sums.change), "count": torch.tensor(self.group.count)}
-        self._population.nodes.answer({
-            node: {**alike, **self._rows("answer", answers, node), **self._rows("served", served, node)}
-            for node in self._population.arrived})
+        more = {node: {**self._rows("answer", answers, node), **self._rows("served", served, node)}
+                for node in self._population.arrived}
+        # What is the same for all nodes stays one object, which is sent to each machine once.
+        self._population.nodes.answer({node: {**alike, **own} if own else alike for node, own in more.items()})
         return result
 
     def _receive(self, model: Snapshot, sums: Tables, count: int, key: DrawKey) -> Snapshot:
