@@ -322,13 +322,14 @@ def _lists(method: Method, table: Tensor, keys: Sequence[int]) -> ops.InnerLists
     soft = method.soft_targets()
     if soft is None:
         return None
-    weights, columns = soft.weights, None
+    weights, chosen, columns = soft.weights, soft.chosen, None
     if not isinstance(weights, Tensor):
         weights = table.new_full((len(soft.items),), weights)
     if soft.eps is not None:
         columns = torch.nn.functional.pad(table.T, (0, -len(table) % ops.BLOCK)).contiguous()
     return ops.InnerLists(soft.items.contiguous(), soft.targets.to(table).contiguous(), weights.to(table).contiguous(),
-                          soft.chosen, soft.reduction == "mean", soft.eps or 0.0, keys, columns)
+                          None if chosen is None else chosen.contiguous(), soft.reduction == "mean", soft.eps or 0.0,
+                          keys, columns)
 
 
 def _pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence[float]

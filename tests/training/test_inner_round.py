@@ -68,7 +68,7 @@ class Distils(Method):
         items = torch.rand(shape[0], step.n_items, generator=generator).argsort(1)[:, :shape[1]]
         self.soft = SoftTargets(items, torch.rand(shape, generator=generator).to(dtype), **soft)
         if "chosen" in soft:
-            self.soft = replace(self.soft, chosen=torch.rand(shape, generator=generator) < soft["chosen"],
+            self.soft = replace(self.soft, chosen=(torch.rand(shape[::-1], generator=generator) < soft["chosen"]).T,
                                 weights=torch.rand(shape[0], generator=generator).to(dtype))
 
     def soft_targets(self):
