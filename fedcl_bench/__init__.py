@@ -78,10 +78,9 @@ __all__ = ["Attack", "Backbone", "BackboneSettings", "Catalogue", "Chunk", "Clie
            "Metric", "Model", "ModuleBackbone", "ModuleSettings", "Pull", "RankedLists", "Results", "RunFailed",
            "SIZES", "Seen", "Sequence", "SequentialBackbone", "SequentialSettings", "SessionBackbone",
            "SessionSettings", "SessionVectors", "Snapshot", "SoftTargets", "Stage", "Start", "TEXT_MODEL",
-           "TextSettings",
-           "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces", "inherited",
-           "inner_product_table", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded",
-           "pair_keys", "run", "score_users", "session_losses", "setting", "xavier", "zeros"]
+           "TextSettings", "TrainingStep", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces",
+           "inherited", "inner_product_table", "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking",
+           "padded", "pair_keys", "run", "score_users", "session_losses", "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

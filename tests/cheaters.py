@@ -314,6 +314,13 @@ class CountsMemories(_Remembers):
             -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
 
 
+class RehearsesCommon(_Rehearses, _Remembers):
+    """(a) a client rehearses the items that are most common in all memories."""
+
+    def replayed_items(self, users, draw):
+        return self.common(3).expand(len(users), 3)
+
+
 class DistilsCommon(_Remembers):
     """(a) a client distils the items that are most common in all memories."""
 
@@ -327,6 +334,10 @@ class DistilsCommon(_Remembers):
 class DistilsWithoutAList(_Cheater):
     def soft_targets(self):
         return SoftTargets(torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 1), 1.0)
+
+
+class DistilsInSessions(DistilsWithoutAList):
+    needs_sequential, acts_in_sessions = True, True
 
 
 class CountsFlags(_Cheater):

@@ -100,7 +100,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
     backbone, method, settings = training.backbone, training.method, training.settings
     derived, soft = _derived(training, model, key), method.soft_targets()
     if soft is not None:
-        checks.check_soft_targets(method, soft, model.n_users, model.n_items, key.round)
+        checks.check_soft_targets(method, soft, model, isinstance(backbone, SequentialBackbone), key.round)
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
     fused = training.strategy is Strategy.FUSED and chunks

@@ -48,8 +48,7 @@ add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors
     columns:real?(d,Y) Y vectors:real(U,d) constants:real?(U,1) rates:real(R) shuffles:i64(E) turns:u8(T) draws M d
     each E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G batches
     K items:i64(C,S) held:i64(C) sample:i64?(C,n) replayed:i64?(C,Q) positive:bool?(C,S) steps:real(C,S,K)
-    past:real(C,K,d)
-    moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
+    past:real(C,K,d) moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
 !all_ranks scores:real(R,n) R n result:i32(R,n)
 !cosine_scores table:real(F,n,d) apart keys:i64(C) threshold across:real(C,d,W) mask:bool(C,M) best:float each:real(C)
     C n d M W scores:real(C,n) lengths:real(C,n) where:i32(C,n)

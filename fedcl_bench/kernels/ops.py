@@ -170,14 +170,15 @@ class InnerPulls(NamedTuple):
 class InnerLists(NamedTuple):
     """Lists whose scores the first n users train to probabilities (``Method.soft_targets``)."""
 
-    items: Tensor  # (n, N)
-    targets: Tensor  # (n, N)
-    weights: Tensor  # (n,)
-    chosen: Tensor | None  # which items take part, (n, N); None: all
-    mean: bool  # over those that do, or the sum
-    eps: float  # of the adaptive replay memory
-    keys: Sequence[int]  # by which that draws in each update, without the client
-    columns: Tensor | None  # item rows as columns, padded to a multiple of ``BLOCK``, (d, items); None: no draws
+    items: Tensor | None = None  # (n, N); None: there are no lists
+    targets: Tensor | None = None  # (n, N)
+    weights: Tensor | None = None  # (n,)
+    chosen: Tensor | None = None  # which items take part, (n, N); None: all
+    mean: bool = True  # over those that do, or the sum
+    eps: float = 0.0  # of the adaptive replay memory
+    keys: Sequence[int] = ()  # by which that draws in each update, without the client
+    # Item rows as columns, padded to a multiple of ``BLOCK``, (d, items), by which it ranks; None: it draws nothing
+    columns: Tensor | None = None
 
 
 BLOCK = 64  # of kernels.c
@@ -203,7 +204,7 @@ class InnerTask:
     # as the client with most has, or more.
     rates: Sequence[float]
     pulls: InnerPulls = InnerPulls()
-    lists: InnerLists | None = None
+    lists: InnerLists = InnerLists()
 
     def updates(self, batches: int) -> int:
         """How many updates of rows so many local batches per epoch are."""
@@ -245,11 +246,10 @@ class InnerRound:
 def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
     """Train some clients. ``samples``: whether ``sample``, ``replayed`` and ``positive`` are asked for."""
     users, positives, count, names, others, gaps, batches = clients
-    table, updates, pulls = task.tables, task.updates(batches), task.pulls
+    table, updates, pulls, lists = task.tables, task.updates(batches), task.pulls, task.lists
     (number, width), (n_tables, n_items, d) = positives.shape, table.shape
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
-    lists = task.lists or InnerLists(None, None, None, None, False, 0.0, (), None)
-    listing, listed = (0, 0) if task.lists is None else lists.items.shape
+    listing, listed = (0, 0) if lists.items is None else lists.items.shape
     slots = n + listed
     result = InnerRound(
         positives.new_empty(number, slots), positives.new_empty(number, n) if samples else None,
@@ -265,11 +265,10 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     call(_real("inner_round", table), table, n_tables, kept, pulls.known, *near, n_near,
          table.new_tensor(pulls.weights), *lists[:4], listing, listed, int(lists.mean), lists.eps, keys, lists.columns,
          0 if lists.columns is None else lists.columns.shape[1], task.vectors.flatten(1), constants,
-         table.new_tensor(task.rates), shuffles,
-         torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d, task.each, len(shuffles), task.size,
-         len(task.turns), users, positives, count, names, others, gaps, number, width, gaps.shape[1], batches, updates,
-         result.items, result.held, result.sample, result.replayed, result.positive, result.steps, result.vectors,
-         *result.moved, result.loss)
+         table.new_tensor(task.rates), shuffles, torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d,
+         task.each, len(shuffles), task.size, len(task.turns), users, positives, count, names, others, gaps, number,
+         width, gaps.shape[1], batches, updates, result.items, result.held, result.sample, result.replayed,
+         result.positive, result.steps, result.vectors, *result.moved, result.loss)
     return result
 
 

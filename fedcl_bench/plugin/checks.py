@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .backbone import Backbone
 from .method import Pull, SoftTargets
+from .state import Snapshot
 from ..rng import Tables
 from ..core.errors import PluginError, RunFailed
 
@@ -49,15 +50,19 @@ def check_pull(method: Any, name: str, pull: Any, value: Tensor, private: bool) 
                           f"expected a floating tensor of {shapes}.")
 
 
-def check_soft_targets(method: Any, soft: Any, n_users: int, n_items: int, round_: int) -> None:
-    """Raise PluginError unless ``Method.soft_targets`` returned lists that the first users can be trained on."""
+def check_soft_targets(method: Any, soft: Any, model: Snapshot, sessions: bool, round_: int) -> None:
+    """Raise PluginError unless ``Method.soft_targets`` returned lists that the first users of a model can be trained
+    on; ``sessions``: they train on sessions instead, where nothing reads lists."""
+    if sessions:
+        raise PluginError(f"{_named(method, 'soft_targets')} returned lists to a sequential backbone,\nexpected None; "
+                          f"a term on sessions is one of local_loss.")
     if not isinstance(soft, SoftTargets) or soft.reduction not in ("mean", "sum"):
         raise PluginError(f"{_named(method, 'soft_targets')} returned {str(soft)[:80]},\nexpected None or SoftTargets, "
                           f"whose reduction is mean or sum.")
     shape = tuple(soft.items.shape) if isinstance(soft.items, Tensor) else ()
-    if len(shape) != 2 or shape[0] > n_users:
-        raise _wrong(method, "soft_targets", soft.items, f"items (n, N): lists of the first n of {n_users} users")
-    check_items(method, "soft_targets", soft.items, shape[0], n_items, round_)
+    if len(shape) != 2 or shape[0] > model.n_users:
+        raise _wrong(method, "soft_targets", soft.items, f"items (n, N): lists of the first n of {model.n_users} users")
+    check_items(method, "soft_targets", soft.items, shape[0], model.n_items, round_)
     check_tensor(method, "soft_targets", soft.targets, shape, "(n, N): a probability per item of the lists")
     if soft.chosen is not None and (soft.chosen.shape != shape or soft.chosen.dtype != torch.bool):
         raise _wrong(method, "soft_targets", soft.chosen, f"chosen, bool of shape {shape}")

@@ -306,7 +306,7 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
     tables, pulls = pulled
     lists = _lists(method, tables[0], [rng.key(key.seed, "replay", key.step, key.round, update)
                                        for update in range(len(rates) * len(layout.turns))])
-    if lists is not None and lists.columns is not None and len(tables) > 1:
+    if lists.columns is not None and len(tables) > 1:
         return None
     return Plan(layout, ops.InnerTask(
         tables, model.private[layout.vector].contiguous(), constants,
@@ -317,11 +317,11 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
         pulls, lists))
 
 
-def _lists(method: Method, table: Tensor, keys: Sequence[int]) -> ops.InnerLists | None:
+def _lists(method: Method, table: Tensor, keys: Sequence[int]) -> ops.InnerLists:
     """What the method's clients distil. ``keys``: by which a replay memory draws in each update."""
     soft = method.soft_targets()
     if soft is None:
-        return None
+        return ops.InnerLists()
     weights, chosen, columns = soft.weights, soft.chosen, None
     if not isinstance(weights, Tensor):
         weights = table.new_full((len(soft.items),), weights)

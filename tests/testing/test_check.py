@@ -80,7 +80,9 @@ CHEATERS = [
     (cheaters.WrongShape, "runs", "method 'wrong-shape': local_loss returned a torch.float64 tensor of shape ()"),
     (cheaters.DropsATable, "runs", "expected the public item tables in their order: item_embedding.weight"),
     (cheaters.CountsMemories, "(c) the server's knowledge", "aggregate: ", "client_state['memory']"),
+    (cheaters.RehearsesCommon, "(a) other clients' data", "replayed_items", "client_state['memory']"),
     (cheaters.DistilsCommon, "(a) other clients' data", "soft_targets", "client_state['memory']"),
+    (cheaters.DistilsInSessions, "runs", "soft_targets returned lists to a sequential backbone,\nexpected None"),
     (cheaters.DistilsWithoutAList, "runs", "soft_targets returned a torch.float32 tensor of shape (3, 1),\nexpected a "
      "floating tensor of shape (3, 2) = (n, N): a probability per item of the lists"),
     (cheaters.CountsFlags, "(c) the server's knowledge", "aggregate: ", "client_state['active']"),
