@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .kernels import ops
+from .core.parallel import in_order
 from .core.tuning import SIZES
 
 Tables = dict[str, Tensor]
@@ -141,17 +142,25 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
 
     So a table that grows later has the rows it would have had from the start.
     """
-    keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
-    result = torch.empty(rows, columns, dtype=torch.float64)
     if not rows:  # asks only how long rows are, which may be too long to make
-        return result
-    for part, part_keys in zip(*(tensor.split(max(1, SIZES.normals // max(1, columns))) for tensor in (result, keys))):
-        part.copy_(normals(part_keys, torch.arange(columns)))
-    return result
+        return torch.empty(0, columns, dtype=torch.float64)
+    keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))
+    return normals(keys[:, None], torch.arange(columns))
 
 
 def normals(keys: Tensor, index: Tensor) -> Tensor:
-    """Standard normal float64, number ``index`` of each stream; shapes broadcast (Box-Muller on two uniforms)."""
+    """Standard normal float64, number ``index`` (m,) of each stream: keys (n, 1), or shapes that broadcast."""
+    if keys.shape[1:] != (1,) or index.dim() != 1 or len(keys) * len(index) <= SIZES.normals:
+        return _box_muller(keys, index)
+    result = torch.empty(len(keys), len(index), dtype=torch.float64, device=keys.device)
+    pieces = keys.split(max(1, SIZES.normals // len(index)))
+    drawn = in_order(lambda piece: _box_muller(piece, index), pieces, keys.device)
+    for part, numbers in zip(result.split(len(pieces[0])), drawn):
+        part.copy_(numbers)
+    return result
+
+
+def _box_muller(keys: Tensor, index: Tensor) -> Tensor:
     radius = torch.sqrt(-2.0 * torch.log(uniform(bits(keys, 2 * index))))
     return radius * torch.cos(2.0 * math.pi * uniform(bits(keys, 2 * index + 1)))
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from ..core.parallel import load, threads_for
+from ..core.parallel import threads_for
 from ..data.datasets import events_note, load_stream, masked_note, thin_note
 from ..data.items.features import Callbacks, notes as notes_of
 from ..data.stream import Stream
@@ -35,7 +35,7 @@ class Execution:
         load_data: reads the stream of a configuration; None: from the dataset's file.
         check: raises UserError if the run cannot be done by what does it.
         engine_of: makes what trains a run, given its configuration and where to warn.
-        threads: of PyTorch; None: chosen by the size of the work and the machine's load.
+        threads: of PyTorch; None: chosen by the size of the work.
         stream: loaded and checked for the first seed that is not finished yet.
     """
 
@@ -63,8 +63,7 @@ class Execution:
             config.check(federation)
             self.check(federation)
             if self.threads is None:
-                most = torch.get_num_threads()
-                torch.set_num_threads(threads_for(numbers_at_once(federation), most, load()))
+                torch.set_num_threads(threads_for(numbers_at_once(federation), torch.get_num_threads()))
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
                          *cold_start.notes(federation)):

@@ -8,7 +8,6 @@ taken in the order of the pieces, numbers do not depend on how many threads ther
 from __future__ import annotations
 
 import functools
-import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -27,25 +26,17 @@ Result = TypeVar("Result")
 _workers = 1
 
 
-def threads_for(numbers: int, cores: int, load: float) -> int:
+def threads_for(numbers: int, cores: int) -> int:
     """How many threads a run takes that was not told; no number of its result depends on it. The run computes so many
-    numbers at once (``federation/parts.py``) and may use so many cores, for which on average so many processes have run
-    or waited over the last minute.
+    numbers at once (``federation/parts.py``) and may use so many cores.
 
     Small work takes one: its operations are over before others have begun, and beside other processes threads wait for
-    each other. On a machine that others use a run takes the cores that are free, at least one.
-
-    Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on FedMF, and
-    nothing on a small FFMSR run (640), which beside two busy loops takes three times as long with it
+    each other. Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on
+    FedMF, and nothing on a small FFMSR run (640), which beside two busy loops takes three times as long with it
     (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 20 % on an idle machine and takes twice as long on a
-    busy one, so it has one thread.
+    busy one, so it has one thread. Large work keeps most of its gain beside busy loops.
     """
-    return 1 if numbers < SIZES.threaded else max(1, cores - round(load))
-
-
-def load() -> float:
-    """The load of this machine over the last minute; 0 where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return 1 if numbers < SIZES.threaded else cores
 
 
 @contextmanager

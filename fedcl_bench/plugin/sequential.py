@@ -45,7 +45,7 @@ class Start:
         """float64 of shape (n, *shape) from n stream keys (see ``rng.client_keys``)."""
         index = torch.arange(math.prod(self.shape), device=keys.device)
         if self.std > 0.0:
-            entries = rng.normals(keys[:, None], index) * self.std
+            entries = rng.normals(keys[:, None], index).mul_(self.std)
         elif self.bound > 0.0:
             entries = (2.0 * rng.uniform(rng.bits(keys[:, None], index)) - 1.0) * self.bound
         else:

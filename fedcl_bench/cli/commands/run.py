@@ -61,8 +61,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                              "has them; --set wins. Elsewhere: METHOD:reading=paper, or --set reading=paper")
     add_options(parser, "tuned", "device")
     parser.add_argument("--threads", type=workers, metavar="N",
-                        help="threads of PyTorch; no result depends on it (default: 1 for small work, else the cores "
-                             "that the machine's load leaves free; with --ray 1 per shard)")
+                        help="threads of PyTorch; no result depends on it (default: 1 for small work, else all cores; "
+                             "with --ray 1 per shard)")
     add_options(parser, ray="spread the clients of each run")
     parser.add_argument("--shards", type=workers, metavar="N",
                         help="with --ray: into so many parts (default: the cores of the cluster)")
