@@ -45,6 +45,10 @@ if _OMP and not re.fullmatch(r"\s*[1-9][0-9]*\s*", _OMP):
     _first = re.match(r"\s*([1-9][0-9]*)", _OMP)
     os.environ.setdefault("NUMEXPR_NUM_THREADS", _first[1] if _first else "1")
 
+# PyTorch's threads that wait for each other sleep. By default they spin: beside other processes mini-batches of domains
+# take three times as long with two threads as with one. PyTorch reads this when it is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _BY_MODULE = {
     "api.model": ("Model",),
     "api.results": ("Results",),

@@ -79,13 +79,16 @@ def test_an_output_that_is_closed(words, stream, monkeypatch, capsys):
 
 @pytest.mark.parametrize("threads, first", [("4,2", "4"), ("2", None), ("", None), ("many", "1")])
 def test_threads_of_nested_levels(threads, first):
-    """numexpr, which pandas imports, takes the first."""
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "NUMEXPR_NUM_THREADS": ""}
-    del environment["NUMEXPR_NUM_THREADS"]
-    done = subprocess.run([sys.executable, "-c", "import os, fedcl_bench; "
-                           "print(os.environ.get('NUMEXPR_NUM_THREADS'))"], text=True, capture_output=True,
-                          env=environment, cwd=ROOT)
-    assert done.stdout.strip() == str(first), done.stderr
+    """numexpr, which pandas imports, takes the first; threads that wait sleep, unless they are told to spin."""
+    environment = {**os.environ, "OMP_NUM_THREADS": threads}
+    for name in ("NUMEXPR_NUM_THREADS", "OMP_WAIT_POLICY"):
+        environment.pop(name, None)
+    if threads == "2":
+        environment["OMP_WAIT_POLICY"] = "ACTIVE"
+    done = subprocess.run([sys.executable, "-c", "import os, sys, fedcl_bench; assert 'torch' not in sys.modules; "
+                           "print(os.environ.get('NUMEXPR_NUM_THREADS'), os.environ['OMP_WAIT_POLICY'])"], text=True,
+                          capture_output=True, env=environment, cwd=ROOT)
+    assert done.stdout.split() == [str(first), "ACTIVE" if threads == "2" else "PASSIVE"], done.stderr
 
 
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
