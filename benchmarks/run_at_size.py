@@ -7,7 +7,8 @@
 all that comes before a block's first round; `round` and `validation` are means over rounds, `test` and `drift`
 (changes of ranks) sums over blocks; `save` is a checkpoint, `record` what follows the last round. `resume` is what a
 run that was killed within its second round takes to its next one. A cell has seconds, processor seconds, and the most
-MiB that the process held in that part, whatever held it. The last column says whether the killed run's record has the
+MiB that the process held in that part, whatever held it. The first round of a block counts as its best, so that from
+the second on a run holds two models, as it does at most. The last column says whether the killed run's record has the
 bytes of the other.
 """
 
@@ -93,7 +94,8 @@ class Timed(Engine):
 
 
 def timed_clients(clock: Clock, killed: bool) -> type[CrossDevice]:
-    """Clients whose steps are timed; ``killed``: the process is, when they have trained in the second round."""
+    """Clients whose steps are timed, and whose first round is the best; ``killed``: the process is, when they have
+    trained in the second round."""
     class Clients(CrossDevice):
         def train(self, progress, stops):
             clock.enter("round")
@@ -104,7 +106,8 @@ def timed_clients(clock: Clock, killed: bool) -> type[CrossDevice]:
 
         def validate(self, unit, model, round_):
             clock.enter("validation")
-            return super().validate(unit, model, round_)
+            super().validate(unit, model, round_)
+            return -float(round_)
 
         def test(self, unit, best):
             clock.enter("test")
