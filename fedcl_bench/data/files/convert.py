@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyarrow import compute as pc
 
 from ...core.errors import UserError, unknown
 from ...core.files import digest, write_atomically
@@ -22,9 +25,6 @@ from .publishers import FORMATS, TEXT, Format, Kind, RawTable
 from ..source import PublishedDataset, load_config
 from .table_reader import (SEPARATORS, TableLayout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
                            parquet_batches, text_batches)
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,6 @@ def _file_of(table: RawTable, folders: list[Path], where: str) -> Path | None:
 def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:
     """The columns of a raw file as text, some rows at a time, each field checked against its kind and as it is written;
     raises UserError naming the file, line and field, what was found and what is expected."""
-    import pyarrow as pa
-    from pyarrow import compute as pc
-
     table, names, header, rows = file.table, list(file.table.columns), 0, 0
     is_text = table.reader is None and not table.file.endswith(".parquet")
     if is_text:
@@ -258,8 +255,6 @@ def _is_utf8(path: Path) -> bool:
 
 def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict[str, int], int]:
     """The ``.inter`` file, the counts of the raw files, and the rows written."""
-    from pyarrow import compute as pc
-
     content = [("\t".join(format.columns) + "\n").encode()]
     users: set[str] = set()
     items: set[str] = set()
@@ -281,16 +276,12 @@ def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict
 
 def _mapped(texts: pa.Array, function: Callable[[str], str | None]) -> pa.Array:
     """A function of every text, called once for each different one."""
-    import pyarrow as pa
-
     encoded = texts.dictionary_encode()
     return pa.array(map(function, encoded.dictionary.to_pylist()), pa.string()).take(encoded.indices)
 
 
 def _first_of(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     """Of several columns the first that is not empty in a row, cleaned."""
-    from pyarrow import compute as pc
-
     *others, texts = [batch.column(name) for name in columns]
     texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), "", texts)
     for other in reversed(others):

@@ -13,9 +13,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import compute as pc
 
 from ...core.errors import UserError
 from ...core.files import replacing, sweep, write_atomically
@@ -25,9 +28,6 @@ from ..items.item_texts import item_file, item_table
 from ..source import write_config
 from .table_files import TableFile, detect
 from .table_reader import BadRows, content_of, joined
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
@@ -242,9 +242,6 @@ class _Distinct:
         self._hashes = [np.empty(0, np.uint64)]  # different ones, then those of pieces
 
     def add(self, texts: pa.Array) -> None:
-        import pandas as pd
-        import pyarrow.compute as pc
-
         unique = np.asarray(pc.unique(texts).to_numpy(zero_copy_only=False), dtype=object)
         self._hashes.append(pd.util.hash_array(unique, categorize=False))
         if sum(map(len, self._hashes[1:])) > max(1 << 20, len(self._hashes[0])):
@@ -252,8 +249,6 @@ class _Distinct:
 
     def known(self, texts: Sequence[str]) -> int:
         """How many of some different texts have been added."""
-        import pandas as pd
-
         self.count()
         return int(np.isin(pd.util.hash_array(np.array(texts, dtype=object), categorize=False), self._hashes[0]).sum())
 
@@ -290,9 +285,6 @@ class _Writer:
 
     def write(self, piece: pa.RecordBatch, table: TableFile, split: str, file: BinaryIO) -> None:
         """Add a piece of a table to the file."""
-        import pyarrow as pa
-        from pyarrow import compute as pc
-
         named = self.columns.named
         texts = {part: _clean(piece.column(column)) for part, column in named.items()}
         whole = np.all([pc.not_equal(texts[part], "").to_numpy(zero_copy_only=False)
@@ -335,8 +327,6 @@ class _Writer:
 
     def _count_control(self, part: str, ids: pa.Array, cleaned: pa.Array) -> None:
         """Count ids with control characters, and the different ones before these are spaces."""
-        from pyarrow import compute as pc
-
         ids = pc.utf8_trim_whitespace(ids)
         found = pc.sum(pc.not_equal(ids, cleaned)).as_py()
         self.control[part] += found
@@ -373,9 +363,6 @@ class _Writer:
 
 def _of_split(values: Mapping[str, pa.Array], split: str, columns: Columns) -> dict[str, pa.Array]:
     """Sessions, and users who are their sessions, with ids that no other split has; and the split."""
-    import pyarrow as pa
-    from pyarrow import compute as pc
-
     parts = ("session", "user") if columns.user == columns.session else ("session",)
     return {**{part: pc.binary_join_element_wise(split, values[part], "-") for part in parts},
             "split": pa.array([split] * len(values["session"]), pa.string())}
@@ -383,15 +370,11 @@ def _of_split(values: Mapping[str, pa.Array], split: str, columns: Columns) -> d
 
 def _floats(texts: np.ndarray) -> np.ndarray:
     """float64 numbers, NaN where a text is none."""
-    import pandas as pd
-
     return pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
 
 
 def _clean(texts: pa.Array) -> pa.Array:
     """Texts without what an atomic file cannot hold: control characters become spaces, outer ones go."""
-    from pyarrow import compute as pc
-
     if pc.any(pc.match_substring_regex(texts, "[\x00-\x1f\x7f]")).as_py():
         texts = pc.replace_substring_regex(texts, "[\x00-\x1f\x7f]+", " ")
     return pc.utf8_trim_whitespace(texts)

@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Collection, Mapping
+from typing import Collection, Mapping
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
 
 from ...core.arrow import from_numbers, numbers
 from ...core.errors import UserError
 from ...core.text import quoted
 from . import times
 from .table_reader import TableLayout, first_lines, line_of, text_batches
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SPLITS = ("train", "valid", "test")
 
@@ -109,8 +108,6 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     missing or empty file, a missing column, a row of the wrong width, an empty id, a value that is not a finite number;
     names the file, line and field.
     """
-    import pyarrow as pa
-
     header = first_lines(path, str(path), "a header line, then one interaction per line")[0]
     names = [field.partition(":")[0] for field in header.split("\t")]
     for name in names:
@@ -154,15 +151,11 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
 
 def _texts(path: Path, layout: TableLayout, name: str) -> pa.ChunkedArray:
     """A column as it is written."""
-    import pyarrow as pa
-
     return pa.chunked_array([batch.column(name) for batch in text_batches(path, str(path), layout, [name])])
 
 
 def _categories(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of each row's token, int32, and the tokens as text."""
-    from pyarrow import compute as pc
-
     array, = column.chunks
     tokens = array.dictionary
     texts = np.empty(len(tokens), f"<U{max(pc.max(pc.utf8_length(tokens)).as_py(), 1)}")
@@ -201,8 +194,6 @@ class _Tokens:
             self._number()
 
     def _number(self) -> None:
-        import pyarrow as pa
-
         chunks = pa.chunked_array(self._batches).unify_dictionaries().chunks
         for chunk in chunks:
             self._codes.add(numbers(chunk.indices))
@@ -210,15 +201,11 @@ class _Tokens:
         self._known, self._waiting = len(chunks[0].dictionary), 0
 
     def values(self) -> pa.DictionaryArray:
-        import pyarrow as pa
-
         self._number()
         return pa.DictionaryArray.from_arrays(from_numbers(self._codes.values), self._batches[0].dictionary)
 
     def first_bad(self, values: pa.DictionaryArray) -> int | None:
         """The first row that is no id."""
-        from pyarrow import compute as pc
-
         empty = np.flatnonzero(numbers(pc.utf8_length(values.dictionary)) == 0)  # `pc.index` imports pandas
         return int(np.argmax(numbers(values.indices) == empty[0])) if len(empty) else None
 
@@ -235,8 +222,6 @@ class _Numbers:
         self._numbers: _Grown | None = _Grown(np.float64)
 
     def add(self, texts: pa.Array) -> None:
-        import pyarrow as pa
-
         try:
             if self._numbers is not None:
                 self._numbers.add(numbers(texts.cast(pa.float64())))

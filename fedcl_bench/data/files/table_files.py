@@ -9,14 +9,13 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
+
+import pyarrow as pa
 
 from ...core.errors import UserError
 from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, fields_of, first_lines, opened, parquet_batches,
                            parquet_file, reason_of, text_batches)
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
 _TYPE = re.compile(":(token|float)(_seq)?$")  # of a column of an atomic file
@@ -135,8 +134,6 @@ def _object(line: str) -> dict[str, Any] | None:
 
 def _json_batches(table: TableFile, names: Sequence[str], bad: BadRows) -> Iterator[pa.RecordBatch]:
     """Values by name of each line's object; one that is not there is empty."""
-    import pyarrow as pa
-
     rows: list[list[str]] = []
 
     def batch() -> pa.RecordBatch:

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc, csv as pa_csv, parquet
 
 from ...core.errors import UserError
 from ...core.files import bar
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-    from pyarrow import parquet as pq
 
 COLONS = "::"  # as MovieLens 1M has it; its fields are never quoted
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", COLONS: "double colons", " ": "spaces"}
@@ -101,8 +101,6 @@ class BadRows:
 
 def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") -> list[str]:
     """The lines that are not empty at the beginning of a file; raises UserError if it cannot be read or has none."""
-    import pyarrow as pa
-
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise OSError("it is no file")
@@ -133,8 +131,6 @@ def _guess(head: bytes) -> str:
 def opened(path: Path) -> Iterator[Any]:
     """The bytes of a file, decompressed by its suffix: .gz, .bz2, .zst, .lz4, .xz, or .zip with one file in it; raises
     OSError or pa.ArrowInvalid if it cannot be read, or what is compressed is damaged."""
-    import pyarrow as pa
-
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
@@ -170,9 +166,6 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
                  ) -> Iterator[pa.RecordBatch]:
     """Columns of a table of text, compressed or not, as text, some rows at a time; messages call the file ``label``.
     Raises UserError naming the line for text of another encoding, or a row of another width that ``bad`` keeps."""
-    import pyarrow as pa
-    from pyarrow import csv as reader
-
     wrong, rows, colons = [], int(layout.header), layout.separator == COLONS
 
     def of_another_width(row: Any) -> str:
@@ -191,16 +184,16 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         wrong.append(said())
         return "error"
 
-    read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
+    read = pa_csv.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
                               encoding=layout.encoding, use_threads=False)  # rows have numbers in one thread alone
-    parse = reader.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator,
+    parse = pa_csv.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator,
                                 quote_char='"' if layout.quoted else False, invalid_row_handler=of_another_width)
-    text = reader.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
+    text = pa_csv.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
                                  strings_can_be_null=False)
     try:
         with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, opened(path) as stream:
             source = _Lines(stream) if layout.quoted else _Rewritten(stream, colons)
-            for batch in reader.open_csv(pa.PythonFile(source, mode="r"), read, parse, text):
+            for batch in pa_csv.open_csv(pa.PythonFile(source, mode="r"), read, parse, text):
                 rows += batch.num_rows
                 yield batch
                 advance(PIECE)
@@ -298,10 +291,8 @@ def read_parquet(path: Path, label: str, columns: Sequence[str] = ()) -> pd.Data
     return frame
 
 
-def parquet_file(path: Path, label: str) -> pq.ParquetFile | None:
+def parquet_file(path: Path, label: str) -> parquet.ParquetFile | None:
     """A file of Parquet; None if it is none. Raises UserError if it is a damaged one."""
-    from pyarrow import parquet
-
     with _as_parquet(label):
         with open(path, "rb") as file:
             if file.read(4) != b"PAR1":
@@ -311,8 +302,6 @@ def parquet_file(path: Path, label: str) -> pq.ParquetFile | None:
 
 def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Columns of a Parquet table as text, some rows at a time; raises UserError if it is none, or lacks one."""
-    import pyarrow as pa
-
     with _as_parquet(label):
         if (file := parquet_file(path, label)) is None:
             raise ValueError("it does not begin as one")
@@ -324,9 +313,6 @@ def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[
 
 def as_text(values: pa.Array, where: str) -> pa.Array:
     """Values as text; what is missing is empty, and lists are joined by spaces. Raises UserError for other types."""
-    import pyarrow as pa
-    from pyarrow import compute as pc
-
     try:
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             values = pc.binary_join(values.cast(pa.list_(pa.string())), " ")
@@ -338,8 +324,6 @@ def as_text(values: pa.Array, where: str) -> pa.Array:
 
 def frame_batch(frame: pd.DataFrame, columns: Sequence[str]) -> pa.RecordBatch:
     """Columns of a frame as text; what is missing is empty."""
-    import pyarrow as pa
-
     return pa.RecordBatch.from_pydict({
         name: pa.array(frame[name].astype(object).where(frame[name].notna(), "").map(str), pa.string())
         for name in columns})
@@ -347,15 +331,11 @@ def frame_batch(frame: pd.DataFrame, columns: Sequence[str]) -> pa.RecordBatch:
 
 def joined(columns: Sequence[pa.Array]) -> pa.Array:
     """Rows as lines of tab-separated fields, without their ends."""
-    from pyarrow import compute as pc
-
     return pc.binary_join_element_wise(*columns, "\t")
 
 
 def content_of(lines: pa.Array) -> memoryview:
     """All lines of an array, each with its end, as bytes."""
-    from pyarrow import compute as pc
-
     ended = pc.binary_join_element_wise(lines, "", "\n")
     _, offsets, content = ended.buffers()
     ends = np.frombuffer(offsets, np.int32)[ended.offset:ended.offset + len(ended) + 1]

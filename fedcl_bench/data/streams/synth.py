@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 import numpy as np
+import pyarrow as pa
 import torch
+from pyarrow import csv
 
 from ... import rng
 from ...core.errors import UserError
@@ -270,9 +272,6 @@ def _sort_in(rows: np.ndarray, folder: Path, parts: int) -> None:
 
 def _write_part(part: Path, file) -> int:
     """Append the rows of a part, sorted, as text; returns how many."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     if not part.exists():
         return 0
     records = np.fromfile(part, dtype=_ROW)
