@@ -27,6 +27,16 @@ class Local(ABC):
         loss: (C,). In ``local_loss``, each client's recommendation loss in this local batch, to which the method's
             term is added; differentiable, so that a term of ``(weight - 1) * loss`` weighs it anew. In ``end_local``,
             the mean of each client's losses in its local batches, terms of the method included. No server knows it.
+        moved: in ``local_loss``, by how much each client has moved its public parameters since the server sent them
+            (with ``init=per_client`` in the first round, since it drew them), each (C, ...), differentiable: of an item
+            table the rows that the client holds, in any order, with 0 at repeated ones. Raises PluginError of a method
+            that does not declare ``sees_rows``.
+        changes: in ``end_local``, what training added to public parameters, by name, and where. Of item tables
+            (C, n, ...) and the items, (C, n); an item may be listed twice, all but once with 0. With None for the items
+            they are all of them, or the parameter has none, (C, ...). With a basis (``Method.row_basis``) what was
+            added to A, (C, n, r).
+        step_sizes: in ``end_local``, on lists of items: the learning rates of every parameter summed over the client's
+            local batches, each (C,). By plain SGD it has moved by minus that times the mean of its gradients.
     """
 
     users: Tensor
@@ -35,6 +45,9 @@ class Local(ABC):
     draw: DrawKey
     kept: dict[str, Tensor]
     loss: Tensor
+    moved: Tables
+    changes: dict[str, tuple[Tensor, Tensor | None]]
+    step_sizes: Tables
 
     @abstractmethod
     def known(self, n_users: int) -> Tensor:
@@ -46,28 +59,6 @@ class Local(ABC):
         """Send each client's row of ``value`` (C, ...) to the server, which gets it in ``Method.end_round``. Numbers of
         a floating type are sent with the noise on uploads, whole numbers as they are. Raises PluginError if
         ``Method.uploads`` does not declare it, or with another shape, or if it is a private parameter."""
-
-    @property
-    @abstractmethod
-    def moved(self) -> Tables:
-        """In ``local_loss``, by how much each client has moved its public parameters since the server sent them (with
-        ``init=per_client`` in the first round, since it drew them), each (C, ...), differentiable: of an item table the
-        rows that the client holds, in any order, with 0 at repeated ones. Raises PluginError of a method that does not
-        declare ``sees_rows``."""
-
-    @property
-    @abstractmethod
-    def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """In ``end_local``: what training added to public parameters, by name, and where. Of item tables (C, n, ...)
-        and the items, (C, n); an item may be listed twice, all but once with 0. With None for the items they are all of
-        them, or the parameter has none, (C, ...). With a basis (``Method.row_basis``) what was added to A, (C, n, r).
-        """
-
-    @property
-    @abstractmethod
-    def step_sizes(self) -> Tables:
-        """In ``end_local``, on lists of items: the learning rates of every parameter summed over the client's local
-        batches, each (C,). By plain SGD it has moved by minus that times the mean of its gradients."""
 
     @abstractmethod
     def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
@@ -132,42 +123,27 @@ class LocalBatch(Local):
     of these have mask False, weight 0 and label 0, and their scores mean nothing: multiply by ``weights``, or by
     ``mask``, before taking a sum over columns. A client may have no sample in a local batch: divide by no sum of them
     without ``clamp``.
+
+    Attributes:
+        scores: logits of the local rows that the batch scores, (C, n), differentiable.
+        labels: what the scores are trained to: 1 for positives, 0 for negatives, of explicit feedback the rating;
+            (C, n). Raises UserError of a backbone that makes samples of its own (RecBole's), as ``weights`` and
+            ``mask`` do.
+        weights: what each score counts in the client's loss, (C, n): pointwise losses are the mean over samples, so the
+            sum over columns is 1, and an item that is drawn twice counts twice. Of a pairwise loss, the sum of the
+            weights of the pairs that the score is in, so that positives and negatives sum to 1 each.
+        items: of which item each score is, int64 of shape (C, n).
+        rows: the clients' own public item rows that the scores are made of, each (C, n, ...), differentiable. Raises
+            PluginError of a method that does not declare ``sees_rows``.
+        moved_items: of which item each row of ``moved`` is, int64 of shape (C, m).
     """
 
-    @property
-    @abstractmethod
-    def scores(self) -> Tensor:
-        """Logits of the local rows that the batch scores, (C, n), differentiable."""
-
-    @property
-    @abstractmethod
-    def labels(self) -> Tensor:
-        """What the scores are trained to: 1 for positives, 0 for negatives, of explicit feedback the rating; (C, n).
-        Raises UserError of a backbone that makes samples of its own (RecBole's), here and in ``weights`` and ``mask``.
-        """
-
-    @property
-    @abstractmethod
-    def weights(self) -> Tensor:
-        """What each score counts in the client's loss, (C, n): pointwise losses are the mean over samples, so the sum
-        over columns is 1, and an item that is drawn twice counts twice. Of a pairwise loss, the sum of the weights of
-        the pairs that the score is in, so that positives and negatives sum to 1 each."""
-
-    @property
-    @abstractmethod
-    def moved_items(self) -> Tensor:
-        """Of which item each row of ``moved`` is, int64 of shape (C, m)."""
-
-    @property
-    @abstractmethod
-    def items(self) -> Tensor:
-        """Of which item each score is, int64 of shape (C, n)."""
-
-    @property
-    @abstractmethod
-    def rows(self) -> Tables:
-        """The clients' own public item rows that the scores are made of, each (C, n, ...), differentiable. Raises
-        PluginError of a method that does not declare ``sees_rows``."""
+    scores: Tensor
+    labels: Tensor
+    weights: Tensor
+    items: Tensor
+    rows: Tables
+    moved_items: Tensor
 
     @property
     def mask(self) -> Tensor:
