@@ -22,7 +22,7 @@ from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.cross_silo import CrossSilo, stages_of
 from .report import Inapplicable, Violated
-from .trials import DOMAINS, Pair, all_tables, finished, tables_differ
+from .trials import DOMAINS, Pair, finished, require_numbers, tables_differ
 from .worlds import domain_stream
 
 _OTHER = 9  # a seed that is none of the domains'
@@ -40,9 +40,7 @@ def runs(pair: Pair) -> str:
     last, domains = pair.points[-1], pair.stream.domains
     if [t for t, _, _ in last.tests] != list(range(len(domains))):
         raise Violated(f"tested {[t for t, _, _ in last.tests]}, expected all {len(domains)} domains")
-    for name, table in all_tables(last).items():
-        if table.isnan().any():
-            raise Violated(f"{name} has entries that are no number at the end")
+    require_numbers(last)
     tables = len(last.model.public) + len(last.model.dense)
     return f"{len(domains)} domains, {len(last.curve)} rounds of {tables} tables"
 

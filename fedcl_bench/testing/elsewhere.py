@@ -161,8 +161,7 @@ def clients_elsewhere(pair: Pair) -> str:
         mismatch = where(error, pair.plugins[0].path)
     finally:
         parts.close()
-    mismatch = mismatch or runs_differ(pair.points[-1], with_rows_of(progress, parts.ends, names), _APART)
-    if mismatch:
+    if mismatch := mismatch or runs_differ(pair.points[-1], with_rows_of(progress, parts.ends, names), _APART):
         raise Violated(f"apart from their server, as real clients are: {mismatch}. Of server_state a client's hook has "
                        f"what begin_step and end_step make and what `broadcasts` names, and a server's hook has what "
                        f"clients upload")

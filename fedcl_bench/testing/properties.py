@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-import random
 import sys
 import tempfile
 import typing
@@ -18,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +32,7 @@ from ..plugin.backbone import ITEM, Backbone
 from ..plugin.method import HOOKS, Method
 from ..plugin.state import Snapshot, score_users
 from ..rng import Tables
+from ..recbole.models import seeded_generators
 from ..recbole.parameters import PADDING
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import Plugin
@@ -42,8 +41,8 @@ from ..core.settings import checked, inactive
 from ..core.tuning import SIZES
 from ..stats.clip_noise import OPEN
 from .report import Inapplicable, Violated
-from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, open_round, runs_differ,
-                     tables_differ, trained_round)
+from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, open_round, require_numbers,
+                     runs_differ, tables_differ, trained_round)
 
 # Of a plugin alone.
 
@@ -231,9 +230,7 @@ def runs(pair: Pair) -> str:
     tested = {(t, s) for t, s, _ in last.tests}
     if tested != expected:
         raise Violated(f"tested {sorted(tested)}, expected {sorted(expected)}")
-    for name, table in all_tables(last).items():
-        if table.isnan().any():
-            raise Violated(f"{name} has entries that are no number at the end")
+    require_numbers(last)
     users, items = (" to ".join(map(str, dict.fromkeys(getattr(s, what) for s in steps)))
                     for what in ("n_users", "n_items"))
     return f"{len(steps)} steps, {users} users, {items} items, {len(last.curve)} rounds"
@@ -241,8 +238,7 @@ def runs(pair: Pair) -> str:
 
 def one_by_one(pair: Pair) -> str:
     """Clients trained together, each alone, and in another order upload the same."""
-    starts = _starts(pair)
-    for start in starts:
+    for start in _starts(pair):
         batched = client_round(pair.federation(), start)
         for how, split in (("alone", lambda users: users.split(1)),
                            ("in groups of 3, the last first", lambda users: reversed(users.split(3)))):
@@ -273,8 +269,7 @@ def _aggregated_otherwise(pair: Pair, start: Progress) -> str | None:
         key, sent, sums = trained_round(opened, progress, groups)
         if sums.held is None:  # it does not act yet
             return {}
-        model = aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent)
-        return model.sent
+        return aggregate_updates(sums, progress.model, opened.method, OPEN, key, sent).sent
 
     if pair.method_cls.aggregate_updates is Method.aggregate_updates:
         return None
@@ -357,8 +352,7 @@ def _vectors(backbone: SequentialBackbone, model: Snapshot, users: Tensor, seque
 
 def _same(expected: Tensor, scores: Tensor, hook: str, what: str) -> None:
     """Raise Violated unless scores are what they are expected to be."""
-    mismatch = tables_differ({"scores": expected}, {"scores": scores})
-    if mismatch:
+    if mismatch := tables_differ({"scores": expected}, {"scores": scores}):
         raise Violated(f"{hook}: {mismatch} with {what}; use sequence.real and the mask, and score an item by its row")
 
 
@@ -372,8 +366,7 @@ def threads(pair: Pair) -> str:
             ends.append(finished(pair.federation()))
     finally:
         torch.set_num_threads(before)
-    mismatch = runs_differ(*ends)
-    if mismatch:
+    if mismatch := runs_differ(*ends):
         raise Violated(f"one thread and three: {mismatch}; do hooks of different clients write to the same place?")
     return f"{similarity(*ends)} on 1 and 3 threads"
 
@@ -389,8 +382,7 @@ def random_numbers(pair: Pair) -> str:
         a = finished(pair.federation())
     with random_state(2):
         b = finished(pair.federation())
-    mismatch = runs_differ(a, b)
-    if mismatch:
+    if mismatch := runs_differ(a, b):
         raise Violated(f"two states of the global generators (torch, numpy, random): {mismatch}; draw from "
                        f"fedcl_bench.rng with the keys that hooks get")
     return f"{similarity(a, b)} under two states of torch's, numpy's and Python's generators"
@@ -399,15 +391,9 @@ def random_numbers(pair: Pair) -> str:
 @contextlib.contextmanager
 def random_state(seed: int) -> Iterator[None]:
     """Seeds the global generators inside the block and puts them back after it."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
+    with torch.random.fork_rng(devices=[]), seeded_generators(seed):
+        torch.manual_seed(seed)
         yield
-    finally:
-        for put_back, state in zip((torch.set_rng_state, np.random.set_state, random.setstate), before):
-            put_back(state)
 
 
 def resumes(pair: Pair) -> str:
@@ -530,8 +516,7 @@ def every_parameter_trained(pair: Pair) -> str:
         raise Violated("local_loss returns terms that are cut off from all parameters (detach, no_grad, .data or "
                        "numpy?), so that they train nothing")
     still = [name.split(" ", 1)[1] for name, moved in changed.items() if not moved and not name.endswith(PADDING)]
-    unused = [name for name in still if not _scores_depend_on(pair, name)]
-    if unused:
+    if unused := [name for name in still if not _scores_depend_on(pair, name)]:
         raise Violated(f"no training changes {', '.join(unused)}, and no score depends on it")
     return (f"{len(changed) - len(still)} parameters and uploads move, all finite"
             + (f"; {', '.join(still)} cancels out in the loss" if still else ""))

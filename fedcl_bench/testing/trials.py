@@ -31,6 +31,7 @@ from ..runs.config import AllSettings, RunConfig, attack_of, resolve
 from ..runs.registry import BASES, Plugin, Registry, discover, numbers_of
 from ..plugin.sequential import SequentialBackbone
 from ..stats.clip_noise import OPEN
+from .report import Violated
 from .worlds import domain_stream, growing_stream, session_log, session_stream, with_item_features
 
 SESSION_ITEMS = 40
@@ -300,8 +301,7 @@ def tables_differ(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: f
         if x.shape != y.shape:
             return f"'{name}' has shape {tuple(x.shape)} and {tuple(y.shape)}"
         if x.numel():
-            gap = float(_gap(x.double(), y.double()).max())
-            if gap > tolerance * _scale(x.double()):
+            if (gap := float(_gap(x.double(), y.double()).max())) > tolerance * _scale(x.double()):
                 return f"'{name}' differs by {gap:.2g}"
     return None
 
@@ -325,11 +325,17 @@ def all_tables(progress: Progress) -> Tables:
     return {f"{kind} {name}": table for kind, tables in kinds.items() for name, table in tables.items()}
 
 
+def require_numbers(progress: Progress) -> None:
+    """Raise Violated if a table has an entry that is no number."""
+    for name, table in all_tables(progress).items():
+        if table.isnan().any():
+            raise Violated(f"{name} has entries that are no number at the end")
+
+
 def runs_differ(a: Progress, b: Progress, tolerance: float = TOLERANCE) -> str | None:
     """What differs between the ends of two runs, in words."""
-    keys = ("step", "round", "loss", "valid")
     for x, y in zip(a.curve, b.curve):
-        for key in keys:
+        for key in ("step", "round", "loss", "valid"):
             if abs(x[key] - y[key]) > tolerance * max(1.0, abs(x[key])):
                 return f"{key} in round {x['round'] + 1} of step {x['step']}: {x[key]:.9g} and {y[key]:.9g}"
     if len(a.curve) != len(b.curve):
