@@ -236,7 +236,6 @@ def _channels(settings: Sequence[Any], stream: Stream, units: Sequence[Unit]) ->
 
 def _units(source: DatasetSource, stream: Stream, of_stream: StreamSettings, evaluation: EvaluationSettings
            ) -> list[Unit]:
-    """The units of a stream."""
     rows = None if of_stream.split_file or stream.steps[0].sessions else split_rows(source, of_stream)
     units, result, texts = stream.units(), [], []
     if all(item_file(part.path).is_file() for part in source.parts or (source,)):

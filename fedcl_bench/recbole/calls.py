@@ -8,7 +8,6 @@ The model is a module of one user. What differs between clients is handed to it 
 from __future__ import annotations
 
 import threading
-import warnings
 from dataclasses import dataclass, replace
 from typing import Callable, NamedTuple, Sequence
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from ..rng import Tables
 from .client_facts import Facts
 from .keyed_random import Keyed
-from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
+from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, interaction, tried
 from .parameters import Parameter
 
 HISTORY = "history"
@@ -113,9 +112,7 @@ class Caller:
 
     def batch(self, fields: Tables):
         """RecBole's batch."""
-        from recbole.data.interaction import Interaction
-
-        return Interaction(fields)
+        return interaction(fields)
 
     def call(self, host: Host, method: str, tables: Tables, history: Tensor | None, fields: dict[str, Tensor],
               key: Tensor, done: int) -> tuple[Tensor, Keyed]:
@@ -311,12 +308,7 @@ class Elements:
 
         def most(what: str, call: Callable[[], Tensor]) -> int:
             counts.clear()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of RecBole's code
-                    call()
-            except Exception as error:  # whatever a model's code raises is a reason, not a traceback
-                raise Refused(f"{what} fails on one client: {first_line(error)}") from error
+            tried(f"{what} fails on one client", call)
             return max(counts)
 
         loss, score = [], []

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from ..plugin.silo import DomainData, DomainModule, Histories
 from . import models
 from .domain_facts import READS_TEXT, DomainFacts
-from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config, seeded_generators
+from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config, interaction, seeded_generators
 from .parameters import Parameter
 
 TEXT = "text"  # the field's name
@@ -68,9 +68,7 @@ class Stub(models.ClientDataset):
         return self.item_num + 1 if field == TEXT else super().num(field)
 
     def get_item_feature(self):
-        from recbole.data.interaction import Interaction
-
-        return Interaction({TEXT: torch.zeros(self.item_num, dtype=torch.int64)})
+        return interaction({TEXT: torch.zeros(self.item_num, dtype=torch.int64)})
 
 
 def prepared(name: str, values: Mapping[str, Any], width: int, data: DomainData,
@@ -321,17 +319,17 @@ class RecBoleModule(DomainModule):
         # Whatever the model draws from Python's or NumPy's generator is decided by PyTorch's.
         seeded = seeded_generators(int(torch.randint(1 << 32, ()))) if draws else contextlib.nullcontext()
         with self._called(), seeded:
-            interaction = self.interaction(fields)
+            batched = self.interaction(fields)
             if self.transform is not None:
-                interaction = self.transform(self.stub, interaction)
-                if not (interaction[MASKED] > 0).any():  # RecBole counts no first position, and divides by 0
+                batched = self.transform(self.stub, batched)
+                if not (batched[MASKED] > 0).any():  # RecBole counts no first position, and divides by 0
                     return 0.0 * sum(value.sum() for value in self.parameters())
             if hasattr(self.model, "same_item_index"):  # FEARec's, which without a contrast reads none
                 others = fields[SEQUENCE], batch.lengths
                 if self.same_target is not None:
                     others = self.same_target.histories(self.same_target.draw(fields[SEQUENCE], targets))
                 hand_over(self.model, *others)
-            loss = self.model.calculate_loss(interaction)
+            loss = self.model.calculate_loss(batched)
         return (sum(loss) if isinstance(loss, tuple) else loss).reshape(())
 
     def scores(self, batch):
@@ -349,9 +347,7 @@ class RecBoleModule(DomainModule):
 
     def interaction(self, fields: dict[str, Tensor]):
         """RecBole's batch."""
-        from recbole.data.interaction import Interaction
-
-        return Interaction(fields)
+        return interaction(fields)
 
     def _fields(self, batch: Histories) -> dict[str, Tensor]:
         """RecBole's fields of histories: ids from 1, 0 at padding."""

@@ -81,7 +81,6 @@ class Keyed(TorchFunctionMode):
         return rng.bits(stream, torch.arange(count, device=self.key.device)).view(shape)
 
     def uniform(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Uniform on (0, 1)."""
         values = rng.uniform(self.bits(shape)).to(dtype or self.dtype)
         return values.clamp(max=1.0 - torch.finfo(values.dtype).eps / 2)  # single precision may round up to 1
 

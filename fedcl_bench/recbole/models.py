@@ -12,9 +12,10 @@ import logging
 import random
 import re
 import threading
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -45,6 +46,23 @@ def first_line(error: Exception | Warning) -> str:
     """An error's type and the beginning of what it says."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:100] if text else ''}".rstrip(": ")
+
+
+def tried(what: str, call: Callable[[], object]) -> None:
+    """Call a model; raises Refused if it fails, as with hyper-parameters that do not fit together."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of RecBole's code
+            call()
+    except Exception as error:  # whatever a model's code raises is a reason, not a traceback
+        raise Refused(f"{what}: {first_line(error)}") from error
+
+
+def interaction(fields: Mapping[str, Tensor]) -> Any:
+    """RecBole's batch."""
+    from recbole.data.interaction import Interaction
+
+    return Interaction(fields)
 
 
 @contextmanager

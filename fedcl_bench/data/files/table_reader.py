@@ -150,7 +150,6 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def fields_of(line: str, separator: str) -> list[str]:
-    """The fields of one line."""
     return line.split(COLONS) if separator == COLONS else next(csv.reader([line], delimiter=separator))
 
 

@@ -219,7 +219,6 @@ def _precomputed(features: FeatureSource, part: DatasetSource, items: Sequence[s
 
 
 def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Callbacks) -> np.ndarray:
-    """The vectors of texts by an encoder."""
     if features.model is None:
         return tfidf.encode(texts, features.dim)
     layers = features.layers or min(FFMSR_LAYERS, features.model.layers)
