@@ -9,16 +9,14 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 import yaml
 
 from ..core.errors import UserError, unknown
 from ..core.files import fingerprint, shipped, write_atomically
 from ..core.text import JOIN, LONGEST, for_terminal, safe_name, quoted
-
-if TYPE_CHECKING:
-    from .settings import StreamSettings
+from .settings import StreamSettings
 
 _MAKE_IT = ("Make one of a table with: run_bench.py data convert --table FILE --user COLUMN --item COLUMN --time "
             "COLUMN NAME")

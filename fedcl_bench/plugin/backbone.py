@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..rng import Tables
+from ..rng import DrawKey, Tables
 from ..kernels.functional import dot, weighted_bce
-from .local_settings import OwnSamples
+from .local_settings import LocalSettings, OwnSamples
 from ..core.settings import setting
 
 if TYPE_CHECKING:
     from ..data.stream import TrainingStep
-    from ..rng import DrawKey
-    from .local_settings import LocalSettings
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 

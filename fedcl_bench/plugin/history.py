@@ -10,18 +10,16 @@ rows of its own items only, and of the last layer a number per item (``training/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, ClassVar
+from typing import Callable, ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import rng
+from ..data.stream import TrainingStep
 from ..rng import DrawKey, Tables
 from .backbone import Backbone, OwnBatch
 from .local_settings import LocalSettings, OwnSamples
-
-if TYPE_CHECKING:
-    from ..data.stream import TrainingStep
 
 HISTORY = "history"
 Pool = Callable[[str, Tensor], Tensor]

@@ -6,7 +6,7 @@ All state is per user and private. The teacher of block t is the best validation
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ from ..core.errors import UserError
 from ..kernels.functional import weighted_bce
 from ..plugin.method import Method, SoftTargets
 from ..plugin.state import Snapshot, in_pieces, score_users
+from ..plugin.views import LocalBatch
 from ..kernels import ops
 from ..core.settings import setting
-
-if TYPE_CHECKING:
-    from ..plugin.views import LocalBatch
 
 
 @torch.no_grad()

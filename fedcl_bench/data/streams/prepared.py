@@ -14,7 +14,7 @@ from __future__ import annotations
 import zipfile
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +27,8 @@ from ...core.text import hash_of
 from ...core.version import NUMBERS
 from ..files.recbole_files import SPLITS
 from ..settings import StreamSettings
+from ..source import DatasetConfig, DatasetSource
 from ..stream import DomainPart, Ragged, Sessions, Step, Stream
-
-if TYPE_CHECKING:
-    from ..source import DatasetConfig, DatasetSource
 
 _PARTS = [Stream, Step, Ragged, Sessions, DomainPart, range]  # what a file holds besides tensors and plain values
 _TRAINING = ("topology", "known_users")  # say how domains are trained, whose stream is the same
