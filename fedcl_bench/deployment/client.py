@@ -273,8 +273,7 @@ class Kept:
     @staticmethod
     def latest(folder: Path, table: Path, plugins: tuple[Path, ...]) -> "Kept":
         """The run that ended last; raises UserError if there is none."""
-        files = sorted(folder.glob(f"runs/*/{KEPT_RUN}"), key=lambda path: path.stat().st_mtime)
-        if not files:
+        if not (files := sorted(folder.glob(f"runs/*/{KEPT_RUN}"), key=lambda path: path.stat().st_mtime)):
             raise UserError(f"--folder {folder}: no run has ended here; take part in one with --server HOST:PORT.")
         content = json.loads(files[-1].read_bytes())
         run, published = (msgspec.convert(content[name], type=cls)

@@ -161,8 +161,7 @@ class CrossDevice:
     def _optimised(self, begun: Snapshot, model: Snapshot, moments: Tables) -> tuple[Snapshot, Tables]:
         """The model after the step of the server's optimiser, if there is one, and what that remembers. It begins anew
         with every block: its clients' losses are another objective, which starts from another model."""
-        optimiser = self.federation.server.optimiser
-        if optimiser is None:
+        if (optimiser := self.federation.server.optimiser) is None:
             return model, {}
         after, moments = optimiser.step(begun.sent, model.sent, moments)
         return model.with_sent(after), moments

@@ -156,8 +156,7 @@ class Backbone:
         return not self.overrides("loss") and not self.pairwise
 
     def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
-        factors = self.factors(clients)
-        if factors is None:
+        if (factors := self.factors(clients)) is None:
             raise NotImplementedError(f"backbone '{self.name}' has neither score() nor factors()")
         return factors
 

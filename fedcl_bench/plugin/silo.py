@@ -76,8 +76,7 @@ def once_in_ranking(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     users are ranked its result is kept (see ``DomainModule.ranking``)."""
     @functools.wraps(make)
     def kept(module: DomainModule) -> Any:
-        results = module.__dict__.get(_RESULTS)
-        if results is None:
+        if (results := module.__dict__.get(_RESULTS)) is None:
             return make(module)
         if make.__name__ not in results:
             results[make.__name__] = make(module)

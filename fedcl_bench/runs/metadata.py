@@ -176,8 +176,7 @@ def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Pat
 
     Does nothing where the cache does not say which names there are; the registry answers then. Raises UserError for a
     name that no plugin has in any spelling, naming the nearest, or for one that is absent."""
-    known = read_all(folders) if all(Path(folder).is_dir() for folder in folders) else None
-    if known is None:
+    if not all(Path(folder).is_dir() for folder in folders) or (known := read_all(folders)) is None:
         return
     names = {kind: sorted(plugin.name for plugin in known if plugin.kind == kind) for kind in ("method", "backbone")}
     spelled = {kind: {name.lower() for name in of_kind} for kind, of_kind in names.items()}

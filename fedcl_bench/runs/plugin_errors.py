@@ -49,8 +49,7 @@ def named() -> Iterator[None]:
     except (UserError, RunFailed):
         raise
     except (Exception, SystemExit) as error:
-        message = _in_hook(error)
-        if message is None:
+        if (message := _in_hook(error)) is None:
             raise
         raise HookFailed(message) from error
 

@@ -29,8 +29,10 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, quoted
 from ..core.settings import describe
+from .import_guard import nothing_else_changes
 from .metadata import (NO_BACKBONE, OWN_METRICS, RECBOLE, Metadata, digest, entry_points, helpers_of, keep, missing,
                        plugin_files, shipped_folders, unknown_plugin)
+from .plugin_errors import at_import, words
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric, "attack": Attack}
 _STATEMENTS = [f"{part}{number}" for part, most in (("F", 7), ("C", 3), ("E", 4), ("P", 1))
@@ -102,8 +104,6 @@ class Registry:
                 helpers = helpers_of(path, content)
                 module = _import_file(path, content, helpers)
             except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
-                from .plugin_errors import at_import
-
                 self.failed[path.stem] = at_import(error, path)
                 continue
             content = b"".join([content, *helpers.values()])
@@ -227,8 +227,7 @@ class Registry:
             if isinstance(found, str):
                 self.failed[path.stem] = found
                 continue
-            other = self.loaded.get((found.kind, found.name))
-            if other:
+            if other := self.loaded.get((found.kind, found.name)):
                 raise UserError(f"two {found.kind} plugins are named '{found.name}': {other.path} and {path}.\n"
                                 f"Rename one of them.")
             self.loaded[found.kind, found.name] = found
@@ -282,8 +281,6 @@ def _unfit(kind: str, cls: type) -> str:
     try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
-        from .plugin_errors import words
-
         return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"
     return ""
 
@@ -359,8 +356,6 @@ def _import_file(path: Path, content: bytes, helpers: Mapping[Path, bytes]) -> M
     contents' hash, so that an edited file is another module. Python's own cache is not asked: it takes a file of the
     same size and second for the one that it compiled. Of several threads one imports it: the others would find a module
     whose classes are not there yet."""
-    from .import_guard import nothing_else_changes  # after the command line's help, as it needs PyTorch
-
     package = f"fedcl_bench_plugin_{digest(b''.join([bytes(path), content, *helpers.values()]))}"
     name = f"{package}_{path.stem}"
     with _importing:
@@ -425,8 +420,6 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
         try:
             target = entry.load()
         except (Exception, SystemExit) as error:
-            from .plugin_errors import words
-
             registry.failed[entry.name] = f"entry point {entry.value}: {words(error)}"
             continue
         module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, Collection, Iterable
 
+from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..core.errors import UserError, unknown
 from ..plugin.method import does_something
+from ..runs.config import make_config
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Plugin, Registry
 from . import domain_checks, elsewhere, interference, metric_checks, properties
@@ -177,9 +179,6 @@ def stable_or_same(pair: Pair) -> Pair:
 
 def on_real_data(pair: Pair) -> str:
     """Two rounds in each block of a dense slice of ML-100K: the users and items with at least 70 interactions."""
-    from ..data.datasets import load_stream
-    from ..runs.config import make_config
-
     names = (pair.method, pair.backbone) if pair.needs_features else ("ft", "fedmf")
     config = make_config(pair.registry, *names, "ml-100k", overrides=[("check", {"k_core": 70})])
     stream: Stream = load_stream(config.source, config.stream, config.features)

@@ -95,8 +95,7 @@ def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, ob
     general recommender."""
     import torch
     with importing_recbole():
-        model = _general(name)
-        if model is None:
+        if (model := _general(name)) is None:
             known = vars(importlib.import_module(_GENERAL))
             raise unknown("RecBole model", name, (n for n, v in known.items() if isinstance(v, type)))
     config = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "NEG_PREFIX": "neg_", "device": "cpu", **settings}

@@ -99,8 +99,7 @@ class Imported:
 
 def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:
     """A condition as ``>=4`` as a function of numbers; raises UserError for anything else."""
-    match = _CONDITION.fullmatch(text)
-    if not match:
+    if not (match := _CONDITION.fullmatch(text)):
         raise UserError(f"--keep: found '{text}', accepted: a comparison with a number, as '>=4'.")
     return lambda numbers: _OPERATORS[match[1]](numbers, float(match[2]))
 

@@ -135,8 +135,7 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     columns = {}
     for name in wanted:
         column = read.pop(name)
-        values = column.values()
-        if values is None:
+        if (values := column.values()) is None:
             import pandas as pd
 
             texts = _texts(path, layout, name).to_pandas()

@@ -208,8 +208,7 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
 
 def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> str:
     """What a message says of an error of pyarrow's."""
-    place = re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error))
-    if place:
+    if place := re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error)):
         with opened(path) as stream:
             hint = _guess(stream.read(_HEAD))
         return (f"{label}, line {place[2]}: column '{layout.columns[int(place[1])]}' is not UTF-8 text, which is "
