@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -149,10 +150,8 @@ def _played(part: WorldRun, tell: Callable[[str], None]) -> tuple[str, ...]:
                   stop=lambda: tape.number > part.until)
     folders = [plugin.path.parent for plugin in (config.method, config.backbone)]
     with Outside(folders, part.folder, data) as outside:
-        try:
+        with suppress(Interrupted):  # all events that were asked for are over
             execute(config, lambda: stream, part.folder / "results", watch, RunOptions(engine=_Taped(tape)))
-        except Interrupted:  # all events that were asked for are over
-            pass
     return "done", *outside.seen
 
 

@@ -7,8 +7,7 @@ at a socket beside its SuperNode (``client --listen``), and the app's part there
 from __future__ import annotations
 
 import json
-from multiprocessing.connection import Client as Connection
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Client as Connection, Listener
 from pathlib import Path
 from typing import Any, Callable, Sequence
 

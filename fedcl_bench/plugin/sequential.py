@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from .. import rng
-from .backbone import Backbone, BackboneSettings
+from .backbone import ITEM, Backbone, BackboneSettings
 from ..rng import DrawKey, Tables
 from ..kernels.functional import Pooling, cosine_pool, target_logits
-from .backbone import ITEM
 from ..core.settings import setting
 from ..core.tuning import SIZES
 

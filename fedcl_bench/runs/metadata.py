@@ -15,6 +15,7 @@ import importlib.metadata
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Iterable, Mapping
 
@@ -149,11 +150,9 @@ def keep(files: Mapping[Path, tuple[str, list[Metadata]]]) -> None:
     if all(known.get(path) == file for path, file in new.items()):
         return
     there = {path: file for path, file in known.items() if os.path.exists(path)}
-    try:
+    with suppress(OSError, RuntimeError, UserError):
         _cache().parent.mkdir(parents=True, exist_ok=True)
         write_atomically(_cache(), msgspec.json.format(msgspec.json.encode(there | new)))
-    except (OSError, RuntimeError, UserError):
-        pass
 
 
 def unknown_plugin(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
@@ -168,11 +168,9 @@ class _Checkpoints:
         except Corrupt as error:
             aside = next(aside for number in itertools.count() if not os.path.lexists(
                 aside := path.with_suffix(f".corrupt{number or ''}")))
-            try:
+            with suppress(FileNotFoundError):  # another run that shares block 0 has set it aside
                 path.rename(aside)
                 self._watch.warn(f"{error.wrong}; set aside as {aside.name}, starting afresh.")
-            except FileNotFoundError:  # another run that shares block 0 has set it aside
-                pass
             return None, 0.0
 
     def take_start(self) -> Progress | None:
@@ -208,11 +206,8 @@ def _tidy(record: Record, results: Path) -> None:
     """Remove what a process that was killed left beside a finished record, unless somebody is at it."""
     sweep(results / SHARED)
     if record.checkpoint.exists():
-        try:
-            with record.locked():
-                record.tidy()
-        except UserError:  # another process is at it, or it can only be read
-            pass
+        with suppress(UserError), record.locked():  # another process is at it, or it can only be read
+            record.tidy()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -61,13 +62,9 @@ def environment(device: str) -> dict[str, Any]:
 
 @functools.cache
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
+    info = Path("/proc/cpuinfo")
+    named = re.search("^model name[^:]*:(.*)", info.read_text() if info.is_file() else "", re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or "unknown"
 
 
 def test_means(progress: Progress) -> list[dict[str, Any]]:
