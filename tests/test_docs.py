@@ -242,7 +242,8 @@ def test_hooks_exist(registry):
     """Every name in `code` on the page of plugins belongs to a class that plugins are made of, or to a setting."""
     classes = [cls for module in (fedcl_bench, metric, sequential, silo, views) for _, cls in
                inspect.getmembers(module, inspect.isclass)] + [getattr(fedcl_bench, n) for n in fedcl_bench.__all__]
-    attributes = {name for cls in classes for name in (*dir(cls), *getattr(cls, "__dataclass_fields__", {}))}
+    attributes = {name for cls in classes for name in (*dir(cls), *getattr(cls, "__dataclass_fields__", {}),
+                                                       *getattr(cls, "__annotations__", {}))}
     modules = {path.stem for path in Path(toolbox.__file__).parent.glob("*.py")}
     plugins = [name for kind in ("method", "backbone") for name in registry.names(kind)]
     others = {*OTHERS, *plugins, *new_plugin.METHODS, *commands.COMMANDS, *settings_of(registry), *attributes, *modules,
