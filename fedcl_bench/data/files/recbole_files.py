@@ -13,7 +13,6 @@ from typing import Collection, Mapping
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute as pc
 
 from ...core.arrow import from_numbers, numbers
 from ...core.errors import UserError
@@ -155,6 +154,8 @@ def _texts(path: Path, layout: TableLayout, name: str) -> pa.ChunkedArray:
 
 def _categories(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of each row's token, int32, and the tokens as text."""
+    from pyarrow import compute as pc
+
     array, = column.chunks
     tokens = array.dictionary
     texts = np.empty(len(tokens), f"<U{max(pc.max(pc.utf8_length(tokens)).as_py(), 1)}")
@@ -205,6 +206,8 @@ class _Tokens:
 
     def first_bad(self, values: pa.DictionaryArray) -> int | None:
         """The first row that is no id."""
+        from pyarrow import compute as pc
+
         empty = np.flatnonzero(numbers(pc.utf8_length(values.dictionary)) == 0)  # `pc.index` imports pandas
         return int(np.argmax(numbers(values.indices) == empty[0])) if len(empty) else None
 

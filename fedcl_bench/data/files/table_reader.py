@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute as pc, csv as pa_csv, parquet
 
 from ...core.errors import UserError
 from ...core.files import bar
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyarrow import parquet
 
 COLONS = "::"  # as MovieLens 1M has it; its fields are never quoted
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", COLONS: "double colons", " ": "spaces"}
@@ -165,6 +165,8 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
                  ) -> Iterator[pa.RecordBatch]:
     """Columns of a table of text, compressed or not, as text, some rows at a time; messages call the file ``label``.
     Raises UserError naming the line for text of another encoding, or a row of another width that ``bad`` keeps."""
+    from pyarrow import csv as pa_csv
+
     wrong, rows, colons = [], int(layout.header), layout.separator == COLONS
 
     def of_another_width(row: Any) -> str:
@@ -291,6 +293,8 @@ def read_parquet(path: Path, label: str, columns: Sequence[str] = ()) -> pd.Data
 
 def parquet_file(path: Path, label: str) -> parquet.ParquetFile | None:
     """A file of Parquet; None if it is none. Raises UserError if it is a damaged one."""
+    from pyarrow import parquet
+
     with _as_parquet(label):
         with open(path, "rb") as file:
             if file.read(4) != b"PAR1":
@@ -311,6 +315,8 @@ def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[
 
 def as_text(values: pa.Array, where: str) -> pa.Array:
     """Values as text; what is missing is empty, and lists are joined by spaces. Raises UserError for other types."""
+    from pyarrow import compute as pc
+
     try:
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             values = pc.binary_join(values.cast(pa.list_(pa.string())), " ")
@@ -329,11 +335,15 @@ def frame_batch(frame: pd.DataFrame, columns: Sequence[str]) -> pa.RecordBatch:
 
 def joined(columns: Sequence[pa.Array]) -> pa.Array:
     """Rows as lines of tab-separated fields, without their ends."""
+    from pyarrow import compute as pc
+
     return pc.binary_join_element_wise(*columns, "\t")
 
 
 def content_of(lines: pa.Array) -> memoryview:
     """All lines of an array, each with its end, as bytes."""
+    from pyarrow import compute as pc
+
     ended = pc.binary_join_element_wise(lines, "", "\n")
     _, offsets, content = ended.buffers()
     ends = np.frombuffer(offsets, np.int32)[ended.offset:ended.offset + len(ended) + 1]
