@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 from ..core.errors import Corrupt, UserError, require_known
-from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, parse_assignments, split_methods
+from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, assemble, parse_assignments, split_methods
 from ..core.text import for_terminal, quoted
 
 if TYPE_CHECKING:
@@ -204,7 +204,6 @@ def found_by_cell(args: argparse.Namespace, registry: Registry, methods: Iterabl
 
 def located(name: str, data_dir: Path | None, changes: Mapping[str, Any]) -> tuple[DatasetSource, StreamSettings]:
     """A dataset's file and the settings of its stream, with the changes of ``--set``."""
-    from ..core.settings import assemble
     from ..data.source import locate, spelled
     from ..runs.config import CORE_SETTINGS, layers, refuse_inactive
 

@@ -14,6 +14,7 @@ from typing import Sequence, TextIO
 from ..core.errors import RunFailed, UserError, ran_out, unknown
 from ..core.files import NO_SPACE, closed_to_others, no_space
 from ..core.text import for_terminal
+from ..core.tuning import importing
 from ..core.version import __version__
 from .commands import COMMANDS
 
@@ -144,8 +145,6 @@ def _status(arguments: list[str]) -> int:
 
 
 def _execute(args: argparse.Namespace) -> int:
-    from ..core.tuning import importing
-
     if module := _IMPORTS.get(getattr(args, "action", args.command)):
         with importing():
             importlib.import_module(module)

@@ -250,7 +250,8 @@ class Study:
             going_on = [trial for trial in new if self._goes_on(trial) and others]
             for trial in [*further, *new]:
                 if trial not in going_on:
-                    self._tell(trial)
+                    value = trial.value(self.search.effort.seeds)
+                    self._study.tell(trial.asked, value, None if value is not None else self._pruned)
             further = going_on
 
     def _new_points(self, begun: int) -> int:
@@ -285,7 +286,3 @@ class Study:
         trial.asked.report(math.nan if value is None else value, 1)
         pruned = trial.asked.should_prune()
         return value is not None and (trial is self.trials[0] or not pruned)
-
-    def _tell(self, trial: Trial) -> None:
-        value = trial.value(self.search.effort.seeds)
-        self._study.tell(trial.asked, value, None if value is not None else self._pruned)

@@ -64,8 +64,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole table."""
-
     paper: str
     number: int  # of the paper's table; 0 in a table of no paper
     title: str

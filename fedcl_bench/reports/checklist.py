@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ..core.settings import as_text
 from ..core.text import for_latex, for_markdown
@@ -38,13 +38,10 @@ class Answered:
 
     def settings(self, *names: str) -> str:
         """The values of settings, over all runs that have them."""
-        found = {name: sorted({words[name] for words in map(words_of, self._settings()) if name in words})
-                 for name in names}
+        every = [words_of({"candidates": "all", **run.head["settings"]}) for run in self.runs]  # where it is inactive
+        found = {name: sorted({words[name] for words in every if name in words}) for name in names}
         return "; ".join(f"{name} {' or '.join(value or 'none' for value in values)}"
                          for name, values in found.items() if values not in ([], ["False"]))
-
-    def _settings(self) -> Iterable[Mapping[str, Any]]:
-        return ({"candidates": "all", **run.head["settings"]} for run in self.runs)  # where they are inactive
 
     def distinct(self, of: Callable[[dict[str, Any]], Any]) -> list[Any]:
         return list(dict.fromkeys(of(run.meta) for run in self.runs))

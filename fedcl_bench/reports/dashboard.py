@@ -18,13 +18,13 @@ import pandas as pd
 from ..core.errors import UserError
 from ..evaluation.metrics import sign_of
 from ..records.frames import still_improving
-from ..records.store import LEAKS, Run, incremental, leaks, protocol
+from ..records.store import LEAKS, Run, incremental, leaks, protocol, user_scores
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
 from .cells import DASH
 from .comparison import NAMES, Comparison, against_each, changes_of, unequal, words_of
-from .frame import OverSeeds, over_seeds, seed_averages, tested_settings, tested_users
+from .frame import OverSeeds, over_seeds, seed_averages, tested_settings
 from .notes import p_text
 
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
@@ -147,7 +147,8 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
             "MB sent": _mean([(m["bytes"]["total_up"] + m["bytes"]["total_down"]) / 1e6 for m in metas], ",.1f"),
             "seconds": _mean([meta["seconds"]["total"] for meta in metas], ",.1f"),
             "still improving": Number(rising / blocks, f"{rising} of {blocks}"),
-            "users": Number.as_(tested_users(variant.runs), ","), "seeds": seed_text(run.seed for run in variant.runs)})
+            "users": Number.as_(len(user_scores(variant.runs, cell.metric)), ","),
+            "seeds": seed_text(run.seed for run in variant.runs)})
     return sorted(rows, key=lambda row: -sign_of(cell.metric) * row[cell.metric][0] if cell.metric in row else 0.0)
 
 

@@ -125,16 +125,6 @@ def mean_matrix(runs: Sequence[Run], metric: str) -> np.ndarray:
     return by_seed.mean(axis=1).unstack("tested").to_numpy()
 
 
-def tested_users(runs: Iterable[Run]) -> int:
-    """How many users runs tested on the block just trained, in any incremental block."""
-    users: set[int] = set()
-    for run in runs:
-        keep = ((run.users["trained_block"] == run.users["tested_block"])
-                & run.users["trained_block"].isin(incremental(run)))
-        users.update(run.users.loc[keep, "user"].unique())
-    return len(users)
-
-
 # Curves and distributions
 
 

@@ -239,9 +239,7 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
             yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
                    draw.sensitivity(panels, job.looks[method], job.label(job.metric), title, claim))
     datasets = [dataset for dataset in job.datasets if any((dataset, backbone) in wanted for backbone in job.backbones)]
-    command = ""
-    if datasets:
-        command = f"\nMake the paper's with: {job.command(figure, datasets)}"
+    command = f"\nMake the paper's with: {job.command(figure, datasets)}" if datasets else ""
     if not drawn:
         which = f"one of {', '.join(settings)}" if len(settings) > 1 else settings[0]
         raise Skip(f"no runs of {method} in which only {which} is another.{command}")

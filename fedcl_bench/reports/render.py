@@ -30,8 +30,6 @@ def number(cell: Cell, value: float, signed: bool = True, decimals: int | None =
 
 
 def printed(cell: Cell) -> str:
-    if cell.printed is None:
-        return ""
     value = cell.printed.value
     return cell.printed.text if value is None else number(cell, value, decimals=cell.printed.decimals)
 

@@ -203,9 +203,7 @@ def _count_users(filling: Filling) -> None:
     """Set how many users each cell's tests have. All runs of a dataset are tested alike, so one of them tells it."""
     runs = sorted((run for runs in filling.runs.values() for run in runs),
                   key=lambda run: not run.meta["tested"]["interactions"])
-    counts: dict[str, dict] = {}
-    for run in runs:
-        counts.setdefault(run.meta["dataset"], run.meta["tested"])
+    counts = {run.meta["dataset"]: run.meta["tested"] for run in reversed(runs)}
     for key, cell in filling.cells.items():
         if cell.mean is None:
             continue
@@ -352,13 +350,11 @@ def _fill(filling: Filling, where: str) -> None:
     one_protocol(used, where)
     one_data(used)
     for key, cell in filling.cells.items():
-        if not runs[key[:3]]:
-            cell.missing = reasons[key[:3]]
-        elif key.column == "change":
-            base = runs[key.dataset, key.backbone, table.change_of]
-            averaged(cell, runs[key[:3]], base, filling.label(table.change_of))
+        if runs[key[:3]]:
+            base = runs.get((key.dataset, key.backbone, table.change_of), [])
+            averaged(cell, runs[key[:3]], base, filling.label(table.change_of or ""))
         else:
-            averaged(cell, runs[key[:3]])
+            cell.missing = reasons[key[:3]]
     _count_users(filling)
     _mark_reference(filling)
     if table.lead:

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
+from ...api.stopping import stop_between_rounds
 from ...core.errors import UserError
+from ...core.files import bar, write_atomically
 from ...core.settings import LARGEST
 from .. import Extend, add_options, count, counts, interrupted, print_json, seeds, settings_of, whole
 
@@ -153,9 +155,7 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
             frames: list[DataFrame]) -> None:
     """Run and attack every level, and add its clients' numbers to ``frames``. Raises Stopped if the user stops it,
     OSError if a level's numbers cannot be kept."""
-    from ...api.stopping import stop_between_rounds
     from ...audit.audit import Stopped, level_clients
-    from ...core.files import bar
 
     with stop_between_rounds() as stop:
         for level in planned:
@@ -172,7 +172,6 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
 
 def _write(results: dict[str, Any], out: Path) -> list[Path]:
     from ...audit import audit as report
-    from ...core.files import write_atomically
     from ...reports.draw import audit_curves, save
 
     texts = {"audit.json": json.dumps(results, indent=1, allow_nan=False) + "\n",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ...core.errors import UserError
+from ...core.tuning import importing
 from .. import add_options, count, print_json, workers
 
 EXAMPLES = """\
@@ -36,8 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...core.tuning import importing
-
     with importing():
         from ...deployment import flower, flower_app
         from ...deployment.client import Client, Kept, locked, take_part

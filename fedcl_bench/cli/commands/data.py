@@ -12,7 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
 
 from ...core.errors import UserError, require_known, unknown
+from ...core.files import bar
 from ...core.text import quoted, safe_name
+from ...data.source import configured, load_config, spelled, write_config
 from .. import add_options, count, interrupted, located, names, seed, settings_of, writing
 
 if TYPE_CHECKING:
@@ -278,7 +280,6 @@ def _import(args: argparse.Namespace) -> None:
 
 def _refuse_taken(name: str, what: str) -> None:
     from ...data.files.recbole_files import bundled
-    from ...data.source import configured
 
     if name.lower() in configured() or bundled(name):
         raise UserError(f"data {what}: '{name}' is a dataset that exists; choose another name.")
@@ -287,7 +288,6 @@ def _refuse_taken(name: str, what: str) -> None:
 def _download(args: argparse.Namespace) -> None:
     from ...data.files.archives import fetch
     from ...data.files.convert import FORMATS
-    from ...data.source import load_config, spelled
 
     args.name = spelled(args.name)
     require_known("dataset", [args.name], FORMATS)
@@ -304,9 +304,7 @@ def _download(args: argparse.Namespace) -> None:
 
 
 def _synth(args: argparse.Namespace) -> None:
-    from ...data.source import write_config
     from ...data.streams.synth import SyntheticLog, write
-    from ...core.files import bar
 
     safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
@@ -344,7 +342,6 @@ def _say_next(args: argparse.Namespace, run_as: str = "", settings: Mapping[str,
 def _report(args: argparse.Namespace, raw: Path, label: str = "") -> None:
     """Convert and say what was done; ``label`` as for ``convert``."""
     from ...data.files.convert import convert
-    from ...data.source import spelled
 
     args.name = spelled(args.name)
     done = convert(args.name, raw, args.out, args.force, args.any_checksum, label=label)

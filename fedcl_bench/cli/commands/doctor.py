@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 
 from ...core.errors import UserError
 from ...core.files import shipped
+from ...data.source import configured, load_config
+from ...runs.metadata import plugin_files, shipped_folders
 from .. import add_options, located
 
 # Of the extras [privacy], [ray] and [flower]; their modules, which know the same, import PyTorch.
@@ -104,8 +106,6 @@ def _plugins(folders: Iterable[Path]) -> str:
 
 
 def _plugin_texts(folders: Iterable[Path]) -> str:
-    from ...runs.metadata import plugin_files, shipped_folders
-
     folders = [*shipped_folders(), *folders]
     for folder in folders:
         if not folder.is_dir():
@@ -120,8 +120,6 @@ def _plugin_texts(folders: Iterable[Path]) -> str:
 
 
 def _configurations() -> str:
-    from ...data.source import configured, load_config
-
     return f"{len([load_config(name) for name in configured()])} dataset configurations can be read"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from ...core.errors import UserError
+from ...core.settings import parse_assignments
 from .. import CELLS, POOL, Extend, add_options, names, print_json, say_tuned, seed, settings_of, tuned_of
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _grid_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of ``grid.GridPart`` that the command line names."""
-    from ...core.settings import parse_assignments
-
     given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}
     given["tables"], given["figures"] = (tuple(numbers) if numbers else None for numbers in (args.table, args.figure))
     given["set"] = settings_of(args) or None

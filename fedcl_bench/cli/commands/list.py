@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Mapping
 from rich.console import Console
 
 from ...core.errors import UserError
+from ...core.settings import as_text, describe, flat
+from ...data.source import (atomic_files, config_file, configured, dataset_name, file_there, load_config,
+                            spelled)
+from ...runs.metadata import NO_BACKBONE, RECBOLE, Metadata, read_all, unknown_plugin
 from .. import add_options, settings_of
 
 if TYPE_CHECKING:
-    from ...runs.metadata import Metadata
     from ...runs.registry import Plugin, Registry
 
 _SHOPS = "online-retail-ffmsr+amazon-pantry"
@@ -31,9 +34,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...data.source import atomic_files, config_file, configured, spelled
-    from ...runs.metadata import RECBOLE, read_all, unknown_plugin
-
     name, folders = args.name, args.plugins
     if name == "recbole":
         return _recbole_models()
@@ -51,9 +51,6 @@ def run(args: argparse.Namespace) -> None:
 def _everything(folders: list[Path], plugins: list[Metadata] | None) -> None:
     """One line per method, backbone, metric, attack and dataset; plugins that cannot be loaded with their error.
     ``plugins``: None where importing them must tell."""
-    from ...data.source import atomic_files, configured, load_config
-    from ...runs.metadata import RECBOLE
-
     broken = {}
     if plugins is None:
         from ...runs.registry import discover
@@ -77,8 +74,7 @@ def _everything(folders: list[Path], plugins: list[Metadata] | None) -> None:
 
 
 def _in_full(name: str, args: argparse.Namespace) -> None:
-    from ...data.source import atomic_files, config_file, configured, file_there, spelled
-    from ...runs.registry import RECBOLE, discover
+    from ...runs.registry import discover
 
     registry = discover(args.plugins)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
@@ -104,9 +100,7 @@ def _in_full(name: str, args: argparse.Namespace) -> None:
 
 def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> None:
     """A plugin's reference and settings, and what else its runs take other than by default; or every setting."""
-    from ...core.settings import as_text, flat
     from ...runs.config import CORE_SETTINGS, STREAM_AMBIGUITIES, Layers, origins, resolve
-    from ...runs.registry import RECBOLE
 
     say(f"{plugin.kind} {plugin.name}: {plugin.cls.title}", style="bold")
     say(f"{plugin.cls.reference}\n{plugin.path}")
@@ -140,8 +134,6 @@ def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> Non
 def _settings(title: str, cls: type, values: Mapping[str, Any], whence: Mapping[str, str], brief: bool = False) -> None:
     """The settings of a class: each one's value, where that comes from, and what it means; ``brief``: only those that
     have another value than by default, without what they mean."""
-    from ...core.settings import as_text, describe
-
     rows = []
     for name, default, space, text in describe(cls):
         value = as_text(values[name]) or "(none)"
@@ -159,7 +151,6 @@ def _settings(title: str, cls: type, values: Mapping[str, Any], whence: Mapping[
 def _by_users(backbone: str) -> str:
     """Whether clients of one user each can train a model of RecBole; empty for other backbones."""
     from ...recbole import client_facts
-    from ...runs.registry import RECBOLE
 
     return client_facts.status(backbone[len(RECBOLE):]) if backbone.startswith(RECBOLE) else ""
 
@@ -169,7 +160,6 @@ def _cell(registry: Registry, plugin: Plugin) -> tuple[str, str, str]:
     from ...federation.compatibility import check_classes
     from ...plugin.method import Method
     from ...plugin.sequential import SequentialBackbone
-    from ...runs.metadata import NO_BACKBONE
 
     def fits(method: str, backbone: str) -> bool:
         try:
@@ -209,8 +199,6 @@ def _metric(plugin: Plugin) -> None:
 
 def _dataset(dataset: str, path: Path) -> None:
     """A dataset's config; ``path`` is its YAML file, or the data of one that has none."""
-    from ...data.source import dataset_name, load_config
-
     name, config = dataset_name(dataset), load_config(dataset)
     say(f"dataset {name}: {config.title or 'your own'}", style="bold")
     settings = {"settings": config.settings,

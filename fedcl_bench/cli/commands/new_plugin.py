@@ -8,6 +8,9 @@ from pathlib import Path
 from string import Template
 
 from ...core.errors import UserError, require_known
+from ...core.files import shipped
+from ...data.source import configured
+from ...runs.metadata import read_all
 from .. import writing
 
 KINDS = ("method", "backbone", "metric", "attack")
@@ -43,9 +46,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...data.source import configured
-    from ...core.files import shipped
-
     require_known("kind of plugin", [args.kind], KINDS)
     if args.starts_as and args.kind != "method":
         raise UserError(f"--kind: found '{args.starts_as}' for a {args.kind}; only methods come in several, leave it "
@@ -80,8 +80,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _refuse_taken(name: str, folders: list[Path]) -> None:
     """Raise UserError if a plugin has the name; plugins are imported if the cache does not say which there are."""
-    from ...runs.metadata import read_all
-
     if (known := read_all(folders)) is not None and name not in {plugin.name for plugin in known}:
         return
     from ...runs.registry import discover

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ...core.files import write_atomically
 from .. import add_options, left_out, writing
 
 EXAMPLES = """\
@@ -28,7 +29,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...core.files import write_atomically
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
     from ...records.store import load_all

@@ -9,8 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
+from ...api.stopping import stop_between_rounds
+from ...core.clock import since_start
 from ...core.errors import UserError, require_known
-from ...core.text import quoted
+from ...core.text import for_terminal, quoted
+from ...core.tuning import importing
+from ...data.source import read_yaml
+from ...runs.metadata import refuse_typos
 from .. import add_options, cores, count, print_json, say_tuned, seed, seeds, settings_of, tuned_of, workers
 
 if TYPE_CHECKING:
@@ -112,8 +117,6 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     """Fill arguments that the command line left open from --config; return the settings of the file."""
     if args.config is None:
         return {}
-    from ...data.source import read_yaml
-
     settings = read_yaml(args.config)
     for name, convert in _FILE_KEYS.items():
         if name in settings:
@@ -133,10 +136,6 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...core.clock import since_start
-    from ...core.tuning import importing
-    from ...runs.metadata import refuse_typos
-
     from_file = _merge_config_file(args)
     refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
@@ -176,9 +175,7 @@ def run(args: argparse.Namespace) -> int:
 def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> int:
     from rich.console import Console
 
-    from ...api.stopping import stop_between_rounds
     from ...audit.honesty import RealRun, examine
-    from ...core.text import for_terminal
     from ...experiments.worker import Job
     from ..show import print_table
 
@@ -208,7 +205,6 @@ def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Laye
     if args.ray and args.save_lists:
         raise UserError("--save-lists: found --ray, accepted: runs in this process, which sees all users' lists.")
     from ...api.seeds import Execution, run_seeds
-    from ...api.stopping import stop_between_rounds
     from ...runs.logs import targets
 
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from ...core.errors import UserError, unknown
+from ...data.source import dataset_name
 from .. import (DRAWN, POOL, add_methods, add_options, check_formats, methods_of, print_json, save_figure, say_tuned,
                 seeds, settings_of, tuned_of, writing)
 
@@ -129,7 +130,6 @@ def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results
 
 
 def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, left_out: Sequence[str]) -> None:
-    from ...data.source import dataset_name
     from ...experiments.papers import label
     from ...reports import sensitivity_table
     from ..show import print_table

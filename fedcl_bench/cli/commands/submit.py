@@ -6,6 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
+from ...core.errors import Corrupt
 from .. import OF_RECORDS, add_options, say_tuned, settings_of, source_of
 
 EXAMPLES = """\
@@ -36,7 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...core.errors import Corrupt
     from ...leaderboard import board, submission
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, parse_method

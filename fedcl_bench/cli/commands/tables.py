@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from ...core.errors import UserError, unknown
+from ...core.files import write_atomically
 from .. import OF_RECORDS, Extend, add_options, located, names, say_tuned, settings_of, source_of, writing
 
 if TYPE_CHECKING:
@@ -111,8 +113,6 @@ def make_source(args: argparse.Namespace, needs_runs: bool = True) -> Source:
 
 def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
     """Statistics of a dataset that is on this machine; UserError if it is not."""
-    from dataclasses import fields
-
     from ...data.datasets import load_stream, statistics
     from ...data.settings import StreamSettings
 
@@ -122,7 +122,6 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...core.files import write_atomically
     from ...reports.render import FORMATS, RENDERERS, terminal
 
     own = not (args.paper or args.table or args.add) or any(

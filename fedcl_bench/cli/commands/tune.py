@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ...core.errors import UserError
+from ...core.files import shipped
 from .. import CELLS, POOL, add_options, interrupted, print_json, where_of, seed, seeds, settings_of, whole
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
@@ -57,7 +58,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
     """Where to write what is chosen, and where to look up what it lacks; raises UserError if shipped settings would be
     written without being asked to, or there are none."""
-    from ...core.files import shipped
     from ...runs.specs import MY_TUNED, SHIPPED_TUNED, shipped_tuned
 
     ours = shipped(str(SHIPPED_TUNED))

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...api.stopping import stop_between_rounds
 from .. import add_options, interrupted, print_json
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...api.seeds import Execution, run_seeds
-    from ...api.stopping import stop_between_rounds
     from ...leaderboard.verify import verify
     from ...records.store import load_record
     from ...runs.runner import Interrupted
