@@ -41,16 +41,10 @@ def holds_all_sessions(settings: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """The model of one run after its last block, as it was tested.
-
-    Attributes:
-        run: whose it is.
-        saved: the content of ``model.pt``.
-        origin: where the run's plugins and data come from.
-    """
+    """The model of one run after its last block, as it was tested."""
 
     run: Run
-    saved: SavedModel
+    saved: SavedModel  # the content of ``model.pt``
     origin: Origin
 
     @property

@@ -30,18 +30,12 @@ def warned(error: Corrupt) -> None:
 
 @dataclass(frozen=True)
 class Origin:
-    """Plugins and data of runs.
-
-    Attributes:
-        records: the folder that their records are in, where other methods are looked for too.
-        data_dir: folder of atomic files; None as for ``make_config``.
-        plugins: the folders of plugin files that ``registry`` has.
-    """
+    """Plugins and data of runs."""
 
     registry: Registry
-    records: Path
-    data_dir: Path | None = None
-    plugins: tuple[Path, ...] = ()
+    records: Path  # the folder that their records are in, where other methods are looked for too
+    data_dir: Path | None = None  # folder of atomic files; None as for ``make_config``
+    plugins: tuple[Path, ...] = ()  # the folders of plugin files that ``registry`` has
 
     def dataset(self, run: Run) -> str:
         """The dataset of a run as configurations and specs take it: a path where a YAML file beside the data counts."""

@@ -27,30 +27,23 @@ from .progress_bars import Display
 
 @dataclass
 class Execution:
-    """How the seeds of a run are run, and the stream that they share; no number depends on it.
+    """How the seeds of a run are run, and the stream that they share; no number depends on it."""
 
-    Attributes:
-        results, stop, rerun, save_lists: as for ``execute`` and its ``Watch``.
-        quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
-        load_data: reads the stream of a configuration; None: from the dataset's file.
-        check: raises UserError if the run cannot be done by what does it.
-        engine_of: makes what trains a run, given its configuration and where to warn.
-        threads: of PyTorch; None: chosen by the size of the work.
-        stream: loaded and checked for the first seed that is not finished yet.
-    """
-
+    # As for ``execute`` and its ``Watch``.
     results: Path
     stop: Callable[[], bool]
     rerun: bool = False
     save_lists: bool = False
+    # As for ``Display``.
     quiet: bool = False
     verbose: bool = False
-    logs: Sequence[Target] = ()
-    load_data: Callable[[RunConfig, Display], Stream] | None = None
-    check: Callable[[Federation], None] = lambda federation: None
+    logs: Sequence[Target] = ()  # as ``runs/logs.py`` makes them of ``--log``
+    load_data: Callable[[RunConfig, Display], Stream] | None = None  # None: from the dataset's file
+    check: Callable[[Federation], None] = lambda federation: None  # raises UserError if what does the run cannot do it
+    # Makes what trains a run, given its configuration and where to warn.
     engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Engine()
-    threads: int | None = None
-    stream: Stream | None = None
+    threads: int | None = None  # of PyTorch; None: chosen by the size of the work
+    stream: Stream | None = None  # loaded and checked for the first seed that is not finished yet
 
     def load(self, config: RunConfig, display: Display) -> Stream:
         """The stream of a configuration and of those that differ in their seed; what they have in common is noted the

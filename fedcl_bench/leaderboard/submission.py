@@ -203,17 +203,11 @@ def _privacy(privacy: Mapping[str, Any]) -> str:
 
 def select(source: Source, text: str, places: Mapping[str, Iterable[str] | None], changes: Mapping[str, Any],
            records: Path) -> Cells:
-    """The runs to submit of a folder of records: the method's, FT's and, where there are some, the bound's.
+    """The runs to submit of a folder of records: the method's, FT's and, where there are some, the bound's. Raises
+    UserError for runs that failed, did not end, have several settings, or lack seeds; see ``require``.
 
-    Args:
-        text: the method, with settings of its own as ``f3crec:without=arm``.
-        places: ``backbone`` and ``dataset`` to the names that are submitted; None: all that there are.
-        changes: settings of all runs.
-        records: the folder that was read.
-
-    Raises:
-        UserError: for runs that failed, did not end, have several settings, or lack seeds; see ``require``.
-    """
+    ``text``: the method, with settings of its own as ``f3crec:without=arm``; ``places``: ``backbone`` and ``dataset``
+    to the names that are submitted, None: all that there are; ``changes``: settings of all runs."""
     method = source.registry.get("method", parse_method(text)[0]).name
     if method == REFERENCE or not source.registry.get("method", method).cls.needs_backbone:
         raise UserError(f"submit: found the method {method}, accepted: one that is tested against {REFERENCE} on a "

@@ -146,21 +146,14 @@ def refuse(error: Corrupt) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One finished run.
+    """One finished run."""
 
-    Attributes:
-        head: names, seed, hash, settings, the number of blocks and the metrics' names: enough to choose runs by.
-        path: the folder it was read from.
-        open: reads and verifies the record; returns the content of ``run.json``.
-        load: reads one of the frames ``users``, ``rounds`` and ``analysis``; called once for each that is asked for.
-        left_out: told why, if the record is not what was written.
-    """
-
-    head: Mapping[str, Any]
-    path: Path
-    open: Callable[[], dict[str, Any]]
+    head: Mapping[str, Any]  # names, seed, hash, settings, number of blocks, metrics' names: enough to choose runs by
+    path: Path  # the folder it was read from
+    open: Callable[[], dict[str, Any]]  # reads and verifies the record; returns the content of ``run.json``
+    # Reads one of the frames ``users``, ``rounds`` and ``analysis``; called once for each that is asked for.
     load: Callable[[str], pd.DataFrame]
-    left_out: Callable[[Corrupt], None] = refuse
+    left_out: Callable[[Corrupt], None] = refuse  # told why, if the record is not what was written
 
     @property
     def seed(self) -> int:

@@ -91,18 +91,13 @@ class Tested(Struct, forbid_unknown_fields=True):
 
 
 class Sampled(Struct, forbid_unknown_fields=True):
-    """What was measured on samples of users.
+    """What was measured on samples of users."""
 
-    Attributes:
-        settings: those that ask for a sample, with its expected size; clients: all of the run.
-        to_find: of each block, users with something to find in its test, in the sample or not.
-        intervals: of each metric's mean over all users, 95 %, per block; None for a sample that is too small. Empty
-            unless evaluation is of a sample.
-    """
-
-    settings: dict[str, Count]
-    clients: Count
-    to_find: list[Count]
+    settings: dict[str, Count]  # those that ask for a sample, with its expected size
+    clients: Count  # all of the run
+    to_find: list[Count]  # of each block, users with something to find in its test, in the sample or not
+    # Of each metric's mean over all users, 95 %, per block; None for a sample that is too small. Empty unless
+    # evaluation is of a sample.
     intervals: dict[str, list[list[float] | None]] = {}
 
 
@@ -142,15 +137,7 @@ class Features(Struct, forbid_unknown_fields=True):
 
 
 class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True):
-    """A run that ended; ``docs/records.md`` says what most fields are.
-
-    Attributes:
-        matrix: by metric, row t of R[t, s] with s from 0 to t.
-        ratings: where ratings are predicted, errors over all of a block's test.
-        groups: by group of users or items, ``users`` and metrics per block.
-        sampled: None if all users were looked at.
-        files: checksums of the Parquet files; compact records have none.
-    """
+    """A run that ended; ``docs/records.md`` says what most fields are."""
 
     device: str
     base_hash: Hash
@@ -158,7 +145,7 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     environment: Environment
     inactive_settings: dict[str, str]
     metrics: dict[str, MetricMeans]
-    matrix: dict[str, list[list[float]]]
+    matrix: dict[str, list[list[float]]]  # by metric, row t of R[t, s] with s from 0 to t
     continual: dict[str, Continual]
     tested: Tested
     rounds: list[Count]
@@ -171,12 +158,12 @@ class FinishedRun(_Run, tag="finished", kw_only=True, forbid_unknown_fields=True
     readings: list[str] = []
     stages: dict[str, list[Count]] = {}
     lists: dict[str, list[float | None]] = {}
-    ratings: dict[str, list[float]] = {}
-    groups: dict[str, dict[str, list[float | None]]] = {}
+    ratings: dict[str, list[float]] = {}  # where ratings are predicted, errors over all of a block's test
+    groups: dict[str, dict[str, list[float | None]]] = {}  # of users or items: ``users`` and metrics per block
     nearly_best: NearlyBest | None = None
     features: Features | None = None
-    sampled: Sampled | None = None
-    files: dict[str, Hash] = {}
+    sampled: Sampled | None = None  # None if all users were looked at
+    files: dict[str, Hash] = {}  # checksums of the Parquet files; compact records have none
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,19 +44,10 @@ def recorded_values(parts: Sequence[Any]) -> dict[str, Any]:
 
 def changed_settings(registry: Registry, head: Mapping[str, Any], dataset: str, below: Mapping[str, Any] | None = None,
                      tuned: Tuned | None = None) -> dict[str, Any]:
-    """The settings of a record that are not today's defaults, which make its run again. What follows from another one
-    of them, as a stream's own defaults, is not among them.
-
-    Args:
-        head: of the record.
-        dataset: the record's, or its path.
-        below: settings that count as defaults, as those of ``--set``. One that the record has otherwise is among the
-            result.
-        tuned: where tuned settings are that count as defaults too.
-
-    Raises:
-        UserError: if a plugin is not here, or does not take these settings.
-    """
+    """The settings of a record, given its head, that are not today's defaults, which make its run again. What follows
+    from another one of them, as a stream's own defaults, is not among them. Raises UserError if a plugin is not here,
+    or does not take these settings. ``dataset``: the record's, or its path; ``below``: settings that count as defaults,
+    as those of ``--set``; ``tuned``: where tuned ones are that do so too."""
     found = dict[str, Any]()
     while True:
         spec = RunSpec(head["method"], head["backbone"], dataset, tuple({**(below or {}), **found}.items()))
@@ -149,17 +140,11 @@ def _blocks(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...
 
 def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
                  blocks: Sequence[int] | None = None, draws: int = 9999) -> list[Comparison]:
-    """The proposed method against each other one.
+    """The proposed method against each other one, given each method's runs on one backbone and dataset. Raises
+    UserError for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
 
-    Args:
-        runs: method to its runs on one backbone and dataset.
-        metric: as ``ndcg@20``; on the block just trained.
-        blocks: averaged over; None: the incremental ones.
-        draws: of the bootstrap and of the sign flips; 1 where only the t-test is wanted, which is quick.
-
-    Raises:
-        UserError: for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
-    """
+    ``metric``: on the block just trained; ``blocks``: averaged over, None: the incremental ones; ``draws``: of the
+    bootstrap and of the sign flips; 1 where only the t-test is wanted, which is quick."""
     same_tests([run for of_method in runs.values() for run in of_method], "compare")
     having = {name: [run for run in of_method if metric in run.meta["metrics"]] or list(of_method)
               for name, of_method in runs.items()}
@@ -199,10 +184,8 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
     """Friedman's test with one row per backbone and dataset: the rows, and the test over them. Raises UserError for
     runs that are not comparable, a metric or block that they lack, or too few rows or methods.
 
-    Args:
-        cells: (backbone, dataset) to method to its runs; every row has the same methods in the same order.
-        metric, blocks: as for ``against_each``; None are each row's own incremental blocks.
-        where: what asks, for errors.
+    ``cells``: (backbone, dataset) to method to its runs; every row has the same methods in the same order. ``metric``,
+    ``blocks``: as for ``against_each``; None are each row's own incremental blocks. ``where``: what asks, for errors.
     """
     one_protocol([run for row in cells.values() for of_method in row.values() for run in of_method], where)
     rows = []
