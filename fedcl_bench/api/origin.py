@@ -30,8 +30,6 @@ def warned(error: Corrupt) -> None:
 
 @dataclass(frozen=True)
 class Origin:
-    """Plugins and data of runs."""
-
     registry: Registry
     records: Path  # the folder that their records are in, where other methods are looked for too
     data_dir: Path | None = None  # folder of atomic files; None as for ``make_config``

@@ -56,9 +56,7 @@ class GridPart:
             if not self.tables and not self.figures:
                 raise UserError("--table is missing (or --figure): which of the paper's? It may be repeated.")
             from . import papers
-            chosen = {"datasets": self.datasets, "backbones": self.backbones, "methods": self.methods}
-            needed = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
-                      *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
+            needed = papers.specs(self.paper, self.tables, self.figures, self.datasets, self.backbones, self.methods)
         own = {name: spec.method for spec in needed for name, _ in spec.settings} if self.paper is None else {}
         if twice := [name for name in self.vary if name in own]:
             raise UserError(f"--vary: found '{twice[0]}', which {own[twice[0]]} has of its own in --methods, accepted: "

@@ -31,8 +31,6 @@ class Running:
 
 @dataclass
 class GridState:
-    """The state of a grid, for display."""
-
     tasks: int
     jobs: int
     outcomes: list[Outcome] = field(default_factory=list)

@@ -207,7 +207,7 @@ class Conductor(Engine):
         check_divisible(federation)
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
-        """As ``federation.run``, but what it yields has clients' rows as they started until ``whole`` gathers them.
+        """As ``federation.run``, but what it yields has clients' rows as they started until ``complete`` gathers them.
         Raises UserError if the run cannot be spread, or its workers die again and again."""
         self._federation, self._names = federation, divide(federation.stream, self._shards)
         self._parts = [stream_part(federation.stream, names) for names in self._names]

@@ -78,9 +78,6 @@ class Tuning:
     below: Path | None = None  # folder of the settings of combinations that ``folder`` lacks; never written
     where: Where = Where()
 
-    def file(self, c: Combination) -> Path:
-        return tuned_file(self.folder, *c)
-
     @property
     def _tuned(self) -> Tuned:
         return Tuned((self.folder, self.below) if self.below else (self.folder,), where=self.where)
@@ -263,7 +260,7 @@ def _write(tuning: Tuning, result: Result) -> None:
     try:
         tuning.folder.mkdir(parents=True, exist_ok=True)
         sweep(tuning.folder)
-        write_atomically(tuning.file(result.combination), json.dumps(result.content, indent=1).encode())
+        write_atomically(tuned_file(tuning.folder, *result.combination), json.dumps(result.content, indent=1).encode())
     except OSError as error:
         raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "
                         f"DIR.") from None

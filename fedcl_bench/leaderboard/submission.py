@@ -177,7 +177,7 @@ def _row(folder: Path, place: Place, runs: Mapping[str, Sequence[Run]], method: 
     scores = paired_scores(common_seeds(mine, theirs), metric).dropna()
     over = over_seeds(seed_averages(mine, metric))
     shares = {row.method: row.against for row in headroom_rows(runs, REFERENCE, BOUND, metric)} if BOUND in runs else {}
-    against = shares.get(method)
+    against, sent = shares.get(method), ", ".join(meta["privacy"]["uploaded"]) or "nothing"
     return Row(
         backbone=place[0], dataset=place[1],
         stream=", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(mine[0])),
@@ -188,14 +188,9 @@ def _row(folder: Path, place: Place, runs: Mapping[str, Sequence[Run]], method: 
         detectable=detectable(float(np.std(scores["mine"] - scores["theirs"], ddof=1)), test.n),
         share=list(against.share) if against and against.share else None, bounded=BOUND in runs,
         megabytes=float(np.mean([run.meta["bytes"][way] for run in mine for way in ("total_up", "total_down")])) / 5e5,
-        privacy=_privacy(meta["privacy"]), leaks=LEAKS if leaks(meta["settings"]) else "none known",
+        privacy=" ".join([f"Sends {sent}.", *(meta["privacy"]["notes"] or ["No formal guarantee."])]),
+        leaks=LEAKS if leaks(meta["settings"]) else "none known",
         gives_up=list(registry.gives_up(method, meta["settings"])))
-
-
-def _privacy(privacy: Mapping[str, Any]) -> str:
-    """What a record says of privacy, as a sentence or more."""
-    sent = ", ".join(privacy["uploaded"]) or "nothing"
-    return " ".join([f"Sends {sent}.", *(privacy["notes"] or ["No formal guarantee."])])
 
 
 # From a results folder

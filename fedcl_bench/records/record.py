@@ -146,8 +146,6 @@ def refuse(error: Corrupt) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One finished run."""
-
     head: Mapping[str, Any]  # names, seed, hash, settings, number of blocks, metrics' names: enough to choose runs by
     path: Path  # the folder it was read from
     open: Callable[[], dict[str, Any]]  # reads and verifies the record; returns the content of ``run.json``

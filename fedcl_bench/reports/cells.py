@@ -95,8 +95,6 @@ def _decimals(key: Key, printed: Printed | None) -> int:
 
 @dataclass
 class Filling:
-    """A table that is being filled."""
-
     table: PaperTable
     source: Source
     names: Callable[[str], str]  # a row, backbone, dataset, metric or column to what it is called

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ..core.errors import UserError
 from ..core.text import JOIN
-from ..experiments.papers import Key, figure_specs
+from ..experiments.papers import Key, specs
 from ..records.store import Run, incremental, one_protocol
 from ..runs.specs import RunSpec, expected_settings, seed_text
 from ..stats.significance import TooFew
@@ -216,7 +216,7 @@ def sensitivity(figure: str, job: FigureJob, decorated: Callable[[SettingPanel],
     axis or a paper's claim to a panel; ``claim``: that one in words."""
     method, source = job.paper.OURS, job.source
     wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
-    for spec in figure_specs(job.paper_name, [figure]):
+    for spec in specs(job.paper_name, figures=[figure]):
         (name, value), *_ = spec.settings
         wanted.setdefault((spec.dataset, spec.backbone), {}).setdefault(name, set()).add(value)
     settings = list(next(iter(wanted.values())))

@@ -23,8 +23,6 @@ FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never
 
 @dataclass(frozen=True)
 class Source:
-    """Where numbers come from."""
-
     runs: Sequence[Run]  # all finished ones there are
     registry: Registry
     tuned: Tuned | None = None  # where tuned settings are, or None for the plugins' and datasets' defaults

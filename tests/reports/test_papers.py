@@ -67,13 +67,13 @@ def test_numbers_that_several_tables_print_are_the_same():
 
 
 def test_specs_and_added_methods_on_the_backbones_of_the_papers_own():
-    specs, figure_specs = papers.specs, papers.figure_specs
+    specs = papers.specs
     assert len(specs("f3crec", [2])) == 72 and specs("f3crec", [1]) == []
     assert len(specs("f3crec", [2], datasets=["ml-100k"], backbones=["fedmf"], methods=["ft", "kd"])) == 2
     ablations = specs("f3crec", [3, 6], datasets=["ml-100k"])
     assert len(ablations) == 6 and RunSpec("f3crec", "fedmf", "ml-100k", (("without", "sc"),)) in ablations
     assert len(specs("f3crec", range(1, 9))) == len(set(specs("f3crec", range(1, 9)))) == 100
-    assert {spec.settings[0][0] for spec in figure_specs("f3crec", [4])} == {"eps", "lambda_kd", "beta"}
+    assert {spec.settings[0][0] for spec in specs("f3crec", figures=[4])} == {"eps", "lambda_kd", "beta"}
     assert specs("fcucr", [2], datasets=["xing"]) == [
         *(RunSpec("ft", backbone, "xing") for backbone in fcucr.STATIC),
         *(RunSpec("ft", backbone, "xing", loss) for backbone in fcucr.WHOLE_SESSIONS
@@ -81,12 +81,12 @@ def test_specs_and_added_methods_on_the_backbones_of_the_papers_own():
         *(RunSpec(method, backbone, "xing") for backbone in fcucr.BACKBONES for method in ("ft", "fcucr"))]
     assert specs("fcucr", [4], datasets=["tmall"])[0] == RunSpec("fcucr", "sasrec", "tmall", (("window", 1),))
     assert len(specs("fcucr", range(1, 6), datasets=["xing"])) == 15 + 3 + 4 + 4
-    assert figure_specs("fcucr", ["2a"]) == figure_specs("fcucr", ["early"])
-    assert figure_specs("fcucr", ["2b"]) == figure_specs("fcucr", ["2c", "2bc", "probability"])
-    counts = {name: len(figure_specs("fcucr", [name], datasets=["xing"])) for name in fcucr.FIGURES}
+    assert specs("fcucr", figures=["2a"]) == specs("fcucr", figures=["early"])
+    assert specs("fcucr", figures=["2b"]) == specs("fcucr", figures=["2c", "2bc", "probability"])
+    counts = {name: len(specs("fcucr", figures=[name], datasets=["xing"])) for name in fcucr.FIGURES}
     assert counts == {"early": 9, "probability": 9, "k": 6, "lambda": 6, "noise": 14}
-    assert {spec.settings for spec in figure_specs("ffmsr", ["k"])} == {(("clusters", k),) for k in (30, 60, 90, 120)}
-    assert {spec.settings[1] for spec in figure_specs("ffmsr", [6, "t"])} == {("clusters", 90)}
+    assert {spec.settings for spec in specs("ffmsr", figures=["k"])} == {(("clusters", k),) for k in (30, 60, 90, 120)}
+    assert {spec.settings[1] for spec in specs("ffmsr", figures=[6, "t"])} == {("clusters", 90)}
     added = fcucr.TABLES[2].adding(("mine",), "fcucr")
     assert [key.backbone for key in added.keys() if key.row == "mine" and key.dataset == "xing"][::5] == list(
         fcucr.BACKBONES)
@@ -97,8 +97,8 @@ def test_specs_and_added_methods_on_the_backbones_of_the_papers_own():
                                             ("ffmsr", RETAIL)])
 def test_every_setting_of_a_row_exists(paper, dataset, registry):
     definitions = papers.get(paper)
-    runs = papers.specs(paper, definitions.TABLES, [dataset])
-    runs += [spec for spec in papers.figure_specs(paper, definitions.FIGURES) if spec.dataset == dataset]
+    runs = papers.specs(paper, definitions.TABLES, datasets=[dataset])
+    runs += [spec for spec in papers.specs(paper, figures=definitions.FIGURES) if spec.dataset == dataset]
     for spec in runs:
         if registry.knows("backbone", spec.backbone):
             settings = expected_settings(registry, spec)
@@ -122,12 +122,12 @@ def test_rows_of_ffmsr_stand_for_runs(row, backbone, dataset, expected):
 
 @pytest.mark.parametrize("arguments, expected", [
     (("f3crc", [2]), "Did you mean 'f3crec'"), (("f3crec", [9]), "unknown table.*'9'"),
-    (("f3crec", [3], ["ml-1m"]), "unknown dataset"), (("fcucr", [3], None, ["gru4rec"]), "unknown backbone")])
+    (("f3crec", [3], (), ["ml-1m"]), "unknown dataset"), (("fcucr", [3], (), None, ["gru4rec"]), "unknown backbone")])
 def test_unknown_names(arguments, expected):
     with pytest.raises(UserError, match=expected):
         papers.specs(*arguments)
     with pytest.raises(UserError, match="unknown figure of fcucr '3'.*\n?.*2a"):
-        papers.figure_specs("fcucr", ["3"])
+        papers.specs("fcucr", figures=["3"])
 
 
 def test_a_table_that_cannot_be_built_says_why(capsys):

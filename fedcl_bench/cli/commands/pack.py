@@ -45,9 +45,7 @@ def run(args: argparse.Namespace) -> None:
     runs = list(source.runs)
     paper, tables = chosen_tables(args)
     if args.paper:
-        chosen = args.datasets, args.backbones
-        specs = list(dict.fromkeys([*papers.specs(paper, [table.number for table in tables], *chosen),
-                                    *papers.figure_specs(paper, args.figure, *chosen)]))
+        specs = papers.specs(paper, [table.number for table in tables], args.figure, args.datasets, args.backbones)
         say_tuned(source.tuned, specs)
         runs_of = [find(source, spec)[0] for spec in specs]
         runs = [run for spec_runs in runs_of for run in spec_runs]

@@ -99,15 +99,13 @@ def _specs(registry: Registry, args: argparse.Namespace, tuned: Tuned | None) ->
     from ...reports.selection import checked_spec
     from ...runs.specs import RunSpec, spelled_spec
 
-    common = settings_of(args)
-    both = []
     method, *others = methods_of(args)
     if others:
         raise UserError(f"sensitivity: found {method} and {others[0]}, accepted: one method.")
-    for text in (method, args.against):
-        spec = spelled_spec(registry, RunSpec.of(text, args.backbone, args.dataset), args.data_dir)
-        both.append(checked_spec(registry, spec, common, tuned))
-    return both[0], None if both[0] == both[1] else both[1]
+    specs = (spelled_spec(registry, RunSpec.of(text, args.backbone, args.dataset), args.data_dir)
+             for text in (method, args.against))
+    proposed, against = (checked_spec(registry, spec, settings_of(args), tuned) for spec in specs)
+    return proposed, None if proposed == against else against
 
 
 def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results: Path, metric: str) -> list[Effect]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Callable, Iterable, Iterator, NamedTuple
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known, unknown
 from ...runs.specs import RunSpec
 
 OUT_OF_MEMORY = "OOM"
@@ -135,9 +135,8 @@ PAPERS = ("f3crec", "fcucr", "ffmsr")
 
 
 def get(paper: str) -> ModuleType:
-    """The definitions of a paper, imported when they are asked for. Raises UserError for an unknown one."""
-    if paper not in PAPERS:
-        raise unknown("paper", paper, PAPERS)
+    """A paper's definitions, imported when they are asked for; raises UserError for an unknown one."""
+    require_known("paper", [paper], PAPERS)
     return importlib.import_module(f"{__name__}.{paper}")
 
 
@@ -157,35 +156,21 @@ def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:
     return [known[number] for number in dict.fromkeys(tables)]
 
 
-def _filtered(paper: str, needed: Iterable[RunSpec], datasets: Iterable[str] | None, backbones: Iterable[str] | None,
-              methods: Iterable[str] | None) -> list[RunSpec]:
-    """The specs of these names, each once; UserError for a name that none of them has."""
-    needed, asked = list(dict.fromkeys(needed)), (("dataset", datasets), ("backbone", backbones), ("method", methods))
-    chosen = {kind: list(names) for kind, names in asked if names is not None}
-    for kind, names in chosen.items():
-        known = {getattr(spec, kind) for spec in needed}
-        for name in names if needed else ():
-            if name not in known:
-                raise unknown(f"{kind} of these tables of {paper}", name, known)
-    return [spec for spec in needed if all(getattr(spec, kind) in names for kind, names in chosen.items())]
-
-
-def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = None,
-          backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
-    """Every run that tables of a paper need, each once, of these datasets, backbones and methods; None: of all. Raises
-    UserError for an unknown paper or table, or a name that none of the tables has."""
+def specs(paper: str, tables: Iterable[int] = (), figures: Iterable[str | int] = (),
+          datasets: Iterable[str] | None = None, backbones: Iterable[str] | None = None,
+          methods: Iterable[str] | None = None) -> list[RunSpec]:
+    """Every run that tables and figures of a paper need, each once, of these datasets, backbones and methods; None: of
+    all. Raises UserError for an unknown paper, table or figure, or a name that none of them has."""
     needed = [spec for table in select(paper, tables) for spec in table.specs()]
-    return _filtered(paper, needed, datasets, backbones, methods)
-
-
-def figure_specs(paper: str, figures: Iterable[str | int], datasets: Iterable[str] | None = None,
-                 backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
-    """Every run that figures of a paper need, each once; arguments and errors as for ``specs``."""
-    known, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
-    needed: list[RunSpec] = []
+    makers, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
     for figure in map(str, figures):
         name = aliases.get(figure, figure)
-        if name not in known:
-            raise unknown(f"figure of {paper}", figure, [*known, *aliases])
-        needed += known[name]()
-    return _filtered(paper, needed, datasets, backbones, methods)
+        if name not in makers:
+            raise unknown(f"figure of {paper}", figure, [*makers, *aliases])
+        needed += makers[name]()
+    chosen = {kind: list(names) for kind, names in (("dataset", datasets), ("backbone", backbones), ("method", methods))
+              if names is not None and needed}
+    for kind, names in chosen.items():
+        require_known(f"{kind} of these tables of {paper}", names, {getattr(spec, kind) for spec in needed})
+    return [spec for spec in dict.fromkeys(needed)
+            if all(getattr(spec, kind) in names for kind, names in chosen.items())]
