@@ -16,8 +16,7 @@ from ..data.stream import Stream
 from ..evaluation.ranking import few_candidates_note
 from ..evaluation.session_ranking import repeated_note
 from ..federation import cold_start
-from ..federation.parts import Federation, Progress
-from ..federation.parts import numbers_at_once
+from ..federation.parts import Progress, numbers_at_once
 from ..runs.config import RunConfig, setting_notes
 from ..runs.logs import RunLog, Target
 from ..runs.runner import Engine, RunOptions, Watch, execute
@@ -39,7 +38,6 @@ class Execution:
     verbose: bool = False
     logs: Sequence[Target] = ()  # as ``runs/logs.py`` makes them of ``--log``
     load_data: Callable[[RunConfig, Display], Stream] | None = None  # None: from the dataset's file
-    check: Callable[[Federation], None] = lambda federation: None  # raises UserError if what does the run cannot do it
     # Makes what trains a run, given its configuration and where to warn.
     engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = lambda config, warn: Engine()
     threads: int | None = None  # of PyTorch; None: chosen by the size of the work
@@ -47,14 +45,12 @@ class Execution:
 
     def load(self, config: RunConfig, display: Display) -> Stream:
         """The stream of a configuration and of those that differ in their seed; what they have in common is noted the
-        first time. Raises UserError if the dataset cannot be read, or does not fit the method, the backbone or the
-        shards."""
+        first time. Raises UserError if the dataset cannot be read, or does not fit the method or the backbone."""
         if self.stream is None:
             self.stream = self.load_data(config, display) if self.load_data else load_stream(
                 config.source, config.stream, config.features, Callbacks(display.warn, display.counting))
             federation = config.federation(self.stream)
             config.check(federation)
-            self.check(federation)
             if self.threads is None:
                 torch.set_num_threads(threads_for(numbers_at_once(federation), torch.get_num_threads()))
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users

@@ -44,12 +44,6 @@ def check_divisible(federation: Federation, option: str = "--shards") -> None:
         raise UserError(f"--device: found cuda, accepted: cpu with {option}.")
 
 
-def check(federation: Federation, parts: int) -> None:
-    """Raise UserError if a run's clients cannot be divided into so many parts."""
-    check_divisible(federation)
-    divide(federation.stream, parts)
-
-
 def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]:
     """The ids of the clients of each part, int64, ascending; of domains their numbers.
 

@@ -205,6 +205,7 @@ class Conductor(Engine):
     def check(self, federation: Federation) -> None:
         """Raise UserError if its clients cannot be spread; memory is for each shard to look at."""
         check_divisible(federation)
+        divide(federation.stream, self._shards)
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
         """As ``federation.run``, but what it yields has clients' rows as they started until ``complete`` gathers them.

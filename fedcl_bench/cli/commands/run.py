@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ...data.stream import Stream
     from ...deployment.starting import RealClients
     from ...runs.config import RunConfig
-    from ...runs.runner import Engine
     from ...runs.specs import Layers
 
 LOGS = ("tensorboard", "csv", "wandb")
@@ -259,19 +258,15 @@ def _federation(args: argparse.Namespace) -> RealClients:
 
 
 def _sharding(args: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
-    """Fields of ``Execution`` for the cluster of ``--ray``, which is left when the stack is closed: a check that a run
-    can be cut into its shards, and what does one."""
-    from ...experiments import cluster, partition
+    """Fields of ``Execution`` for the cluster of ``--ray``, which is left when the stack is closed."""
+    from ...experiments import cluster
     from ...experiments.ray_crew import ShardStarter
     from ...experiments.shards import Conductor
 
     joined, threads = stack.enter_context(cluster.joined(args.ray, cores())), args.threads or 1
     joined.check_threads(threads)
     shards, plugins = args.shards or joined.cores, tuple(folder.absolute() for folder in args.plugins)
-
-    def engine(config: RunConfig, warn: Callable[[str], None]) -> Engine:
-        return Conductor(config, shards, plugins, ShardStarter(joined, threads), warn)
-    return {"check": lambda federation: partition.check(federation, shards), "engine_of": engine}
+    return {"engine_of": lambda config, warn: Conductor(config, shards, plugins, ShardStarter(joined, threads), warn)}
 
 
 def configured_run(args: argparse.Namespace) -> RunConfig:
