@@ -99,7 +99,7 @@ def publish(monkeypatch):
             config = load_config(asked)
             return dataclasses.replace(config, raw=PublishedDataset(**facts)) if asked == name else config
         monkeypatch.setattr("fedcl_bench.data.files.convert.load_config", load)
-        monkeypatch.setattr("fedcl_bench.data.source.load_config", load)
+        monkeypatch.setattr("fedcl_bench.cli.commands.data.load_config", load)
     return change
 
 
