@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import warnings
 from collections import OrderedDict, deque
 from contextlib import contextmanager
@@ -203,6 +205,35 @@ class SameProcess:
     def send(self, job):
         if job != STOP:  # a run is at its end before anybody could ask for it
             self._messages.append(run_job(job, self._messages.append, lambda: False, 1, self._streams))
+
+    def receive(self):
+        return self._messages.popleft()
+
+    def end(self, kill=False):
+        return ""
+
+
+class Here:
+    """A process that is none, to spare a test its start: plugins are imported anew, and all is as before at the end."""
+
+    closed = False
+
+    def __init__(self, target, *arguments):
+        before = dict(os.environ), list(sys.argv), tempfile.tempdir, os.getcwd()
+        self.pipe, self._messages = self, deque()
+        self.send = self._messages.append
+        for name in [name for name in sys.modules if name.startswith("fedcl_bench_plugin_")]:
+            del sys.modules[name]
+        try:
+            target(self, *arguments)
+        finally:
+            os.environ.clear()
+            os.environ.update(before[0])
+            sys.argv, tempfile.tempdir = before[1:3]
+            os.chdir(before[3])
+
+    def poll(self, seconds):
+        return True
 
     def receive(self):
         return self._messages.popleft()

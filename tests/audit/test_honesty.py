@@ -4,12 +4,10 @@ import json
 import os
 import runpy
 import sys
-import tempfile
-from collections import deque
 
 import numpy as np
 import pytest
-from helpers import lay_log, lay_shop
+from helpers import Here, lay_log, lay_shop
 
 from fedcl_bench.audit import honesty
 from fedcl_bench.audit.outside import Outside
@@ -75,35 +73,6 @@ class CountsOnDisk(Method):
 '''}
 HEAD = ("import gc, os, sys, tempfile\nfrom pathlib import Path\nimport torch\nfrom fedcl_bench import Method, padded\n"
         "from fedcl_bench.data.stream import Stream\n")
-
-
-class Here:
-    """A process that is none, to spare a test its start: plugins are imported anew, and all is as before at the end."""
-
-    closed = False
-
-    def __init__(self, target, *arguments):
-        before = dict(os.environ), list(sys.argv), tempfile.tempdir, os.getcwd()
-        self.pipe, self._messages = self, deque()
-        self.send = self._messages.append
-        for name in [name for name in sys.modules if name.startswith("fedcl_bench_plugin_")]:
-            del sys.modules[name]
-        try:
-            target(self, *arguments)
-        finally:
-            os.environ.clear()
-            os.environ.update(before[0])
-            sys.argv, tempfile.tempdir = before[1:3]
-            os.chdir(before[3])
-
-    def poll(self, seconds):
-        return True
-
-    def receive(self):
-        return self._messages.popleft()
-
-    def end(self, kill=False):
-        return ""
 
 
 @pytest.fixture
