@@ -13,6 +13,7 @@ import torch
 from helpers import SameProcess
 
 from fedcl_bench.cli import main
+from fedcl_bench.core.tuning import quick_optimisers
 from fedcl_bench.data import datasets
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.files.recbole_files import bundled
@@ -39,6 +40,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def pytest_collection_finish():
     """What is imported by now is never searched for garbage."""
     gc.freeze()
+    gc.set_threshold(20_000)  # else a tenth of the short tests' time is the search
     gc.enable()
 
 
@@ -71,6 +73,7 @@ def read_once():
 @pytest.fixture(scope="session", autouse=True)
 def made_once():
     """What hundreds of tests would make anew: the parser, descriptions of settings and files of published records."""
+    quick_optimisers()  # oracles use PyTorch's, before any run of the package asks for them
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "build_parser", functools.cache(main.build_parser))
         patch.setattr(registry_of_plugins, "describe", functools.cache(registry_of_plugins.describe))

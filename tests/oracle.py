@@ -553,7 +553,8 @@ def corrected(snapshot, backbone, settings, user, memory, key_of, weight, neighb
         probability = torch.sigmoid(client(range(snapshot.n_items)))
         result = []
         for item in range(snapshot.n_items):
-            distance = sorted((float((key_of(client, item) - key).square().sum()), error) for key, error in memory)
+            here = key_of(client, item)
+            distance = sorted((float((here - key).square().sum()), error) for key, error in memory)
             near = distance[:neighbours]
             total = sum(math.exp(-(d - near[0][0]) / temperature) for d, _ in near)
             estimate = sum(math.exp(-(d - near[0][0]) / temperature) / total * e for d, e in near)

@@ -59,7 +59,7 @@ LOCAL = {"batch512x1": dict(batch_size=512, local_epochs=1), "batch512x3": dict(
 @pytest.fixture(scope="module")
 def stream(registry):
     """A part of ML-100K's pairs of users and items, with light and heavy clients, new users and a new item."""
-    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"k_core": 50})])
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"k_core": 60})])
     return load_stream(config.source, config.stream)
 
 
@@ -379,14 +379,15 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     fresh = grown(backbone, replace(step, old_users=0, old_items=0), SEED).private
     start = replace(model, private={key: torch.cat([table[:step.old_users], fresh[key][step.old_users:]])
                                     for key, table in model.private.items()})
-    lists = {user: stream.steps[1].train.of(user).tolist()[:k] for user in range(step.old_users, step.n_users)}
+    some = range(step.old_users, step.n_users, 4)  # each trains alone
+    lists = {user: stream.steps[1].train.of(user).tolist()[:k] for user in some}
     assert all(len(items) == k for items in lists.values()) and len(lists) > 5
     expected = oracle.fold_in([oracle.Round(
         seed=SEED, step=1, round=number, backbone=name, settings=backbone.settings, negatives=4,
         optimiser=train.optimiser, epochs=train.local_epochs, batch_size=train.batch_size, tolerance=train.tolerance,
         frozen={*model.public, *model.dense}) for number in range(rounds)], lists, start)
     for key, table in after.private.items():
-        torch.testing.assert_close(table, expected[key], atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(table[some], expected[key][some], atol=1e-9, rtol=1e-9)
         assert torch.equal(table[:step.old_users], model.private[key][:step.old_users])
     assert max(float((table - start.private[key]).abs().max()) for key, table in after.private.items()) > 1e-4
     for kind in ("public", "dense", "client_context"):

@@ -117,8 +117,7 @@ def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, lo
         assert sent or all(not torch.equal(*pair) for pair in pairs)
 
 
-@pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
-@pytest.mark.parametrize("local", [{}, {"batch_size": 15, "local_epochs": 2}])
+@pytest.mark.parametrize("backbone, local", [("fedmf", {}), ("pfedrec", {"batch_size": 15, "local_epochs": 2})])
 @pytest.mark.parametrize("soft", [{"weights": 0.5}, {"weights": 0.5, "reduction": "sum"},
                                   {"weights": 0.5, "chosen": 0.3}, {"weights": 0.5, "eps": 0.001},
                                   {"weights": 0.5, "eps": 0.002, "reduction": "sum", "chosen": 0.7}], ids=str)
