@@ -18,7 +18,7 @@ from fedcl_bench.data import datasets
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.records import published
-from fedcl_bench.runs import registry as registry_of_plugins
+from fedcl_bench.runs import config, summary, registry as registry_of_plugins
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.experiments import pool
@@ -72,10 +72,15 @@ def read_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once():
-    """What hundreds of tests would make anew: the parser, descriptions of settings and files of published records."""
+    """What hundreds of tests would make anew: the parser, descriptions of settings, which have no effect, versions of
+    packages and files of published records."""
+    without_effect = functools.lru_cache(1000)(config.inactive)
     quick_optimisers()  # oracles use PyTorch's, before any run of the package asks for them
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "build_parser", functools.cache(main.build_parser))
+        patch.setattr(summary, "version", functools.cache(summary.version))
+        patch.setattr(config, "inactive", lambda parts: {**without_effect(tuple(parts))})
+        patch.setattr(os, "fsync", lambda file: None)  # what tests write need not outlast the machine
         patch.setattr(registry_of_plugins, "describe", functools.cache(registry_of_plugins.describe))
         patch.setattr(published, "_File", functools.lru_cache(128)(published._File))  # by content
         # Else `assert_close` imports what it needs for tensors of several machines, and SymPy with it.
@@ -97,8 +102,8 @@ def registry():
 @pytest.fixture(scope="session")
 def ml100k(registry):
     """The default stream of RecBole's bundled ML-100K."""
-    config = make_config(registry, "ft", "fedmf", "ml-100k")
-    return load_stream(config.source, config.stream)
+    default = make_config(registry, "ft", "fedmf", "ml-100k")
+    return load_stream(default.source, default.stream)
 
 
 @pytest.fixture
