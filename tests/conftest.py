@@ -14,7 +14,7 @@ from helpers import SameProcess
 
 from fedcl_bench.cli import main
 from fedcl_bench.core.tuning import quick_optimisers
-from fedcl_bench.data import datasets
+from fedcl_bench.data import datasets, source
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.records import published
@@ -40,7 +40,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def pytest_collection_finish():
     """What is imported by now is never searched for garbage."""
     gc.freeze()
-    gc.set_threshold(20_000)  # else a tenth of the short tests' time is the search
+    gc.set_threshold(20_000)  # else the search takes a twentieth of the time
     gc.enable()
 
 
@@ -54,8 +54,11 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def read_once():
-    """The ML-100K that RecBole bundles is parsed once for each set of filters, as hundreds of tests run on it."""
-    original, folder = datasets.load_interactions, bundled("ml-100k")
+    """The ML-100K that RecBole bundles is parsed once for each set of filters, and cut into a stream once for each set
+    of settings, as hundreds of tests run on it."""
+    original, folder, streams = datasets.load_interactions, bundled("ml-100k"), {}
+    build, fingerprint = datasets.build_stream, source.fingerprint
+    of_bundled = functools.cache(fingerprint)
 
     @functools.cache
     def kept(path, k_core, fields, keep, drop_events):
@@ -65,8 +68,19 @@ def read_once():
         if path.parent != folder:
             return original(path, k_core, fields, keep, drop_events)
         return kept(path, k_core, tuple(fields.items()), tuple(keep.items()), tuple(drop_events))
+
+    def build_stream(dataset, settings):
+        if dataset.path.parent != folder or settings.split_file or dataset.parts:
+            return build(dataset, settings)
+        key = str(dataset), settings
+        if key not in streams:
+            streams[key] = build(dataset, settings)
+        return streams[key]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "load_interactions", load_interactions)
+        patch.setattr(datasets, "build_stream", build_stream)
+        patch.setattr(source, "fingerprint", lambda path: (
+            of_bundled if path.parent == folder else fingerprint)(path))
         yield
 
 
