@@ -225,11 +225,13 @@ class Here:
         before = dict(os.environ), list(sys.argv), tempfile.tempdir, os.getcwd()
         self.pipe, self._messages = self, deque()
         self.send = self._messages.append
-        for name in [name for name in sys.modules if name.startswith("fedcl_bench_plugin_")]:
+        plugins = {name: module for name, module in sys.modules.items() if name.startswith("fedcl_bench_plugin_")}
+        for name in plugins:
             del sys.modules[name]
         try:
             target(self, *arguments)
         finally:
+            sys.modules.update(plugins)
             os.environ.clear()
             os.environ.update(before[0])
             sys.argv, tempfile.tempdir = before[1:3]

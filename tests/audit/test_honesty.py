@@ -89,9 +89,7 @@ def workplace(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     for name, text in PLUGINS.items():
         (tmp_path / "mine" / f"{name}.py").write_text(HEAD + text.replace("HOME", repr(str(tmp_path))))
-    modules = dict(sys.modules)
-    yield tmp_path
-    sys.modules.update(modules)
+    return tmp_path
 
 
 DATA = {"tiny": {"k_core": 0, "blocks": 2, "topk": 5, "valid_metric": "ndcg@5"},
