@@ -1,6 +1,8 @@
 """What threads gain and cost: seconds of whole jobs with one thread and with one per core, beside busy loops.
 
-    python benchmarks/threads.py [--repeats 5] [--loops 0,2] [--jobs NAME,NAME]
+    GOMP_SPINCOUNT=5000 python benchmarks/threads.py [--repeats 5] [--loops 0,2] [--jobs NAME,NAME]
+
+The variable is what jobs set themselves, before PyTorch is imported; without it threads spin while they wait.
 
 Both numbers of threads take turns, and the fastest of the repeats counts; ``gain`` is the seconds with one thread over
 those with one per core. Numbers is what ``core.parallel.threads_for`` decides by.
