@@ -32,9 +32,9 @@ def threads_for(numbers: int, cores: int) -> int:
 
     Small work takes one: its operations are over before others have begun, and beside other processes threads wait for
     each other. Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on
-    FedMF, and nothing on a small FFMSR run (640), which beside two busy loops takes three times as long with it
-    (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 20 % on an idle machine and takes twice as long on a
-    busy one, so it has one thread. Large work keeps most of its gain beside busy loops.
+    FedMF, and nothing on a small FFMSR run (640), which beside two busy loops takes twice as long with it
+    (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 13 % on an idle machine and loses as much on a busy
+    one, so it has one thread; with 1,310,720 it gains 23 % and loses 12.
     """
     return 1 if numbers < SIZES.threaded else cores
 
