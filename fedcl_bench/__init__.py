@@ -46,9 +46,9 @@ if _OMP and not re.fullmatch(r"\s*[1-9][0-9]*\s*", _OMP):
     os.environ.setdefault("NUMEXPR_NUM_THREADS", _first[1] if _first else "1")
 
 # PyTorch's threads that wait for each other spin, by default 300,000 times: beside other processes mini-batches of
-# domains then take three times as long with two threads as with one. After 5,000 times they sleep: no more than a tenth
-# longer than with one, and on an idle machine as quick as spinning (`benchmarks/threads.py`). PyTorch's OpenMP reads
-# this when it is imported.
+# domains then take two to three times as long with two threads as with one. After 5,000 times they sleep: an eighth
+# longer than with one, and on an idle machine nearly as quick as spinning (`benchmarks/threads.py` has its results).
+# PyTorch's OpenMP reads this when it is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 

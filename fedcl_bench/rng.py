@@ -161,6 +161,7 @@ def normals(keys: Tensor, index: Tensor) -> Tensor:
 
 
 def _box_muller(keys: Tensor, index: Tensor) -> Tensor:
+    """Each from two uniform numbers (Box & Muller, 1958)."""
     radius = torch.sqrt(-2.0 * torch.log(uniform(bits(keys, 2 * index))))
     return radius * torch.cos(2.0 * math.pi * uniform(bits(keys, 2 * index + 1)))
 

@@ -31,8 +31,8 @@ def threads_for(numbers: int, cores: int) -> int:
     numbers at once (``federation/parts.py``) and may use so many cores.
 
     Small work takes one: its operations are over before others have begun, and beside other processes threads wait for
-    each other. Of whole jobs on two cores a second thread gains 21 % on FedRAP (7,400,000 numbers), 15 % on NCF, 6 % on
-    FedMF, and nothing on a small FFMSR run (640), which beside two busy loops takes twice as long with it
+    each other. Of whole jobs on two cores a second thread gains 17 % on FedRAP (7,400,000 numbers) and 9 % on FedMF;
+    a small FFMSR run (640) takes a quarter longer with it, and twice as long beside two busy loops
     (``benchmarks/threads.py``). FFMSR with 20,480 numbers gains 13 % on an idle machine and loses as much on a busy
     one, so it has one thread; with 1,310,720 it gains 23 % and loses 12.
     """

@@ -60,7 +60,10 @@ def finished_run(task: Task, folder: Path) -> TrialRun:
 
 def failed_run(task: Task, folder: Path) -> TrialRun:
     """What a search reads of the record of a run that diverged."""
-    updates = (read_run(folder) or {}).get("client_updates", ())
+    try:
+        updates = (read_run(folder) or {}).get("client_updates", ())
+    except Corrupt:
+        updates = ()
     counted = updates[task.config.per_step:] or updates
     return TrialRun(task.config.seed, task.config.hash, (), sum(counted))
 

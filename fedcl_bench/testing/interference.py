@@ -57,7 +57,8 @@ def other_clients(pair: Pair) -> str:
         n_users = pair.stream.steps[start.step].n_users
         mine = looks(pair.federation(), start)
         for others, way in _groups(n_users):
-            if mismatch := _noticed(pair, start, looks, mine, others, way, parts_of(start)):
+            mismatch = _noticed(pair, start, looks, mine, others, way, parts_of(start))
+            if mismatch:
                 raise Violated(f"{_culprits(pair, start, looks, others, way)}: {mismatch}; it depends on what never "
                                f"left them. {_OWN_ONLY}")
     return (f"{len(mine['user'])} clients; others have other interactions, private parameters and state, one at a time "
@@ -175,7 +176,8 @@ def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor
 def _ranked_alone(pair: Pair) -> None:
     """A user's scores are the same alone and together with others: who is ranked together is chance."""
     start, f = _trained(pair), pair.federation()
-    if mismatch := difference(_scored(f, start), _scored(f, start, alone=True)):
+    mismatch = difference(_scored(f, start), _scored(f, start, alone=True))
+    if mismatch:
         raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; "
                        f"it depends on who is ranked together. {_OWN_ONLY}")
 
@@ -212,18 +214,20 @@ def server_knows(pair: Pair) -> str:
         opened, begun, groups = open_round(f, start)
         key, sent, sums = trained_round(opened, begun, groups)
         step, users = opened.step, _users(f, opened.step, start)
-        model = replace(begun.model, private={**begun.model.private, **sums.private}, local=sums.local)
         if opened.sums:
+            model = replace(begun.model, private={**begun.model.private, **sums.private})
             heard = sent, None, (sums.change, len(users))
         elif sums.held is None:
-            model, heard = mean(sums, begun.model, f.backbone, f.seed), (sent, None, None)
+            model = mean(sums, begun.model, f.backbone, f.seed)
+            heard = sent, None, None
         else:
+            model = replace(begun.model, private={**begun.model.private, **sums.private}, local=sums.local)
             heard = sent, HeldUpdates(sums.held, begun.model, None, sent, opened.method, OPEN, key), None
         model = aggregate(f.backbone, model, users, OPEN, key)
-        again = pair.federation()
-        mine = _server_side(f, step, start, model, heard, _server_tables(again, about_to_train(again, start)[1]))
+        mine = _server_side(f, step, start, model, heard, _begun_state(pair, start))
         for others, way in _all_and_single(step.n_users):
-            if mismatch := _server_noticed(pair, start, model, heard, mine, others, way, parts_of(start)):
+            mismatch = _server_noticed(pair, start, model, heard, mine, others, way, parts_of(start))
+            if mismatch:
                 raise Violated(f"{mismatch} {_not_sent(pair, start, model, heard, mine, others, way)} but everything "
                                f"they upload is the same: the server knows what it must not. Use public parameters, "
                                f"server_state and what uploads() declares")
@@ -236,7 +240,8 @@ def _rankings_stay(pair: Pair) -> None:
     start, f = _trained(pair), pair.federation()
     before = {name: table.clone() for name, table in start.server_state.items()}
     _scored(f, start)
-    if mismatch := tables_differ(before, f.method.server_state, 0.0):
+    mismatch = tables_differ(before, f.method.server_state, 0.0)
+    if mismatch:
         raise Violated(f"{_ranking_hook(pair)}: server_state {mismatch} after clients were ranked, which they do by "
                        f"themselves. Write server_state in the server's hooks only")
 
@@ -267,7 +272,8 @@ def _server_noticed(pair: Pair, start: Progress, model: Snapshot, heard: Heard, 
     except Exception:  # as in (a)
         other = theirs("rows")
     for hook, tables in mine.items():
-        if mismatch := tables_differ(tables, other[hook]):
+        mismatch = tables_differ(tables, other[hook])
+        if mismatch:
             return f"{hook}: {mismatch}"
     return None
 
@@ -284,8 +290,13 @@ def _users(f: Federation, step: Step, start: Progress) -> Tensor:
     return f.server.attendance.of(step, f.seed, start.round).users
 
 
-def _server_tables(f: Federation, begun: Progress) -> Tables:
+def _begun_state(pair: Pair, start: Progress) -> Tables:
     """The server's tables when local training is about to start."""
+    f = pair.federation()
+    return _server_tables(f, about_to_train(f, start)[1])
+
+
+def _server_tables(f: Federation, begun: Progress) -> Tables:
     return {**f.method.server_state, **begun.model.sent}
 
 

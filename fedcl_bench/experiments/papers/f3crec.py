@@ -112,9 +112,9 @@ _EPS_UNIT = {"ml-100k": -3, "hetrec2011-ml": -3, "lastfm-2k": -4, "ml-latest-sma
 def _figure_4() -> list[RunSpec]:
     specs = []
     for dataset in DATASETS:
-        shown = {"eps": [float(f"{i}e{_EPS_UNIT[dataset]}") for i in range(1, 10)],
-                 "lambda_kd": [float(f"1e{i}") for i in range(-5, 1)], "beta": [i / 10 for i in range(11)]}
-        specs += [RunSpec(OURS, "fedmf", dataset, ((name, value),)) for name in shown for value in shown[name]]
+        values = {"eps": [float(f"{i}e{_EPS_UNIT[dataset]}") for i in range(1, 10)],
+                  "lambda_kd": [float(f"1e{i}") for i in range(-5, 1)], "beta": [i / 10 for i in range(11)]}
+        specs += [RunSpec(OURS, "fedmf", dataset, ((name, value),)) for name in values for value in values[name]]
     return specs
 
 
