@@ -73,9 +73,10 @@ def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, li
               **_properties(catalogue, lists)}
     rows += [(step.index, kind, users, value) for kind, value in values.items()]
     new = torch.arange(n_items, device=users.device) >= step.old_items
-    popular = _popular(catalogue.counts)
+    popular, wanted = _popular(catalogue.counts), step.test.part(users).distinct()
     for kind, items in zip(_OF_ITEMS, (new, ~new, popular, ~popular)):
-        rows.append((step.index, f"recall {kind}", *_recall(step, users, lists, items)))
+        having, recall = _recall(wanted.where(items[wanted.values]), lists)
+        rows.append((step.index, f"recall {kind}", users[having], recall))
     return rows
 
 
@@ -132,15 +133,13 @@ def _popular(counts: Tensor) -> Tensor:
     return popular
 
 
-def _recall(step: Step, users: Tensor, lists: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-    """(users with such items to find, the share of those items that is in their lists)."""
-    row, item = step.test.distinct().select(users)
-    row, item = row[items[item]], item[items[item]]
-    hit = (lists[row] == item[:, None]).any(1).double()
-    wanted = torch.bincount(row, minlength=len(users))
-    hits = torch.zeros(len(users), dtype=torch.float64, device=users.device).index_add_(0, row, hit)
-    having = wanted > 0
-    return users[having], hits[having] / wanted[having]
+def _recall(wanted: Ragged, lists: Tensor) -> tuple[Tensor, Tensor]:
+    """(which users have ``wanted`` items, bool; for each of these the share of them that is in the list)."""
+    row = wanted.owners
+    hit = (lists[row] == wanted.values[:, None]).any(1).double()
+    hits = torch.zeros(len(lists), dtype=torch.float64, device=lists.device).index_add_(0, row, hit)
+    having = wanted.lengths > 0
+    return having, hits[having] / wanted.lengths[having]
 
 
 @torch.no_grad()

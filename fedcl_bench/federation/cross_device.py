@@ -286,7 +286,9 @@ class CrossDevice:
         f, step = self.federation, self.step
         trained = (step.train.lengths > 0).nonzero().flatten()
         f.method.end_step(step.training, progress.best.model, f.backbone, trained, self.key(step.index, 0))
-        return replace(progress, step=step.index + 1, round=0, trained=False, **self._of_method())
+        best = progress.best.model  # while the next step begins no table is held that it does not need
+        return replace(progress, step=step.index + 1, round=0, trained=False, previous=best,
+                       model=best if f.server.init_from == "best" else progress.model, **self._of_method())
 
     def key(self, unit: int, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, unit, round_)
@@ -319,9 +321,7 @@ class CrossDevice:
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
     method, step = f.acting_in(step), f.as_trained_on(step)
-    start = progress.best.model if f.server.init_from == "best" else progress.model
-    if method.restarts:
-        start = Snapshot({}, {})
+    start = Snapshot({}, {}) if method.restarts else progress.model
     new = replace(step, old_users=0, old_items=0) if method.restarts else step
     model = grow(start, f.backbone, f.seed, new, getattr(torch, f.server.precision), f.device, method)
     method.client_state |= {name: server.with_new_users(method.client_state[name], step.n_users)

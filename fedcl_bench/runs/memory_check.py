@@ -122,9 +122,9 @@ def _numbers(f: Federation, step: Step) -> tuple[int, int, int, int]:
 
 
 def _of_step(f: Federation, step: Step) -> int:
-    """Those before a round, after it and of the best round, after arrivals too with ``fold_in``; those of the step
-    before, whose memory the allocator does not give back for larger ones; what a server makes of uploads that are
-    whole tables; uploads that it looks at one by one; and what its optimiser remembers."""
+    """Those before a round, after it and of the best round, after arrivals too with ``fold_in``; the best of the step
+    before; what a server makes of uploads that are whole tables; uploads that it looks at one by one; and what its
+    optimiser remembers."""
     backbone, number = f.backbone, _bytes_of_number(f)
     per_item, per_user, per_pair, dense = _numbers(f, step)
     copies = backbone.keeps_local_tables + backbone.serves_tables
@@ -132,8 +132,8 @@ def _of_step(f: Federation, step: Step) -> int:
     def model(users: int, items: int) -> int:
         return items * per_item + users * per_user + users * items * per_pair + dense
 
-    snapshots = _SNAPSHOTS + (f.server.fold_in > 0)
-    models = snapshots * (model(step.n_users, step.n_items) + model(step.old_users, step.old_items))
+    models = (_SNAPSHOTS + (f.server.fold_in > 0)) * model(step.n_users, step.n_items)
+    models += model(step.old_users, step.old_items)
     of_pairs = 0
     uploads = {0: 0, 1: 1, 2: 3}[copies] * step.n_users * step.n_items * per_item
     if f.server.single_updates or f.acting_in(step).overrides("aggregate_updates"):  # of the samples' rows, or of all

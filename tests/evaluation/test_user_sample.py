@@ -92,13 +92,13 @@ def test_changes_of_ranks_of_some_users_or_none(registry, stream):
         kept = sample[ids] if key[1] == "user_shift" else torch.ones(len(ids), dtype=torch.bool)
         if key[1] != "item_rank_change":
             assert torch.equal(some[key][0], ids[kept]) and torch.equal(some[key][1], values[kept])
-    f, two = last(registry, replace(stream, steps=stream.steps[:2]), drift_users=50)
+    (f, one), (_, two) = (last(registry, replace(stream, steps=stream.steps[:n]), drift_users=50) for n in (1, 2))
     before, now = (step.train.lengths[:stream.steps[0].n_users] > 0 for step in stream.steps[:2])
     clients = stream.steps[1].n_users
     sample = in_sample(0, "users of drift", clients, 50, clients, CPU)[:len(before)]
     users = (before & ~now & sample).nonzero().flatten()
     (changes,) = [values for _, kind, _, values in two.analysis if kind == "item_rank_change"]
-    assert torch.equal(changes, item_rank_change(f.backbone, two.previous, two.best.model, users)) and len(users)
+    assert torch.equal(changes, item_rank_change(f.backbone, one.best.model, two.best.model, users)) and len(users)
 
 
 def test_records_and_text_say_it(registry, tmp_path):

@@ -114,6 +114,8 @@ def test_f3crec_teacher_is_the_best_round_and_start_is_the_last(registry, ml100k
         assert not torch.equal(base.model.public[ITEM], base.best.model.public[ITEM])
         after = next(progress)
         assert torch.equal(after.server_state[ITEM], base.best.model.public[ITEM])
+        assert after.previous is after.best.model  # no other is held while the next block begins
+        assert (after.model is after.best.model) == (init_from == "best")
         first = next(progress)
         assert first.step == 1 and first.round == 1
         start = base.model if init_from == "last" else base.best.model

@@ -46,11 +46,11 @@ def federation(registry, ml100k, backbone, **settings):
     ("pfedrec", {"eval_item_table": "local"}, 32, 33, 1),
     ("gpfedrec", {}, 64, 32 + 65 * 32 + 33 * 16 + 17 * 8 + 9, 3)])
 def test_tables_are_counted_exactly(registry, ml100k, name, settings, of_pair, of_user, uploads):
-    """Three times those of the last block and of the one before it, 4 bytes a number; and whole uploads, which a server
-    that serves tables holds three of."""
+    """Three times those of the last block and once of the one before it, 4 bytes a number; and whole uploads, which a
+    server that serves tables holds three of."""
     def numbers(users, items):
         return items * 32 + users * of_user + users * items * of_pair
-    expected = 4 * (3 * (numbers(*LAST) + numbers(*BEFORE)) + uploads * 943 * 1152 * 32)
+    expected = 4 * (3 * numbers(*LAST) + numbers(*BEFORE) + uploads * 943 * 1152 * 32)
     assert bytes_of_tables(federation(registry, ml100k, name, **settings)) == expected
     assert bytes_of_tables(federation(registry, ml100k, name, precision="float64", **settings)) == 2 * expected
 
