@@ -242,7 +242,7 @@ class Federation:
                             self.server.fold_in > 0 and self.server.cold_start == "mean")
         self._check_ratings()
         self._check_cold_items()
-        self._check_fold_in()
+        self._check_arrivals()
         self._check_protection()
         self._check_attack()
         self._check_aggregator()
@@ -300,12 +300,17 @@ class Federation:
             raise UserError(f"{found} with upload_noise or upload_clip or an aggregator, which do not protect what "
                             f"fits new items; accepted: none, untrained, similar or popularity.")
 
-    def _check_fold_in(self) -> None:
+    def _check_arrivals(self) -> None:
         """Somebody must be left to train in every block."""
-        for step in self.stream.steps[1:] if self.server.fold_in else ():
-            if not len(Attendance(known_only=True).of(step, self.seed, 0).users):
-                raise UserError(f"setting 'fold_in': found {self.server.fold_in}, accepted: 0 with this stream; all "
-                                f"users with training data in block {step.index} are new, so nobody is left to train.")
+        server = self.server
+        for step in self.stream.steps[1:] if server.fold_in or server.cold_items != "none" else ():
+            if server.fold_in and not len(Attendance(known_only=True).able(step)):
+                raise UserError(f"setting 'fold_in': found {server.fold_in}, accepted: 0 with this stream; all users "
+                                f"with training data in block {step.index} are new, so nobody is left to train.")
+            if self.acting_in(step).trains != "nobody" and not len(server.attendance.able(self.as_trained_on(step))):
+                raise UserError(f"setting 'cold_items': found {server.cold_items}, accepted: none with this stream; "
+                                f"all items that those who train in block {step.index} have are new in it, so nobody "
+                                f"is left to train.")
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""

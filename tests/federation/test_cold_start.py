@@ -250,6 +250,14 @@ def test_what_is_refused(registry, stream):
     alone = replace(stream, steps=(stream.steps[0], replace(step, train=nobody)))
     with pytest.raises(UserError, match="'fold_in': found 3, accepted: 0 with this stream; all .* in block 1 are new"):
         made(registry, alone, client_dropout=0.5).check()
+    new = ragged(*[[item for item in step.train.of(u).tolist() if item >= step.old_items] for u in range(step.n_users)])
+    new_items = replace(stream, steps=(stream.steps[0], replace(step, train=new)))
+    made(registry, new_items, fold_in=0).check()
+    for method in ("ft", "central"):
+        with pytest.raises(UserError, match="'cold_items': found untrained, accepted: none with this stream; all items "
+                                            ".* in block 1 have are new in it, so nobody is left to train"):
+            made(registry, new_items, method, fold_in=0, cold_items="untrained", client_dropout=0.5).check()
+    points(made(registry, new_items, "frozen", fold_in=0, cold_items="untrained"))
 
 
 def test_backbones_of_recbole(registry, stream):
