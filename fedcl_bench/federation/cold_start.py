@@ -33,6 +33,7 @@ from .parameter_growth import initial_private
 from .parts import Federation, bytes_of
 from .protocols import list_chunks
 from .round import Work, train_clients
+from .settings import truncated_for_new_users
 
 
 class ColdStart:
@@ -186,12 +187,14 @@ class ColdItems:
                                       for name, table in model.public.items()})
 
     def _counts(self) -> Tables:
-        """With ``popularity``, in how many training interactions up to the step each known item is."""
+        """With ``popularity``, in how many training interactions that clients know, up to the step, each known item is.
+        """
         f, old = self.federation, self.step.old_items
         if f.server.cold_items != "popularity":
             return {}
-        earlier = [part.train.values.to(f.device) for part in f.stream.steps[:self.step.index + 1]]
-        return {"counts": torch.bincount(torch.cat(earlier), minlength=self.step.n_items)[:old]}
+        known = [truncated_for_new_users(part, f.server.fold_in) for part in f.stream.steps[:self.step.index + 1]]
+        trained_on = torch.cat([part.train.values.to(f.device) for part in known])
+        return {"counts": torch.bincount(trained_on, minlength=self.step.n_items)[:old]}
 
     def _changes(self, model: Snapshot, work: list[Work], round_: int) -> Tables:
         """What clients send of a round on all items: their changes of the new rows, added up, and of their weights."""

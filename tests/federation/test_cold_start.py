@@ -331,14 +331,15 @@ def test_no_client_knows_them_in_the_rounds(registry, stream, backbone):
 
 @pytest.mark.parametrize("backbone", ["fedmf", "biasmf"])
 def test_mean_rows(registry, stream, backbone):
-    """Of the items with the most similar texts, and of all by popularity, item by item."""
+    """Of the items with the most similar texts, and of all by popularity among the interactions that clients know, item
+    by item."""
     step, vectors = stream.steps[-1], stream.features[0]
-    counts = torch.zeros(step.n_items)
-    for part in stream.steps:
-        for item in part.train.values.tolist():
-            counts[item] += 1
-    for kind in ("similar", "popularity"):
-        model = ends(made_items(registry, stream, backbone, cold_items=kind))[-1].model
+    for kind, fold_in in (("similar", 0), ("popularity", 0), ("popularity", K)):
+        counts = torch.zeros(step.n_items)
+        for part in stream.steps:
+            for item in truncated_for_new_users(part, fold_in).train.values.tolist():
+                counts[item] += 1
+        model = ends(made_items(registry, stream, backbone, cold_items=kind, fold_in=fold_in))[-1].model
         for item in range(step.old_items, step.n_items):
             cosines = [float(vectors[item] @ vectors[other]) for other in range(step.old_items)]
             chosen = sorted(range(step.old_items), key=lambda other: -cosines[other])[:3]
