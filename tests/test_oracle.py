@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import build, federation, grown, module_of, same_clients, same_tables, strategy_of, threads, train_round
 
-from fedcl_bench import SIZES, LocalSettings, Snapshot
+from fedcl_bench import SIZES, LocalSettings, Snapshot, UserError
 from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
@@ -301,6 +301,18 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
       for method, backbone in zip(METHODS, ["fedmf", "fedncf", "pfedrec"] * 3))])
 def test_round_equals_oracle(registry, stream, backbone, method, local, more):
     compare(registry, stream, backbone, method, LOCAL[local], **more)
+
+
+def test_a_tolerance_where_all_rows_move(registry, stream):
+    """Rows that clients do not look up move alike for all of them, so that none may end its round early; FedProx, and a
+    single local epoch, move none so."""
+    early = {"tolerance": 0.01, **LOCAL["batch512x3"]}
+    for method in ("reg-mean", "ifedrec"):
+        with pytest.raises(UserError, match=f"'tolerance': found 0.01, accepted: 0 with method '{method[:3]}.*' and "
+                                            f"backbone 'fedmf'"):
+            compare(registry, stream, "fedmf", method, early)
+    compare(registry, stream, "fedmf", "fedprox", early)
+    compare(registry, stream, "fedmf", "reg-mean", {**early, "local_epochs": 1})
 
 
 @pytest.mark.parametrize("backbone, method, robust, more", [

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..core.errors import UserError
 from ..plugin.backbone import Backbone
 from ..rng import DrawKey, Tables
 from ..plugin.method import Method
@@ -25,13 +26,18 @@ from .optimisers import make_optimiser
 def shifts_of(batches: Sequence[int], public: Tables, method: Method, backbone: Backbone, settings: LocalSettings,
               key: DrawKey) -> dict[int, Tables]:
     """How far what a method adds on every row takes rows that a client does not touch, by its local batches per epoch.
-    Empty if it adds nothing, and where clients train all rows anyway."""
+    Empty if it adds nothing, and where clients train all rows anyway. Raises UserError where a tolerance may end
+    clients' rounds early."""
     if backbone.whole_tables:
         return {}
     penalties = row_penalties(method, public)
     pulls = {name: pull for name, pull in pulls_of(method, public).items() if pull.to is not None}
     if not (penalties or pulls):
         return {}
+    if settings.tolerance > 0.0 and settings.local_epochs > 1:
+        raise UserError(f"setting 'tolerance': found {settings.tolerance:g}, accepted: 0 with method '{method.name}' "
+                        f"and backbone '{backbone.name}'; the method moves item rows that a client does not look up, "
+                        f"alike for all, and clients would end their rounds after different numbers of local epochs.")
 
     def gradients(tables: Tables) -> Tables:
         result = _gradients(penalties, tables)
