@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, finish
+from helpers import ITEM, USER, build, federation, finish, one_step
 from synthetic import small_stream
 
 from fedcl_bench import Snapshot
@@ -12,6 +12,7 @@ from fedcl_bench.toolbox.distillation import distillation_loss, ranks_of, refres
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.loop import run
 from fedcl_bench.kernels import ops
+from fedcl_bench.testing.worlds import ragged
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,19 @@ def test_kd_teacher_refresh(registry):
         expected = old[user] if user in (0, 2, 3) else scores[user].argsort(descending=True)[:4]
         assert torch.equal(state["lists"][user], expected)
         torch.testing.assert_close(state["teacher"][user], torch.sigmoid(scores[user][expected]))
+    assert set(state) == {"lists", "teacher"}
+
+
+@pytest.mark.parametrize("method", ["kd", "f3crec"])
+def test_who_has_not_trained_yet_has_no_list(registry, method):
+    """Nothing is distilled at a user who was new without training data, until its list has been made."""
+    backbone, method = build(registry, "backbone", "fedmf", dim=3), build(registry, "method", method, top_n=4)
+    model = Snapshot({ITEM: torch.randn(12, 3)}, {USER: torch.randn(3, 3)})
+    for trained, listed in (([0], [True, False, False]), ([2], [True, False, True]), ([1], [True, True, True])):
+        method.end_step(one_step(ragged([0], [1], [2]), 12), model, backbone, torch.tensor(trained), None)
+        chosen = method.soft_targets().chosen
+        assert (chosen is None) == all(listed)
+        assert chosen is None or torch.equal(chosen, torch.tensor(listed)[:, None].expand(3, 4))
 
 
 # F3CRec ------------------------------------------------------------------------------------------------------------
