@@ -27,26 +27,20 @@ def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbon
     """Update every user's top-N list and the teacher's probabilities on it after a block. The list S_u^{t-1} is the
     ordered top-N of all items (no masking; F3CRec, Eq. 1). Users not in ``refreshed`` keep the list they have, but
     their probabilities are those of the new model on the old list. ``state``: the method's client state; sets ``lists``
-    (int64) and ``teacher`` (probabilities), both (users, N), and, if some users have no list yet, ``listed``: whether
-    each has, bool of shape (users,); ``model``: the teacher; ``n``: length N of the lists; ``refreshed``: ids of the
-    users whose list is made anew."""
+    (int64, -1 of users who have no list yet) and ``teacher`` (probabilities), both (users, N); ``model``: the teacher;
+    ``n``: length N of the lists; ``refreshed``: ids of the users whose list is made anew."""
     device = refreshed.device
-    lists = torch.zeros(model.n_users, n, dtype=torch.int64, device=device)
+    lists = torch.full((model.n_users, n), -1, device=device)
     if "lists" in state:
         lists[:len(state["lists"])] = state["lists"]
     renew = torch.zeros(model.n_users, dtype=torch.bool, device=device)
     renew[refreshed] = True
-    before = len(state.get("lists", ()))
-    listed = renew.clone()
-    listed[:before] |= state.pop("listed", torch.ones(before, dtype=torch.bool, device=device))
-    if not bool(listed.all()):
-        state["listed"] = listed
     teacher = []
     for users in in_pieces(torch.arange(model.n_users, device=device), model.n_items):
         scores = score_users(backbone, model, users)
         fresh = users[renew[users]]
         lists[fresh] = scores[renew[users]].topk(n, dim=1).indices
-        teacher.append(torch.sigmoid(scores.gather(1, lists[users])))
+        teacher.append(torch.sigmoid(scores.gather(1, lists[users].clamp(min=0))))
     state["lists"], state["teacher"] = lists, torch.cat(teacher)
 
 
@@ -146,9 +140,9 @@ class TopNDistillation(Method):
         state = self.client_state
         if self.settings.lambda_kd == 0.0 or "lists" not in state:
             return None
-        chosen = state["listed"][:, None].expand_as(state["lists"]) if "listed" in state else None
-        return SoftTargets(state["lists"], state["teacher"], self.settings.lambda_kd, chosen=chosen,
-                           reduction=self.settings.kd_reduction)
+        listed = state["lists"] >= 0
+        return SoftTargets(state["lists"].clamp(min=0), state["teacher"], self.settings.lambda_kd,
+                           chosen=None if bool(listed.all()) else listed, reduction=self.settings.kd_reduction)
 
     def end_step(self, step, model, backbone, trained, draw):
         if self.settings.lambda_kd == 0.0:
