@@ -57,6 +57,9 @@ class GridPart:
                 raise UserError("--table is missing (or --figure): which of the paper's? It may be repeated.")
             from . import papers
             needed = papers.specs(self.paper, self.tables, self.figures, self.datasets, self.backbones, self.methods)
+            if not needed:
+                raise UserError(f"--paper {self.paper}: what --table and --figure name needs no runs"
+                                f"{' of these' * bool(self.datasets or self.backbones or self.methods)}; name others.")
         own = {name: spec.method for spec in needed for name, _ in spec.settings} if self.paper is None else {}
         if twice := [name for name in self.vary if name in own]:
             raise UserError(f"--vary: found '{twice[0]}', which {own[twice[0]]} has of its own in --methods, accepted: "

@@ -87,6 +87,8 @@ def sessions(method, backbone, assignment=""):
         ("--methods ft --backbones fedmf --table 2", "--paper"), ("--paper f3crec", "--table is missing"),
         ("--file nowhere.yaml", "nowhere.yaml: cannot be read"))),
     ("grid --methods ft --backbones fedmf --datasets ml-100k,lastfm-2k", ["lastfm-2k", "--data-dir"]),
+    *((f"{command} --paper f3crec --table 1 --dry-run", ["--table and --figure name needs no runs; name others"])
+      for command in ("grid", "tune")),
     ("tune --methods kdd --backbones fedmf", ["unknown method 'kdd'"]),
     *((f"tune --methods kd --backbones fedmf {words}", [says]) for words, says in (
         ("--budget 0", "accepted: a whole number from 1"), ("--sampler tpes", "invalid choice: 'tpes'"),
