@@ -106,6 +106,7 @@ def sessions(method, backbone, assignment=""):
     *((f"{RUN} {words}", [says]) for words, says in (
         ("--log tensorbord", "found 'tensorbord', accepted: tensorboard, csv, wandb"), ("--log csv:", "found 'csv:'"),
         ("--log csv --log csv", "twice"), ("--shards 2", "--shards: needs --ray"),
+        ("--honest-rounds 2", "--honest-rounds: needs --honest"),
         ("--ray local --shards two", "found 'two', accepted: a whole number from 1"))),
     # places
     ("list ndcg --with fedmf", ["--with: has an effect on methods and backbones"]),

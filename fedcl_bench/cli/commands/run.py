@@ -92,7 +92,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--honest", action="store_true",
                         help="instead, try short runs on other test items, other clients' data and the like: whoever "
                              "must not know does the same. No record is made; exit status 1 if somebody noticed")
-    parser.add_argument("--honest-rounds", type=count, default=4, metavar="N",
+    parser.add_argument("--honest-rounds", type=count, metavar="N",
                         help="rounds of every block in these (default: 4)")
     add_options(parser, "quiet", "json", by="also show results of groups of users or items")
     parser.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
@@ -184,12 +184,12 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
               config.seed, overrides, args.data_dir, args.results, tuple(folder.absolute() for folder in args.plugins),
               config.hash, config.device)
-    console = Console(stderr=True, highlight=False, markup=False, quiet=args.quiet)
+    console, rounds = Console(stderr=True, highlight=False, markup=False, quiet=args.quiet), args.honest_rounds or 4
     with stop_between_rounds() as stop, console.status("as it is") as status:
-        found = list(examine(config, RealRun(job, args.honest_rounds), words, args.threads, status.update, stop))
+        found = list(examine(config, RealRun(job, rounds), words, args.threads, status.update, stop))
     honest = all(verdict.honest is not False for verdict in found) and bool(found[0].honest)
     if args.json:
-        print_json({"honest": honest, "rounds": args.honest_rounds, "worlds": [vars(verdict) for verdict in found]})
+        print_json({"honest": honest, "rounds": rounds, "worlds": [vars(verdict) for verdict in found]})
         return 0 if honest else 1
     print_table(["world", "what differs", "verdict"],
                 [[v.world, v.differs, {True: "honest", False: "NOTICED", None: "-"}[v.honest]] for v in found])
@@ -284,6 +284,8 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
 
     registry = discover(args.plugins)
     args.method, args.backbone = registry.pair(args.method, args.backbone)
+    if args.honest_rounds and not args.honest:
+        raise UserError("--honest-rounds: needs --honest.")
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     of_clients = ("clients", "min_clients", "round_timeout", "federation")
