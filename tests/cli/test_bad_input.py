@@ -186,8 +186,10 @@ def test_bad_commands(refused, made, monkeypatch, command, words):
 
 
 @pytest.mark.parametrize("path, content, command, words", [
+    ("job.yaml", "backbon: fedmf\n", "--method ft --config job.yaml", ["'backbon'", "Did you mean 'backbone'?"]),
     *(("job.yaml", content, f"{FT} --config job.yaml", words) for content, words in (
         ("method: [unclosed\n", ["job.yaml"]), ("- a\n- b\n", ["expected 'name: value' lines"]),
+        ("datset: shop\n", ["unknown field in job.yaml 'datset'", "Did you mean 'dataset'?"]),
         ("patiense: 3\n", ["'patience'"]), ("seed: minus one\n", ["field 'seed'"]),
         ("backbone:\n", ["field 'backbone': found nothing, accepted: one value"]),
         ("rounds: 010", ["'rounds' (job.yaml): found '010', accepted: a whole number"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
@@ -131,6 +132,9 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
                 setattr(args, name, value)
     if args.device not in (None, "cpu", "cuda", "auto"):
         raise UserError(f"{args.config}, field 'device': found '{args.device}', accepted: cpu, cuda, auto.")
+    for name in ("method", "backbone", "dataset"):
+        if getattr(args, name) is None and (near := get_close_matches(name, map(str, settings), n=1, cutoff=0.8)):
+            raise UserError(f"unknown field in {args.config} '{near[0]}'.\nDid you mean '{name}'?")
     return settings
 
 
