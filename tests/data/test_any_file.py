@@ -7,6 +7,7 @@ import json
 import lzma
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -466,6 +467,20 @@ def test_existing_files_are_kept_unless_forced():
     with pytest.raises(UserError, match="--force"):
         imported("user,item,time\n1,2,4\n")
     assert imported("user,item,time\n1,2,4\n", force=True)[1][1] == "1\t2\t4"
+
+
+def test_reading_ends_when_pyarrow_lets_go_of_the_stream(monkeypatch):
+    """A process that ended before was aborted, with exit status 134."""
+    held = []
+
+    def open_csv(file, *options):
+        held.append(file)
+        threading.Timer(0.02, held.clear).start()
+        return iter(())
+    monkeypatch.setattr("pyarrow.csv.open_csv", open_csv)
+    Path("t.csv").write_text("user\n")
+    layout = table_reader.TableLayout(",", ("user",), True)
+    assert not list(table_reader.text_batches(Path("t.csv"), "t.csv", layout, ["user"])) and not held
 
 
 def test_pieces_do_not_show(monkeypatch):

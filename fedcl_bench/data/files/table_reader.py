@@ -11,6 +11,8 @@ import io
 import itertools
 import lzma
 import re
+import time
+import weakref
 import zipfile
 import zlib
 from contextlib import contextmanager
@@ -167,7 +169,7 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     Raises UserError naming the line for text of another encoding, or a row of another width that ``bad`` keeps."""
     from pyarrow import csv as pa_csv
 
-    wrong, rows, colons = [], int(layout.header), layout.separator == COLONS
+    wrong, rows, colons, lent = [], int(layout.header), layout.separator == COLONS, weakref.WeakSet[_Lent]()
 
     def of_another_width(row: Any) -> str:
         text = row.text.replace(_FOR_COLONS, COLONS) if colons else row.text
@@ -194,7 +196,7 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
     try:
         with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, opened(path) as stream:
             source = _Lines(stream) if layout.quoted else _Rewritten(stream, colons)
-            for batch in pa_csv.open_csv(pa.PythonFile(source, mode="r"), read, parse, text):
+            for batch in pa_csv.open_csv(_lend(source, lent), read, parse, text):
                 rows += batch.num_rows
                 yield batch
                 advance(PIECE)
@@ -206,6 +208,24 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         raise UserError(wrong[0] if wrong else _not_text(error, path, label, layout)) from None
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror or reason_of(error)}).") from None
+    finally:
+        end = time.monotonic() + 1.0
+        while lent and time.monotonic() < end:  # pyarrow's thread, which aborts a process that ends before it
+            time.sleep(0.001)
+
+
+class _Lent:
+    """What pyarrow holds of a stream while it reads."""
+
+    def __init__(self, stream: Any) -> None:
+        self.read, self.close, self.closed = stream.read, stream.close, False
+
+
+def _lend(stream: Any, lent: weakref.WeakSet[_Lent]) -> pa.PythonFile:
+    """A stream for pyarrow; it is among ``lent`` until pyarrow lets go of it."""
+    handle = _Lent(stream)
+    lent.add(handle)
+    return pa.PythonFile(handle, mode="r")
 
 
 def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> str:
