@@ -448,6 +448,7 @@ def test_conditions(text, kept):
     ("user,item,time\n1,2,20100131\n1,3,20100231\n", COLUMNS, ["row 2 below", "'20100231'", "ISO 8601"]),
     ("user,item,time\n1,2,1262304000\n1,3,1262304000000\n1,3,1262304000000000\n", COLUMNS,
      ["t.csv, column 'time': found 1 time in seconds (as 1262304000) and 1 time in milliseconds", "microseconds by"]),
+    ("1,2,3\n", Columns("1", "2", "4"), ["t.csv: found --time 4, accepted: the numbers of its columns, 1 to 3"]),
     ("user,item,time\n1,2,3\n", Columns("user", "user", "time"), ["--item: found 'user', the column of --user"]),
     ("user,item,time\n1,2,3\n", Columns("user", "item", "item"), ["--time: found 'item', the column of --item"]),
     ("user,item,time\n1,2,3\n1,2\n", COLUMNS, ["t.csv, line 3", "found 2 fields ('1,2')", "expected 3 fields"]),

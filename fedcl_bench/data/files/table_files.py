@@ -98,6 +98,9 @@ def _detect_text(path: Path, wanted: Mapping[str, str], first: str, encoding: st
         header = bool(times) and not re.search("[0-9]", names[int(times[0]) - 1])  # of a time
         layout = TableLayout(separator, places, header, separator != COLONS, encoding)
         return TableFile(path, TEXT, dict(zip(places, places)), layout, encoding)
+    if beyond := [column for column in columns if all(map(str.isdecimal, columns)) and column not in places]:
+        raise UserError(f"{path}: found {wanted[beyond[0]]} {beyond[0]}, accepted: the numbers of its columns, 1 to "
+                        f"{len(names)} (separated by {SEPARATORS[separator]}).")
     headless = any(map(_NUMBER.fullmatch, names))
     hint = "If that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
     return TableFile(path, TEXT, _column_names(path, wanted, names, f"separated by {SEPARATORS[separator]}", hint))
