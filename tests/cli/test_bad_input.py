@@ -110,6 +110,7 @@ def sessions(method, backbone, assignment=""):
         ("--ray local --shards two", "found 'two', accepted: a whole number from 1"))),
     # places
     ("list ndcg --with fedmf", ["--with: has an effect on methods and backbones"]),
+    ("list ft --dataset ml-1000k", ["unknown dataset 'ml-1000k'", "Did you mean 'ml-100k'?"]),
     ("list ml-100k --all", ["--all: has an effect on methods and backbones"]),
     ("report --records nowhere", ["no folder nowhere; name a results folder"]),
     (f"{RUN} --config absent.yaml", ["absent.yaml", "cannot be read"]),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from rich.console import Console
 
-from ...core.errors import UserError
+from ...core.errors import UserError, unknown
 from ...core.settings import as_text, describe, flat
 from ...data.source import (atomic_files, config_file, configured, dataset_name, file_there, load_config,
-                            spelled)
+                            parts_of, spelled)
 from ...runs.metadata import NO_BACKBONE, RECBOLE, Metadata, read_all, unknown_plugin
 from .. import add_options, settings_of
 
@@ -86,6 +86,9 @@ def _in_full(name: str, args: argparse.Namespace) -> None:
     if any(asked.values()) and (not plugins or plugins[0].kind == "metric"):
         option = next(option for option, value in asked.items() if value)
         raise UserError(f"{option}: has an effect on methods and backbones, and '{name}' is none; leave it out.")
+    for part in map(spelled, parts_of(args.dataset) if args.dataset else ()):
+        if not (config_file(part) or file_there(part, None)):
+            raise unknown("dataset", part, {**configured(), **atomic_files()})
     for plugin in plugins:
         _metric(plugin) if plugin.kind == "metric" else _plugin(registry, plugin, args)
     if plugins:
@@ -107,7 +110,7 @@ def _plugin(registry: Registry, plugin: Plugin, args: argparse.Namespace) -> Non
     cls, (method, backbone, dataset) = plugin.cls, _cell(registry, plugin)
     if args.partner:
         method, backbone = (method, args.partner) if plugin.kind != "backbone" else (args.partner, backbone)
-    cell = method, backbone, args.dataset or dataset
+    cell = method, backbone, spelled(args.dataset) if args.dataset else dataset
     overrides: Layers = [("--set", settings_of(args))]
     if plugin.kind == "attack":
         overrides.insert(0, ("list", {"attack": plugin.name}))
