@@ -86,9 +86,9 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            names, base = ("memory.max", "memory.current", "inactive_file"), root / "sys/fs/cgroup"
+            names, base = ("memory.max", "memory.current", ""), root / "sys/fs/cgroup"
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
             base = root / "sys/fs/cgroup/memory"
         else:
             continue
@@ -106,12 +106,14 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
     return min(limits, key=lambda left: left.bytes, default=None)
 
 
-def _left_in(group: Path, limit: str, used: str, cached: str) -> Available | None:
-    """What a control group still allows, counting files it only keeps in memory as free; None without a limit."""
+def _left_in(group: Path, limit: str, used: str, prefix: str) -> Available | None:
+    """What a control group still allows, counting files it only keeps in memory as free, also those that were read
+    several times, as a prepared stream; None without a limit. ``prefix``: of the names of its statistics."""
+    cached = [f"{prefix}{which}_file" for which in ("inactive", "active")]
     most, now = ("".join(_lines(group / name)).strip() for name in (limit, used))
     if not (most.isdecimal() and now.isdecimal()):  # none, or "max"
         return None
-    files = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == cached)
+    files = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] in cached)
     left = max(int(most) - int(now) + files, 0)
     return Available(left, f"of this process's limit of {in_gib(int(most))}")
 

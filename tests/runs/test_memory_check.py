@@ -85,7 +85,8 @@ def test_what_is_available(tmp_path):
     for name, content in (("proc/self/cgroup", "0::/jobs/mine\n"), (inner + "memory.max", "max\n"),
                           (inner + "memory.current", "7\n"), ("sys/fs/cgroup/jobs/memory.max", str(1 << 20)),
                           ("sys/fs/cgroup/jobs/memory.current", str(700 << 10)),
-                          ("sys/fs/cgroup/jobs/memory.stat", f"anon 5\ninactive_file {100 << 10}\nslab 3\n")):
+                          ("sys/fs/cgroup/jobs/memory.stat",
+                           f"anon 5\ninactive_file {60 << 10}\nactive_file {40 << 10}\n")):
         lay(tmp_path, **{name: content})
     assert available(CPU, tmp_path) == Available(424 << 10, "of this process's limit of 1.00 MiB")
     lay(tmp_path, **{"sys/fs/cgroup/jobs/memory.current": str(2 << 20)})
