@@ -43,7 +43,6 @@ BACKBONES = {**OF_BLOCKS, **OF_SESSIONS}
 BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR", "recbole:LightGCN",
           "recbole:SASRec", "sknn", "recency", "popularity", "frozen", "alone", "f3crec", "fcucr")
 NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec", "canonfedrec")
-AS_RELEASED = ("canonfedrec",)  # of these, what was run with the settings of the released code, and not tuned
 STATIC = {**OF_BLOCKS, "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
@@ -555,7 +554,8 @@ def newer_methods(dataset: str) -> str:
             {name: results.runs for name, results in of.items()}, "ft", "joint-warm", "ndcg@20") if row.against}
         for name in ("ft", *names):
             test, share = tests.get(name), shares.get(name)
-            rows.append([f"{BACKBONES[backbone]}, {name}" + " (as released)" * (name in AS_RELEASED),
+            tuned = name == "ft" or (ROOT / f"results/tuned/{dataset}-{backbone}-{name}.json").is_file()
+            rows.append([f"{BACKBONES[backbone]}, {name}" + " (as released)" * (not tuned),
                          late_mean(of[name].runs),
                          *([signed(-test["difference"]), *(p_value(test[p]) for p in ("p_holm", "seed_p"))]
                            if test else [""] * 3),
