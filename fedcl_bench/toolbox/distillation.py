@@ -130,6 +130,8 @@ class TopNDistillation(Method):
     ambiguities = {"kd_reduction": {"mean": "released code", "sum": "paper, Eq. 5 as printed"},
                 "refresh_lists": {"trained": "released code", "all": "paper"}}
 
+    _latest: tuple[Tensor | None, ...] = (None,)  # lists, their items, and which of these there are; None: all
+
     def check(self, step):
         if self.settings.lambda_kd > 0.0 and self.settings.top_n > step.n_items:
             raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
@@ -140,9 +142,13 @@ class TopNDistillation(Method):
         state = self.client_state
         if self.settings.lambda_kd == 0.0 or "lists" not in state:
             return None
-        listed = state["lists"] >= 0
-        return SoftTargets(state["lists"].clamp(min=0), state["teacher"], self.settings.lambda_kd,
-                           chosen=None if bool(listed.all()) else listed, reduction=self.settings.kd_reduction)
+        lists = state["lists"]
+        if self._latest[0] is not lists:  # once per block, as a GPU is waited for
+            listed = lists >= 0
+            self._latest = lists, lists.clamp(min=0), None if bool(listed.all()) else listed
+        _, items, chosen = self._latest
+        return SoftTargets(items, state["teacher"], self.settings.lambda_kd, chosen=chosen,
+                           reduction=self.settings.kd_reduction)
 
     def end_step(self, step, model, backbone, trained, draw):
         if self.settings.lambda_kd == 0.0:
