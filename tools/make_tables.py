@@ -554,7 +554,7 @@ def newer_methods(dataset: str) -> str:
             {name: results.runs for name, results in of.items()}, "ft", "joint-warm", "ndcg@20") if row.against}
         for name in ("ft", *names):
             test, share = tests.get(name), shares.get(name)
-            tuned = name == "ft" or (ROOT / f"results/tuned/{dataset}-{backbone}-{name}.json").is_file()
+            tuned = name == "ft" or any((ROOT / "results/tuned").rglob(f"{dataset}-{backbone}-{name}.json"))
             rows.append([f"{BACKBONES[backbone]}, {name}" + " (as released)" * (not tuned),
                          late_mean(of[name].runs),
                          *([signed(-test["difference"]), *(p_value(test[p]) for p in ("p_holm", "seed_p"))]
