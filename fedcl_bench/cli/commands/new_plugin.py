@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from string import Template
 
@@ -96,8 +98,9 @@ def _names(kind: str, name: str) -> dict[str, str]:
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise UserError(f"found the name '{name}', accepted: lower-case letters, digits and, between them, - and _, "
                         f"beginning with a letter, as ewma or my-mf.")
-    cls = "".join(part.capitalize() for part in re.split("[-_]", name))
+    cls, module = "".join(part.capitalize() for part in re.split("[-_]", name)), name.replace("-", "_")
     if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings", "Metric", "RankedLists", "Attack") \
-            or name.startswith(("test_", "test-")) or name in ("conftest", "tests"):
+            or name.startswith(("test_", "test-")) or name in ("conftest", "tests") or iskeyword(module) \
+            or find_spec(module):  # a file of a module's name would hide it from tests in its folder
         raise UserError(f"found the name '{name}', which means something else to Python or pytest; choose another.")
-    return {"kind": kind, "name": name, "module": name.replace("-", "_"), "cls": cls}
+    return {"kind": kind, "name": name, "module": module, "cls": cls}
