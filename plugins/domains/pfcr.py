@@ -159,7 +159,9 @@ class PFCR(DomainMethod):
         gradient = module.gradient
         module.tallied.zero_()
         if self.settings.ldp != "off":
-            gradient = responded(gradient, self.settings, rng.key(draw.seed, "upload", draw.round))
+            key = rng.key(draw.seed, "upload", draw.round)
+            key = rng.key(key, "block", draw.step) if draw.step else key  # the same noise twice would cancel out
+            gradient = responded(gradient, self.settings, key)
         return {TABLE: module.received - self.settings.server_lr * gradient}
 
     def privacy(self) -> Iterable[str]:

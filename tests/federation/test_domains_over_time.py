@@ -57,6 +57,10 @@ def ended(registry):
         config = configured(registry, "ffmsr", "ffmsr", **FFMSR) if kind == "ffmsr" else configured(
             registry, topology=kind)
         federation = federation_of(config)
+        if kind == "ffmsr":
+            upload, federation.method.blocks = federation.method.upload, set()
+            federation.method.upload = lambda module, draw: federation.method.blocks.add(draw.step) or upload(
+                module, draw)
         return federation, ends(federation)
     return ended
 
@@ -118,7 +122,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(registry, record):
 
 
 def test_ffmsr_clusters_anew_in_every_block(ended):
-    _, progress = ended("ffmsr")
+    federation, progress = ended("ffmsr")
+    assert federation.method.blocks == set(range(BLOCKS))  # what is drawn in an upload is another in each
     received = [{name: table for name, table in tables_of(each).items() if "centroid" in name} for each in progress]
     assert received[0] and all(not torch.equal(table, received[1][name]) for name, table in received[0].items())
     curve = pd.DataFrame(progress[-1].curve)
