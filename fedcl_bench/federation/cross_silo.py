@@ -246,7 +246,7 @@ class CrossSilo:
             if not isinstance(f.backbone, ModuleBackbone):
                 uploads.append(part.dense)
                 continue
-            draw = DrawKey(domain.seed, self.step.index, round_)
+            draw = DrawKey(domain.seed, self.step.index, round_)  # unlike training, uploads draw anew in every block
             with torch.no_grad(), silo_modules.seeded(draw.seed, "upload", draw.round, device=f.device):
                 upload = self.method.upload(domain.module, draw)
             checks.check_domain_upload(self.method, upload, self.method.sent or [*part.dense])

@@ -145,7 +145,7 @@ class TopNDistillation(Method):
         lists = state["lists"]
         if self._latest[0] is not lists:  # once per block, as a GPU is waited for
             listed = lists >= 0
-            self._latest = lists, lists.clamp(min=0), None if bool(listed.all()) else listed
+            self._latest = (lists, lists, None) if bool(listed.all()) else (lists, lists.clamp(min=0), listed)
         _, items, chosen = self._latest
         return SoftTargets(items, state["teacher"], self.settings.lambda_kd, chosen=chosen,
                            reduction=self.settings.kd_reduction)

@@ -160,7 +160,8 @@ class PFCR(DomainMethod):
         module.tallied.zero_()
         if self.settings.ldp != "off":
             key = rng.key(draw.seed, "upload", draw.round)
-            key = rng.key(key, "block", draw.step) if draw.step else key  # the same noise twice would cancel out
+            if draw.step:  # what is sent in two blocks under one noise would tell more than both budgets
+                key = rng.key(key, "block", draw.step)
             gradient = responded(gradient, self.settings, key)
         return {TABLE: module.received - self.settings.server_lr * gradient}
 
