@@ -17,8 +17,9 @@ class RLP2Settings:
     lambda_error: float = setting(0.1, "weight of the estimated error in the corrected probability", low=0.0,
                                   search=(0.05, 0.1, 0.2, 0.5))
     neighbours: int = setting(2, "memory entries K that an estimate is made from", low=1, search=(2, 5, 10))
-    memory: int = setting(64, "entries of each client's memory; the oldest leave first", low=1)
-    errors: int = setting(16, "entries a block adds, the largest errors first", low=1, search=(8, 16, 32))
+    memory: int = setting(64, "places in each client's memory; the oldest entries leave first", low=1)
+    errors: int = setting(16, "places that a block takes, the largest errors first; some stay empty where a client has "
+                                 "fewer samples", low=1, search=(8, 16, 32))
     temperature: float = setting(1.0, "tau of the weights softmax(-||k - k_j||^2 / tau)", above=0.0)
     memory_negatives: int = setting(4, "sampled negatives per positive among which errors are looked for", low=1)
 
@@ -106,7 +107,7 @@ class RLP2(Method):
         return item, torch.where(positive, size, -size).where(filled, torch.zeros_like(size)), filled
 
     def _remember(self, users: Tensor, entries: dict[str, Tensor], n_users: int) -> None:
-        """Put entries (n, errors, ...) of some users into their memories, before the older ones."""
+        """Put entries (n, errors, ...) of some users, the empty ones too, into their memories before the older."""
         for name, values in entries.items():
             old = self.client_state.get(name)
             memory = torch.zeros(n_users, self.settings.memory, *values.shape[2:], dtype=values.dtype,
