@@ -46,6 +46,8 @@ def sessions(method, backbone, assignment=""):
 @pytest.mark.parametrize("command, words", [
     # names
     ("--method f3crc --backbone fedmf", ["unknown method 'f3crc'", "'f3crec'"]),
+    ("--method ft,kd --backbone fedmf", ["--method: found 'ft,kd'", "grid --methods ft,kd"]),
+    ("--method f3crec:without=cc --backbone fedmf", ["--method f3crec --set without=cc"]),
     ("--method ft --backbone fedfm", ["unknown backbone 'fedfm'", "'fedmf'"]),
     ("--backbone fedmf", ["--method is missing", "f3crec"]),
     (f"{RUN} --dataset ml-10k", ["unknown dataset 'ml-10k'", "'ml-100k'"]),

@@ -138,8 +138,21 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
+def _require_one(args: argparse.Namespace) -> None:
+    """Raise UserError for several methods or backbones, or for settings behind a method, as other commands take."""
+    for name in ("method", "backbone"):
+        if "," in (found := getattr(args, name) or ""):
+            raise UserError(f"--{name}: found {quoted(found)}, accepted: one name; several at a time: grid --{name}s "
+                            f"{found}.")
+    name, colon, setting = (args.method or "").partition(":")
+    if colon and "=" in setting:
+        raise UserError(f"--method: found {quoted(args.method)}, accepted: a name; settings stand apart: --method "
+                        f"{name} --set {setting}.")
+
+
 def run(args: argparse.Namespace) -> int:
     from_file = _merge_config_file(args)
+    _require_one(args)
     refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
         from ...api.seeds import combined
