@@ -37,7 +37,7 @@ class Sizes:
     factored_width: int = 4  # numbers that a sample counts as where rows are not copied
     dense_cost: int = 4  # numbers that an item counts as which a client scores in a local batch it sits out
     weighted_batches: int = 4  # local batches up to which a client scores all rows it holds in each, with weights
-    most_updates: int = 32  # local batches in a round up to which every update is kept apart, not added to copies
+    most_updates: int = 128  # local batches in a round up to which every update is kept apart, not added to copies
     pulled_tables: int = 1 << 25  # numbers of item tables, one for each local batch, that a compiled round is given
     # Clients x items of a chunk up to which a table finds the local rows of one item; beyond, a sort.
     slot_table: int = 1 << 20

@@ -178,7 +178,7 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
     needs = Needs(backbone.pairwise, training.holds_whole,
                   backbone.own_samples(settings) if positives is None else None,
                   fused or training.strategy is Strategy.FACTORED, training.samples_only or fused, fused,
-                  training.method.penalises_rows)
+                  training.method.penalises_rows, not fused and training.unnumbered(model))
     return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 

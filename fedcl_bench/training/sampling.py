@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients trained together; all take the same number of local batches, unless ``inner`` with one local epoch: then
-    clients with fewer may sit out the others' last ones."""
+    """Clients trained together; all take the same number of local batches, unless ``inner``: then clients with fewer
+    may sit out the others' last ones of each local epoch."""
 
     users: Tensor  # int64 ids, shape (C,)
     positives: Tensor  # training items, shape (C, P), short lists padded with their first item
@@ -65,6 +65,7 @@ class Needs:
     samples_only: bool = False  # and nothing looks at other logits than the samples' (see ``training/factored.py``)
     fused: bool = False  # and their whole round is one call (see ``training/factored.py``)
     even: bool = False  # clients of a chunk have equally many local batches, each of which moves all item rows
+    unnumbered: bool = False  # nothing in a local batch depends on how many a client had before it in the round
     chunk_elements: int = SIZES.chunk_elements  # target size of a chunk's stacked rows; a single client may exceed it
 
 
@@ -194,7 +195,7 @@ class _Sorted:
             return 1 if sampler.as_set else int(self.sizes[start])
         may_sit_out = not self.needs.even and (
             rows is Rows.ALL or rows is Rows.SAMPLES and self.needs.samples_only)
-        if may_sit_out and self.settings.local_epochs == 1:
+        if may_sit_out and (self.settings.local_epochs == 1 or self.needs.unnumbered):
             return 1
         fewer_batches = (int(self.batches[start]) - 1) * self.settings.batch_size
         return fewer_batches // _samples(self.settings, self.needs) + 1

@@ -90,6 +90,11 @@ class Training:
         """Whether nothing looks at logits of other items than a local batch's."""
         return self.backbone.usual_loss and not self.method.adds_scores()
 
+    def unnumbered(self, model: Snapshot) -> bool:
+        """Whether nothing in a local batch depends on its number in the round: no draw of the method, and no rate."""
+        return self.samples_only and all(
+            self.rates(model, round_, 0) == self.rates(model, round_, 1) for round_ in range(2))
+
     @cached_property
     def by_hand(self) -> bool:
         """Whether a local batch of ``LAZY_DECAY`` is ``Backbone.sgd_step``: where the backbone has one that means what

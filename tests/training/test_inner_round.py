@@ -143,6 +143,23 @@ def test_lists_are_distilled_in_one_call_as_batch_by_batch(registry, step, monke
         assert torch.equal(listed, method.soft.items[trained.users[known]])
 
 
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_clients_with_fewer_batches_sit_out_in_every_epoch(registry, step, monkeypatch, in_one_call):
+    """They then come together with others, and all train as among clients with as many batches."""
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50, local_epochs=3)
+    model, users = start(backbone, step, torch.float64), torch.arange(step.n_users)
+    monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
+    if not in_one_call:
+        monkeypatch.setattr(rounds, "plan_of", lambda *_: None)
+    apart, together = (make_chunks(step, users, local, 32, Needs(inner=True, samples_only=True, unnumbered=unnumbered))
+                       for unnumbered in (False, True))
+    assert len(together) < len(apart)
+    (found, loss, *_), (expected, same_loss, *_) = (
+        train_round(chunks, model, backbone, FT, local, 3, 1, 2) for chunks in (together, apart))
+    assert loss == pytest.approx(same_loss, rel=1e-12)
+    same_tables(found, expected, 1e-12)
+
+
 def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step, monkeypatch):
     """Losses too; every chunk has an even share of the samples, but for the last."""
     backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)

@@ -8,7 +8,7 @@ from helpers import build, grown, one_step, ragged, strategy_of, train_round
 
 from fedcl_bench import ITEM, USER, Backbone
 from fedcl_bench.cli.main import main
-from fedcl_bench.training.strategies import Strategy, choose_strategy, meaning_of
+from fedcl_bench.training.strategies import Strategy, Training, choose_strategy, meaning_of
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.functional import dot
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -38,6 +38,19 @@ def test_the_strategy_of_a_pair(registry, monkeypatch, method, backbone, setting
     monkeypatch.setattr(ops, "why_not", lambda: None)
     backbone, method = build(registry, "backbone", backbone), build(registry, "method", method)
     assert strategy_of(backbone, method, model_of(backbone), LocalSettings(**settings)) is Strategy[strategy]
+
+
+@pytest.mark.parametrize("method, backbone, expected", [("ft", "fedmf", True), ("colr", "fedncf", True),
+                                                        ("f3crec", "fedmf", False), ("ft", "falling", False)])
+def test_whether_a_local_batch_depends_on_its_number(registry, method, backbone, expected):
+    """By what a method draws, or by a learning rate that falls."""
+    falling = backbone == "falling"
+    backbone = build(registry, "backbone", "fedmf" if falling else backbone)
+    if falling:
+        backbone = changed(backbone, learning_rates=lambda self, n_items, round_=0, batch=0: {
+            USER: 0.5 ** batch, ITEM: 1.0})
+    training = Training(backbone, build(registry, "method", method), LocalSettings(), Strategy.FACTORED)
+    assert training.unnumbered(model_of(backbone)) is expected
 
 
 def changed(backbone, **attributes):
