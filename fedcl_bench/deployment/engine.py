@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Iterator, Mapping
@@ -80,11 +81,15 @@ class Federates:
         self._counted: list[Member] = []  # of whom the steps are, also those that have left
         self._steps: tuple[Step, ...] = ()
         self._terms: Letter | None = None
+        self._n_users = math.inf  # of the block: a client whose users all come in later ones waits for those
         self._heard = time.monotonic()
 
     def wait(self, count: int) -> None:
-        """Wait until so many clients are there, and ready for the run that was announced."""
-        while sum(self._terms is None or member.points is not None for member in self.members.values()) < count:
+        """Wait until so many clients are there, and ready for the run that was announced; one of them with a user of
+        the block."""
+        def ready() -> list[Member]:
+            return [member for member in self.members.values() if self._terms is None or member.points is not None]
+        while len(here := ready()) < count or not any(member.number < self._n_users for member in here):
             self._poll()
 
     def stream(self, config: RunConfig) -> Stream:
@@ -114,7 +119,8 @@ class Federates:
         features = {} if item_features is None else {"features": item_features.numpy()}
         self._terms = Letter("announce", features, msgspec.json.encode(terms).decode())
         self.restart()
-        self.wait(len(self.members))
+        while any(member.points is None for member in self.members.values()):
+            self._poll()
 
     def finish(self) -> None:
         """The run is over: clients write their models."""
@@ -128,15 +134,13 @@ class Federates:
 
     def _end(self, kind: str, answer: str) -> None:
         """Tell all clients, and wait a while until they have answered."""
-        for member in list(self.members.values()):
-            member.request, member.active = None, True
+        for member in self.members.values():
+            member.request, member.active = None, False
             self._send(member, Letter(kind))
         deadline = time.monotonic() + min(self.timeout, 30.0)
         while time.monotonic() < deadline and any(
                 member.request is None or member.request[0] != answer for member in self.members.values()):
             self._poll()
-        for member in self.members.values():
-            member.active = False
 
     @property
     def active(self) -> dict[int, Member]:
@@ -144,6 +148,7 @@ class Federates:
 
     def admit(self, progress: Progress, users: int) -> list[int]:
         """Let those take part that have joined and have one of the first ``users`` users; who is new."""
+        self._n_users = users
         self.wait(self.least)
         new = [member for _, member in sorted(self.members.items())
                if not member.active and member.points is not None and member.number < users]
@@ -165,14 +170,12 @@ class Federates:
     def receive(self) -> dict[int, tuple[str, Tables]]:
         while True:
             active = self.active
-            if len(active) < self.least:
-                raise TooFewClients(f"{len(active)} of at least {self.least} clients are left")
+            left = len(active) + sum(member.number >= self._n_users for member in self.members.values())
+            if not active or left < self.least:
+                raise TooFewClients(f"{left} of at least {self.least} clients are left")
             if all(member.request is not None for member in active.values()):
                 return {number: member.request for number, member in active.items()}
             self._poll()
-            for member in active.values():
-                if member.request is None and time.monotonic() - member.asked > self.timeout:
-                    self._lose(member, f"has not answered for {self.timeout:g} s")
 
     def answer(self, answers: Mapping[int, Tables]) -> None:
         for number, tables in answers.items():
@@ -213,6 +216,10 @@ class Federates:
             self._heard = time.monotonic()
         else:
             pause(self._heard)
+        for member in list(self.members.values()):
+            asked = member.request is None if member.active else self._terms is not None and member.points is None
+            if asked and time.monotonic() - member.asked > self.timeout:
+                self._lose(member, f"has not answered for {self.timeout:g} s")
 
     def _take(self, node: int, letter: Letter) -> None:
         member = next((each for each in self.members.values() if each.node == node), None)

@@ -44,7 +44,7 @@ class Link:
     """
 
     def __init__(self):
-        self.clients, self.arrived, self.letters, self.silent = {}, [], [], set()
+        self.clients, self.arrived, self.letters, self.silent, self.idle = {}, [], [], set(), 0
         self.before = lambda node, letter: None
 
     def connect(self, client):
@@ -52,9 +52,12 @@ class Link:
         return node
 
     def nodes(self):
+        self.idle += 1
+        assert self.idle < 60, "it waits without end"
         return set(self.clients)
 
     def send(self, node, letter):
+        self.idle = 0
         self.letters.append((letter.kind, letter.tables))
         self.before(node, letter)
         if node in self.clients and node not in self.silent:
@@ -94,10 +97,13 @@ def federation(registry, tmp_path, simulations):
             self.names = cut(self.data)
             self.tables = deal(self.published, self.data, self.names, tmp_path / "dealt")
             self.link, self.notes, self.least, self.timeout = Link(), [], least, timeout
-            self.listen = self.notes.append
             self.wanted = wanted or len(self.names)
             for number in range(self.wanted):
                 self.join(number)
+
+        def listen(self, text):
+            self.notes.append(text)
+            assert len(self.notes) < 60, "it begins again without end"
 
         def client(self, number):
             return Client(self.tables[number], self.tables[number].parent / "state")
@@ -194,14 +200,14 @@ def test_items_that_arrive_later(federation, growing, method, cold_items):
 
 @pytest.mark.parametrize("method", ["f3crec", "ader", "rlp2"])
 def test_clients_of_one_user(federation, tmp_path, method):
-    """Some come in later blocks, or have nothing to train, to validate or to test in one."""
+    """Some come in later blocks, and are waited for then, or have nothing to train, to validate or to test in one."""
     def rows(user, times):
         return [(f"u{user}", f"i{7 * time % 31 if user % 2 else 5 * time % 31}", time) for time in times]
     times = {0: range(0, 160, 3), 1: range(1, 200, 3), 2: range(2, 120, 3), 3: range(140, 200, 2), 4: [5, 150]}
     log = tmp_path / "few.inter"
     log.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
         "\t".join(map(str, row)) + "\n" for user in times for row in rows(user, times[user])))
-    made = federation(method, dataset=str(log), k_core=0, blocks=4, topk=(5,), valid_metric="ndcg@5", least=4,
+    made = federation(method, dataset=str(log), k_core=0, blocks=4, topk=(5,), valid_metric="ndcg@5", least=5,
                       cut=lambda stream: [torch.tensor([user]) for user in range(5)])
     lengths = [step.train.lengths for step in made.data.steps]
     assert any(len(each) < 5 for each in lengths) and any((each == 0).any() for each in lengths)
@@ -231,7 +237,7 @@ def test_a_client_that_is_killed_goes_on_from_its_last_round(federation):
 def test_a_client_that_is_out_of_reach_when_it_is_asked_to_join_is_asked_again(federation):
     """A busy machine's clients may miss Flower's heartbeats: the message is lost, or the node is away for a while."""
     made = federation(method="ft", rounds=1)
-    nodes, polls = made.link.nodes, []
+    nodes, looks = made.link.nodes, []
 
     def unreachable(node, letter):
         made.link.before = lambda node, letter: None
@@ -239,9 +245,8 @@ def test_a_client_that_is_out_of_reach_when_it_is_asked_to_join_is_asked_again(f
         made.link.arrived.append((node, Letter("lost")))
 
     def there():
-        polls.append(1)
-        assert len(polls) < 300, "it waits without end"
-        if len(polls) == 2:
+        looks.append(1)
+        if len(looks) == 2:
             made.link.silent.clear()
             return nodes() - {2}
         return nodes()
@@ -275,6 +280,20 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet").fillna(0)
     asked = (rounds["participants"] + rounds["dropped"]).tolist()
     assert rounds["dropped"][0] == 0 < rounds["dropped"][2:].min() and len(set(asked[:4])) == len(set(asked[4:])) == 1
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_run_begins_without_a_client_that_is_lost_when_it_is_announced(federation, stays):
+    """It leaves, or does not answer in time."""
+    made = federation(method="ft", least=2, timeout=0.5, rounds=1)
+
+    def announced(node, letter):
+        if letter.kind == "announce":
+            made.link.before = lambda node, letter: None
+            made.link.silent.add(node) if stays else made.link.clients.pop(node)
+    made.link.before = announced
+    rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet")
+    assert (rounds["dropped"] > 0).all() and made.notes[-1].endswith("has not answered for 0.5 s" if stays else "left")
 
 
 def test_a_client_that_comes_late_trains_too(federation, monkeypatch):
