@@ -382,7 +382,7 @@ class ServerClients(CrossDevice):
         replies = self._population.collect("uploads")
         self._count(replies)
         _, uploads = self._population.rows("upload", replies)
-        answers = self._answer(key.round, uploads)
+        answers = self._answer(key.round, uploads) if self.group.count else {}
         self._population.nodes.answer({node: self._rows("answer", answers, node) for node in replies})
         return uploads, answers
 
@@ -401,9 +401,13 @@ class ServerClients(CrossDevice):
         return answers
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
-        result = super().aggregate(progress, update)
         if update.sums is None:
-            return result
+            return update
+        if self.group.count:
+            result = super().aggregate(progress, update)
+        else:  # all whom the server asked have left: nothing changes
+            unit, moments = self.step.index, progress.server_moments if progress.round else {}
+            result = Update({unit: 0.0}, {unit: time.perf_counter() - update.began}, progress.model, moments=moments)
         model, users = result.model, self.group.users
         served = {name: table[users] for name, table in model.personalised.items()} \
             if self.federation.backbone.overrides("serve") else {}
@@ -411,7 +415,7 @@ class ServerClients(CrossDevice):
         alike = {**named("public", model.public), **named("dense", model.dense),
                  **named("broadcast", self.method.broadcast),
                  "loss": torch.tensor(result.loss[self.step.index], dtype=torch.float64)}
-        if self.sums and self.method.overrides("receive"):
+        if self.group.count and self.sums and self.method.overrides("receive"):
             alike |= {**named("sum", update.sums.change), "count": torch.tensor(self.group.count)}
         more = {node: {**self._rows("answer", answers, node), **self._rows("served", served, node)}
                 for node in self._population.arrived}

@@ -282,6 +282,19 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     assert rounds["dropped"][0] == 0 < rounds["dropped"][2:].min() and len(set(asked[:4])) == len(set(asked[4:])) == 1
 
 
+def test_a_round_whose_participants_have_all_left_changes_nothing(federation):
+    made = federation(method="ft", least=2, rounds=3, client_ratio=0.001)  # one user in a round
+
+    def chosen(node, letter):
+        if "dropped" in letter.tables and letter.tables["users"].size:
+            made.link.before = lambda node, letter: None
+            del made.link.clients[node]
+    made.link.before = chosen
+    rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet").fillna(0)
+    assert rounds[["participants", "dropped", "loss"]].iloc[0].tolist() == [0, 1, 0]
+    assert rounds["participants"].max() == 1 and (rounds["loss"] > 0).eq(rounds["participants"] == 1).all()
+
+
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_run_begins_without_a_client_that_is_lost_when_it_is_announced(federation, stays):
     """It leaves, or does not answer in time."""
