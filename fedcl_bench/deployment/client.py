@@ -146,11 +146,14 @@ class Client:
 
     def _begin(self, blob: bytes) -> Request:
         """Begin at the start (no blob), at the round that it names, or with what the server has of another one."""
-        progress = None
+        progress, begun = None, (0, 0)
         if blob:
             public = progress_from_bytes(blob, Path("the server's message"))
-            progress = self._own(public)
+            progress, begun = self._own(public), (public.step, public.round)
             self.say(f"from block {progress.step}, round {progress.round}")
+        for point in self._points():
+            if point > begun:  # they would be taken for the last ones while these rounds are trained again
+                self._state(point).unlink(missing_ok=True)
         self._shard = Shard(self._threads, self._keep)
         return self._shard.begin(self._run.task(self._data, self._plugins, progress))
 
