@@ -19,7 +19,8 @@ import pandas as pd
 import torch
 
 from ..core.errors import UserError, unknown
-from ..core.files import write_atomically
+from ..core.files import read_json, write_atomically
+from ..core.text import hash_of
 from ..data.stream import Stream
 from ..evaluation.session_ranking import needs_session
 from ..experiments.cluster import other_versions
@@ -55,6 +56,14 @@ class RunTerms(RunParts):
                          clients=data.clients, progress=progress)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What a client keeps of a run beside its model."""
+
+    run: RunTerms
+    published: Published
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from a client's folder; raises UserError."""
@@ -86,6 +95,7 @@ class Client:
                  say: Callable[[str], None] = lambda text: None):
         self._table, self._folder, self._plugins, self._threads, self.say = table, folder, plugins, threads, say
         self._data: ClientData | None = None
+        self._whose = ""  # stands for the users here, or the domains, in names of states
         self._run: RunTerms | None = None
         self._shard: Shard | None = None
         self.over, self.failed = False, ""
@@ -119,7 +129,9 @@ class Client:
         self._data = _read(self._table, self._published)
         if self._data.unknown:
             self.say(f"{self._data.unknown} interactions are left out: the server does not know their items")
-        who = {"users": self._data.names.tolist(), "identity": self._identity()}
+        names = self._data.names.tolist()
+        self._whose = hash_of([(self._published.domains or self._published.users)[number] for number in names], 4)
+        who = {"users": names, "identity": f"{self._identity()}-{self._whose}"}
         said = domain_sizes(self._data.stream, self._data.names) if self._published.domains else \
             sizes(self._data.stream)
         return Letter("joined", said, json.dumps(who))
@@ -182,12 +194,13 @@ class Client:
             self.say(f"block {progress.step - 1} is trained")
 
     def _state(self, point: tuple[int, int]) -> Path:
-        return self._folder / f"{self._run.name}.{point[0]:03}-{point[1]:05}.state"
+        return self._folder / f"{self._run.name}.{self._whose}-{point[0]:03}-{point[1]:05}.state"
 
     def _points(self) -> list[tuple[int, int]]:
-        """Block and round of every state here, ascending."""
-        ends = (path.name.split(".")[-2].split("-") for path in self._folder.glob(f"{self._run.name}.*.state"))
-        return sorted((int(block), int(round_)) for block, round_ in ends)
+        """Block and round of every state of these users here, ascending."""
+        ends = (path.name.split(".")[-2].split("-")
+                for path in self._folder.glob(f"{self._run.name}.{self._whose}-*.state"))
+        return sorted((int(block), int(round_)) for _, block, round_ in ends)
 
     def _finish(self) -> Letter:
         """Write the model of the run's last block, with which the users here are recommended to."""
@@ -199,8 +212,7 @@ class Client:
         folder = self._folder / "runs" / self._run.name
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, progress, federation)
-        kept = {"run": self._run, "published": self._published}
-        write_atomically(folder / KEPT_RUN, msgspec.json.encode(kept))
+        write_atomically(folder / KEPT_RUN, msgspec.json.encode(Ended(self._run, self._published)))
         self.say(f"model: {folder}")
         return Letter("finished")
 
@@ -278,10 +290,8 @@ class Kept:
         """The run that ended last; raises UserError if there is none."""
         if not (files := sorted(folder.glob(f"runs/*/{KEPT_RUN}"), key=lambda path: path.stat().st_mtime)):
             raise UserError(f"--folder {folder}: no run has ended here; take part in one with --server HOST:PORT.")
-        content = json.loads(files[-1].read_bytes())
-        run, published = (msgspec.convert(content[name], type=cls)
-                          for name, cls in (("run", RunTerms), ("published", Published)))
-        return Kept(run, _read(table, published), plugins, files[-1].parent)
+        said = msgspec.convert(read_json(files[-1], Ended, "Take part in a run again."), Ended)
+        return Kept(said.run, _read(table, said.published), plugins, files[-1].parent)
 
     def recommend(self, user: str, k: int) -> pd.DataFrame:
         """The columns rank, item and score: the best of the items that a user has not had; raises UserError."""
@@ -292,6 +302,9 @@ class Kept:
             raise unknown("user", user, self.data.stream.user_tokens.tolist())
         federation = self.run.task(self.data, self.plugins, None).federation()
         saved, users = read_model(self.folder), torch.tensor(rows)
+        if saved.user_ids != self.data.stream.user_tokens.tolist():
+            raise UserError(f"--data: found other users than those of the model in {self.folder}, accepted: the table "
+                            f"with which they took part.")
         step, method = self.data.stream.steps[-1], federation.acting_in(self.data.stream.steps[-1])
         method.client_state, method.server_state = dict(saved.client_state), dict(saved.server_state)
         if needs_session(federation.backbone, method, step):

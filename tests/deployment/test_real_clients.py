@@ -382,6 +382,33 @@ def test_clients_that_do_not_fit(federation, monkeypatch):
         made.run()
 
 
+def test_a_folder_that_was_another_clients(federation):
+    """Its states are of the users with whom they were made, and so are the model and what the server knows it by."""
+    made = federation(method="ft", rounds=3)
+    [mine, others] = [table.parent / "state" for table in made.tables[:2]]
+    others.mkdir()
+    (others / "identity").write_text("copied")
+    (mine / "identity").parent.mkdir()
+    (mine / "identity").write_text("copied")
+
+    def changed(node):
+        del made.link.clients[node]
+        frame = pd.read_csv(made.tables[node - 1], dtype=str)
+        frame[frame["user"] != frame["user"][0]].to_csv(made.tables[node - 1], index=False)
+        made.join(node - 1)
+        whose.extend(made.tables[node - 1].parent.glob("state/*.state"))
+    whose = []
+    once(made.link, 20, changed)
+    made.run()
+    assert whose and all(path.exists() for path in whose)
+    with pytest.raises(UserError, match="--data: found other users than those of the model in"):
+        Kept.latest(mine, made.tables[1], ()).recommend(made.published.users[int(made.names[1][-1])], 5)
+    [kept] = mine.glob("runs/*/run.json")
+    kept.write_bytes(kept.read_bytes()[:40])
+    with pytest.raises(UserError, match="run.json: is no JSON text"):
+        Kept.latest(mine, made.tables[0], ())
+
+
 def test_noise_is_refused(federation):
     with pytest.raises(UserError, match="'upload_noise': found noise with --engine flower"):
         federation(upload_noise=0.1).run()
@@ -397,7 +424,7 @@ def test_states_of_another_run_that_goes_on_are_kept(registry, tmp_path, monkeyp
     monkeypatch.setattr(starting, "ForkedProcess", lambda serve, task, preloads: SimpleNamespace(end=lambda: None))
     monkeypatch.setattr(Link, "address", "", raising=False)
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
-    other = tmp_path / "clients-ml-100k-2" / "client-1" / "state" / "ft-fedmf-ml-100k-s0-1.5.000-00002.state"
+    other = tmp_path / "clients-ml-100k-2" / "client-1" / "state" / "ft-fedmf-ml-100k-s0-1.5.whose-000-00002.state"
     other.parent.mkdir(parents=True)
     other.touch()
     if ended:
@@ -461,11 +488,11 @@ def test_a_federation_by_hand(tmp_path):
             time.sleep(0.05)
     try:
         first, clients = server(), [client(number) for number in (1, 2, 3)]
-        wait_for("d/client-2/client/*.000-00002.state")
+        wait_for("d/client-2/client/*-000-00002.state")
         clients[1].kill()
         clients[1].wait()
         clients[1] = client(2)
-        wait_for("d/client-1/client/*.001-00002.state")
+        wait_for("d/client-1/client/*-001-00002.state")
         first.kill()
         first.wait()
         last = server()
