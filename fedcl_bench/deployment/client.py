@@ -119,7 +119,7 @@ class Client:
             self.over = True
             self.failed = letter.text
             return Letter("ended")
-        except UserError as error:
+        except (UserError, OSError) as error:  # no space, perhaps
             self.over, self.failed = True, str(error)
             return Letter("error", text=json.dumps(["UserError", str(error)]))
 

@@ -7,6 +7,7 @@ at a socket beside its SuperNode (``client --listen``), and the app's part there
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from multiprocessing.connection import Client as Connection, Listener
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -151,6 +152,12 @@ def listen(folder: Path, answer: Callable[[Letter], Letter], over: Callable[[], 
         raise UserError(f"--folder {folder}: cannot listen at {path} ({error}).") from None
     with listener:
         while not over():
-            with listener.accept() as connection:
-                connection.send_bytes(as_bytes(answer(from_bytes(connection.recv_bytes()))))
+            with listener.accept() as connection:  # whose other end may be gone at any time
+                try:
+                    letter = from_bytes(connection.recv_bytes())
+                except (EOFError, OSError):
+                    continue
+                reply = as_bytes(answer(letter))
+                with suppress(OSError):
+                    connection.send_bytes(reply)
 

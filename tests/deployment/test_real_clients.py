@@ -409,6 +409,14 @@ def test_a_folder_that_was_another_clients(federation):
         Kept.latest(mine, made.tables[0], ())
 
 
+def test_a_folder_that_cannot_be_written(federation):
+    made = federation(method="ft", rounds=1)
+    (made.tables[0].parent / "state").mkdir()
+    (made.tables[0].parent / "state" / "runs").touch()
+    with pytest.raises(UserError, match="the client with user '.*': .*Not a directory"):
+        made.run()
+
+
 def test_noise_is_refused(federation):
     with pytest.raises(UserError, match="'upload_noise': found noise with --engine flower"):
         federation(upload_noise=0.1).run()
@@ -573,7 +581,8 @@ def test_an_address_that_is_taken():
 
 @needs_flower
 def test_an_exported_app(tmp_path, monkeypatch, capsys):
-    """It names the run; what the server's part passes on to a client that listens is what the client answers."""
+    """It names the run; what the server's part passes on to a client that listens is what the client answers. That one
+    goes on listening if who asks is gone before it has."""
     monkeypatch.chdir(tmp_path)
     assert main("data deal ml-100k --clients 1 --out d --set k_core=70".split()) == 0
     words = "--method ft --backbone fedmf --set rounds=1 --federation d/server --clients 1".split()
@@ -592,6 +601,7 @@ def test_an_exported_app(tmp_path, monkeypatch, capsys):
     thread.start()
     while not (tmp_path / flower_app.SOCKET).exists():
         time.sleep(0.01)
+    flower_app.Connection(str(tmp_path / flower_app.SOCKET), family="AF_UNIX").close()
     reply = flower_app.passed_on(Letter("join", text="published"), str(tmp_path / flower_app.SOCKET))
     thread.join()
     assert heard[0].text == "published" and (reply.kind, reply.text, reply.blob) == ("joined", "text", b"blob")
