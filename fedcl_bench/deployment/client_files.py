@@ -223,14 +223,15 @@ def read_table(path: Path) -> pd.DataFrame:
         raise UserError(f"{path}: is no table ({error}).") from None
     if missing := [name for name in ("user", "item") if name not in frame]:
         raise UserError(f"{path}: no column {' and no column '.join(missing)}; found: {', '.join(frame)}.")
-    if frame.empty or frame[["user", "item"]].isna().any(axis=None):
-        raise UserError(f"{path}: accepted: at least one row, and in each a user and an item.")
-    if "timestamp" in frame:
-        finite = np.isfinite(pd.to_numeric(frame["timestamp"], errors="coerce").to_numpy(float))
+    ids = [name for name in ("domain", "user", "item", "session") if name in frame]
+    if frame.empty or frame[ids].isna().any(axis=None):
+        raise UserError(f"{path}: accepted: at least one row, and in each a value in {', '.join(ids)}.")
+    for name, unit in (("timestamp", ", in the unit of the federation's data"), ("rating", "")):
+        finite = np.isfinite(pd.to_numeric(frame.get(name, default=pd.Series(0.0)), errors="coerce").to_numpy(float))
         if not finite.all():
             row = int(finite.argmin())
-            raise UserError(f"{path}, row {row + 1} below the header: column timestamp is "
-                            f"'{frame['timestamp'][row]}', accepted: a number, in the unit of the federation's data.")
+            raise UserError(f"{path}, row {row + 1} below the header: column {name} is '{frame[name][row]}', accepted: "
+                            f"a number{unit}.")
     return frame
 
 

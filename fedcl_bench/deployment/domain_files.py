@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Sequence
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -45,6 +46,7 @@ def deal_all(published: Published, source: DatasetSource, stream: Stream, names:
                           for name, rows in (every[number] for number in numbers.tolist())])
     tables = deal(published, stream, names, out, table)
     for path, numbers in zip(tables, names):
+        (path.parent / FEATURES).unlink(missing_ok=True)  # of another run
         if stream.features:
             np.savez(path.parent / FEATURES, **{stream.domains[number].name: stream.features[number].numpy()
                                                 for number in numbers.tolist()})
@@ -103,12 +105,22 @@ def _joined(of_domains: Sequence[tuple[DomainPart, Sessions]], n_users: int) -> 
 
 
 def _features(path: Path, parts: Sequence[DomainPart], numbers: Sequence[int]) -> tuple[Tensor, ...]:
-    """Vectors of the texts of the client's items; of other domains none."""
+    """Vectors of the texts of the client's items; of other domains none. Raises UserError if they are not those of its
+    domains."""
     file = path.parent / FEATURES
     if not file.is_file():
         return ()
-    with np.load(file) as arrays:
-        own = {number: torch.from_numpy(arrays[parts[number].name]) for number in numbers}
+    try:
+        with np.load(file) as arrays:
+            own = {number: torch.from_numpy(arrays[parts[number].name]) for number in numbers}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        raise UserError(f"{file}: has no vectors of the domains in {path.name} ({error}); `fedcl-bench data deal` "
+                        f"writes both.") from None
+    for number, vectors in own.items():
+        items = len(parts[number].items)
+        if vectors.ndim != 3 or len(vectors) != items:
+            raise UserError(f"{file}: found vectors of shape {tuple(vectors.shape)} for domain '{parts[number].name}', "
+                            f"accepted: ({items}, layers, dim), a row per item.")
     nothing = own[numbers[0]][:0]
     return tuple(own.get(number, nothing) for number in range(len(parts)))
 

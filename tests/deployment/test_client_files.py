@@ -109,7 +109,10 @@ def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
             (frame.assign(split="tset"), "column split: found 'tset', accepted: train, valid, test"),
             (frame.assign(block=4), "column block: accepted: 0 to 3"), (frame[:0], "at least one row"),
             (frame.assign(timestamp=["7", "2020-01-01"] * (len(frame) // 2) + ["7"] * (len(frame) % 2)),
-             "row 2 below the header: column timestamp is '2020-01-01', accepted: a number")):
+             "row 2 below the header: column timestamp is '2020-01-01', accepted: a number"),
+            (frame.assign(session=["", *frame["block"][1:]]), "in each a value in user, item, session"),
+            (frame.assign(rating=["5", *["good"] * (len(frame) - 1)]), "row 2 .*: column rating is 'good'"),
+            (frame.assign(rating=["5", *[""] * (len(frame) - 1)]), "row 2 .*: column rating is 'nan'")):
         changed.to_csv(tables[0], index=False)
         with pytest.raises(UserError, match=said):
             read_client(tables[0], published)

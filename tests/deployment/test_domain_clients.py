@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -117,14 +118,27 @@ def test_a_client_that_is_killed_goes_on_from_its_last_round(federation, unsaved
 
 
 def test_what_does_not_fit_is_said(federation):
-    made = federation()
+    made = federation("ffmsr", "ffmsr", **FFMSR)
     frame = pd.read_csv(made.tables[0])
     for change, message in ((frame.iloc[:-40], "found .* users of domain 'books', accepted: 20|interactions of domain"),
                             (frame.assign(domain="films"), "unknown domain 'films'"),
-                            (frame.drop(columns="timestamp"), "no column timestamp")):
+                            (frame.assign(domain=""), "in each a value in domain, user, item"),
+            (frame.drop(columns="timestamp"), "no column timestamp")):
         change.to_csv("other.csv", index=False)
         with pytest.raises(UserError, match=message):
             read_domains(Path("other.csv"), made.published)
+    vectors = made.tables[0].parent / "features.npz"
+    with np.load(vectors) as arrays:
+        known = dict(arrays)
+    for write, message in (
+            (lambda: np.savez(vectors, films=known["books"]), "has no vectors of the domains in interactions.csv"),
+            (lambda: np.savez(vectors, books=known["books"][1:]), r"shape \(14, 3, 4\) for domain 'books', .* \(15, "),
+            (lambda: vectors.write_bytes(b"PK"), "has no vectors of the domains in interactions.csv")):
+        write()
+        with pytest.raises(UserError, match=message):
+            read_domains(made.tables[0], made.published)
+    federation()  # without texts
+    assert not vectors.exists()
     with pytest.raises(UserError, match="--min-clients: found 1, accepted: 2, as every domain takes part"):
         federation(least=1).run()
 
