@@ -64,6 +64,9 @@ def divide(stream: Stream, parts: int, option: str = "--shards") -> list[Tensor]
     for step in stream.steps:
         new = work[step.old_users:step.n_users]
         part = (new.cumsum(0) - new) * parts // max(int(new.sum()), 1)
+        if step.index == 0:  # nobody gets none, though some have most of the work
+            order = torch.arange(len(part))
+            part = torch.maximum((part - order).cummin(0).values + order, order - (len(part) - parts))
         for number in range(parts):
             names[number].append(step.old_users + (part == number).nonzero().flatten())
     result = [torch.cat(of_steps) for of_steps in names]

@@ -228,6 +228,8 @@ def test_too_many_parts(ml100k):
         divide(ml100k, 588)
     with pytest.raises(UserError, match="found 587; one of so many shards has no client with .* data in block 0"):
         divide(ml100k, 587)
+    # Of real clients some may have nothing to test, and each has a user of block 0, however much that one has.
+    assert [part[0] for part in divide(ml100k, 587, "--clients")] == list(range(587))
 
 
 @pytest.mark.parametrize("cold_items, more", [
