@@ -550,6 +550,7 @@ def test_what_is_wrong_with_a_command(tmp_path, monkeypatch, capsys, words, said
     ("--data mine.csv --server 127.0.0.1:1 --patience 1", "--server 127.0.0.1:1: no server answers there"),
     ("--data mine.csv --server nowhere", "--server nowhere: accepted: HOST:PORT"),  # without waiting
     ("--data mine.csv", "needs one of --server HOST:PORT, --listen and --recommend USER"),
+    ("--data mine.csv --server 127.0.0.1:1 --recommend 7", "needs one of --server HOST:PORT, --listen and --recommend"),
     ("--data mine.csv --server 127.0.0.1:1 -k 3", "found -k, which goes with --recommend USER alone"),
     ("--data mine.csv --recommend 7", "no run has ended here")])
 @needs_flower

@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> None:
         from ...deployment import flower, flower_app
         from ...deployment.client import Client, Kept, locked, take_part
 
+    if [args.server is not None, args.listen, args.recommend is not None].count(True) != 1:
+        raise UserError("client: needs one of --server HOST:PORT, --listen and --recommend USER.")
     plugins = tuple(folder.absolute() for folder in args.plugins)
     if args.recommend is not None:
         table = Kept.latest(args.folder, args.data, plugins).recommend(args.recommend, args.k or 10)
@@ -51,8 +53,6 @@ def run(args: argparse.Namespace) -> None:
         return
     if found := next((name for name in ("-k", "--json") if getattr(args, name.strip("-"))), ""):
         raise UserError(f"client: found {found}, which goes with --recommend USER alone.")
-    if (args.server is None) != args.listen:
-        raise UserError("client: needs one of --server HOST:PORT, --listen and --recommend USER.")
     flower.require()
     with locked(args.folder):
         client = Client(args.data, args.folder, plugins, args.threads,
