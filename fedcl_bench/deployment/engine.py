@@ -237,6 +237,8 @@ class Federates:
         elif letter.kind == "ready":
             member.points = json.loads(letter.text)
         else:
+            if not all(np.isfinite(table).all() for name, table in letter.tables.items() if name.startswith("change/")):
+                self.note(f"{self.called(member.number)} has sent numbers that are not finite")
             member.request = letter.kind, {name: torch.from_numpy(table.copy())
                                            for name, table in letter.tables.items()}
 
@@ -262,12 +264,15 @@ class Federates:
         if member is None:  # it tells its own user
             self.note(f"a client could not join: {text.splitlines()[0]}")
             return
-        raise getattr(errors, known, UserError)(f"the client with {self._name(member.number)}: {text}")
+        raise getattr(errors, known, UserError)(f"{self.called(member.number)}: {text}")
 
     def _lose(self, member: Member, why: str) -> None:
         self.lost += member.active
-        self.note(f"the client with {self._name(member.number)} {why}")
+        self.note(f"{self.called(member.number)} {why}")
         del self.members[member.number]
+
+    def called(self, number: int) -> str:
+        return f"the client with {self._name(number)}"
 
     def _name(self, number: int) -> str:
         if self.published.domains:
@@ -328,6 +333,9 @@ class FederatesServer(Server):
     clients_leave = True
 
     nodes: Federates
+
+    def called(self, node: int) -> str:
+        return self.nodes.called(node)
 
     def admit(self, progress: Progress, stream: Stream, late: bool = False) -> Stream:
         new = self.nodes.admit(progress, stream.steps[progress.step].n_users)

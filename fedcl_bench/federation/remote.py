@@ -14,6 +14,7 @@ from typing import Callable, ClassVar, Mapping, Protocol, Sequence
 import torch
 from torch import Tensor
 
+from ..core.errors import UserError
 from ..data.stream import Ragged, Sessions, Step, Stream
 from ..evaluation import beyond_accuracy, drift
 from ..evaluation.ranking import UserScores
@@ -251,7 +252,7 @@ class Server(server.Population):
             if not single:
                 if kinds != {"sum"}:
                     raise RuntimeError(f"nodes are out of step: {', '.join(sorted(kinds))}, expected {kind}")
-                self.sums.append(added([requests[node][1] for node in sorted(requests)]))
+                self.sums.append(self.added({node: requests[node][1] for node in sorted(requests)}))
                 single = dict.fromkeys(requests, self.sums[-1])
             self.nodes.answer(single)
 
@@ -268,9 +269,25 @@ class Server(server.Population):
         self.nodes.answer(dict.fromkeys(self.arrived, answer))
 
     def new_rows(self, make: Callable[[Tables], Tables], here: Tables) -> Tables:
-        rows = make(added([tables for _, tables in sorted(self.collect("cold").items())]))
+        rows = make(self.added(self.collect("cold")))
         self.everybody(named("new", rows))
         return rows
+
+    def called(self, node: int) -> str:
+        return f"node {node}"
+
+    def added(self, parts: Mapping[int, Tables]) -> Tables:
+        """The sums of nodes' tables; raises UserError unless all have the same form."""
+        (first, start), *others = parts.items()
+        total = {name: table.clone() for name, table in start.items()}
+        for node, part in others:
+            for name in {**total, **part}:
+                here, there = (tuple(tables[name].shape) if name in tables else None for tables in (part, total))
+                if here != there:
+                    raise UserError(f"{self.called(node)} has sent {here or 'no table'} as '{name}', and "
+                                    f"{self.called(first)} {there or 'no table'}; one of them is at fault.")
+                total[name] += part[name]
+        return total
 
     def here(self, node: int, users: Tensor) -> tuple[Tensor, Tensor]:
         """Those of some users, ascending, whom a node has: positions among ``users``, and their numbers at the node."""
@@ -298,24 +315,16 @@ class Server(server.Population):
         return {"answers": self.method.answer_queries(tables["queries"], users)}
 
 
-def added(parts: Sequence[Tables]) -> Tables:
-    total = {name: table.clone() for name, table in parts[0].items()}
-    for part in parts[1:]:
-        for name, table in part.items():
-            total[name] += table
-    return total
-
-
 class ReceivedSums(server.RoundSums):
     """Sums over a round's nodes."""
 
     def __init__(self, model: Snapshot, population: Server, replies: Mapping[int, Tables], weights: Tensor | None,
                  own_start: bool):
-        parts = list(replies.values())
         self.model, self.weights, self.own_start, self.private = model, weights, own_start, {}
-        self._totals = added([{name: table for name, table in part.items()
-                               if name.startswith("change/") or name in ("numbers", "squares", "square")}
-                              for part in parts])
+        self._totals = population.added({
+            node: {name: table for name, table in part.items()
+                   if name.startswith("change/") or name in ("numbers", "squares", "square")}
+            for node, part in replies.items()})
         self.change = tables_of("change", self._totals)
         (users, held), (_, local), (sent, uploads) = (
             population.rows(kind, replies) for kind in ("held", "table", "upload"))
@@ -436,7 +445,7 @@ class ServerClients(CrossDevice):
         return self._mean()
 
     def _mean(self) -> float:
-        total = added(list(self._population.collect("mean").values()))
+        total = self._population.added(self._population.collect("mean"))
         mean = total["sum"] / total["count"]
         self._population.everybody({"mean": mean})
         return float(mean)

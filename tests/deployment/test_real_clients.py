@@ -17,7 +17,7 @@ import torch
 from helpers import SMALL, Threads, same_numbers
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.deployment import flower, flower_app, starting
 from fedcl_bench.deployment.client import Client, Kept
@@ -380,6 +380,27 @@ def test_clients_that_do_not_fit(federation, monkeypatch):
     monkeypatch.setattr(engine, "versions", lambda: "fedcl_bench 0, torch 1.0")
     with pytest.raises(UserError, match="(?s)the client with user '.*': a worker has fedcl_bench .*fedcl_bench 0"):
         made.run()
+
+
+@pytest.mark.parametrize("wrong, error, said", [
+    (lambda change: change[:-1], UserError, "'299' has sent .275, 8. as 'change/item_embedding.weight', .* .276, 8."),
+    (lambda change: change * np.nan, RunFailed, "training diverged in block 0, round 1")])
+def test_an_update_that_is_none(federation, wrong, error, said):
+    """It is said whose it is."""
+    made = federation(method="ft")
+    client = made.link.clients[2]
+    answer = client.answer
+
+    def wrongly(letter):
+        reply = answer(letter)
+        for name in reply.tables if reply.kind == "update" else ():
+            reply.tables[name] = wrong(reply.tables[name]) if name.startswith("change/") else reply.tables[name]
+        return reply
+    client.answer = wrongly
+    with pytest.raises(error, match=said):
+        made.run()
+    if error is RunFailed:
+        assert made.notes[-1] == "the client with user '299' has sent numbers that are not finite"
 
 
 def test_a_folder_that_was_another_clients(federation):
