@@ -1,9 +1,9 @@
 """Beyond one mean: whom and what a step's lists serve.
 
 From the tested lists of a step, per user: how novel, popular and varied they are (``metrics.py`` has the formulas), and
-how much of the new, old, popular and rare items to find is in them. ``runs/summary.py`` makes means and groups of users
-of these (``summarise``). Coverage is RecBole's ``ItemCoverage``. Where popular items end, at 80 % of the interactions,
-is our choice.
+how much of the new, old, popular and rare items to find is in them; and means and groups of users of these
+(``summarise``). Coverage is RecBole's ``ItemCoverage``. Where popular items end, at 80 % of the interactions, is our
+choice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The suite's own metrics of ranked lists, what evaluation can be set to, and how all metrics are taken.
 
 Of every list length, per user; means are taken last. Those of hits are in every run. Those of items are in every run
-too, as properties of the lists (``beyond.py``), and per user where ``extra_metrics`` names them.
+too, as properties of the lists (``beyond_accuracy.py``), and per user where ``extra_metrics`` names them.
 """
 
 from __future__ import annotations

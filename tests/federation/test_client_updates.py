@@ -70,6 +70,26 @@ def test_the_mean_of_single_updates_is_the_mean(registry, backbone, method, serv
     assert_same(ends[1], ends[0], 1e-9)
 
 
+def test_a_run_goes_on_with_what_the_server_answered_in_earlier_rounds_alone(registry):
+    class AnsweredOnce(Method):
+        name, first_step = "answered-once", 0
+
+        def uploads(self, backbone, round_):
+            return {} if round_ else {"loss": ()}
+
+        def end_local(self, local):
+            if local.draw.round == 0:
+                local.upload("loss", local.loss)
+
+        def end_round(self, round_, users, uploads):
+            return {name: values[:, None] for name, values in uploads.items()}
+    points = list(run(parts(registry, AnsweredOnce(NoSettings()), "fedmf")))
+    for start in (0, 1):  # after each round of the first block
+        again = list(run(parts(registry, AnsweredOnce(NoSettings()), "fedmf"), points[start]))
+        assert [point.answered for point in again] == [("loss",)] * len(points[start + 1:])
+        assert_same(again[-1], points[-1])
+
+
 @pytest.mark.parametrize("backbone", ["fedrap", "ncf"])
 def test_views_agree_and_losses_are_told(registry, monkeypatch, backbone):
     monkeypatch.setattr(SIZES, "compared", 200)
