@@ -342,6 +342,8 @@ def most_rounds(f: Federation, curve: Iterable[Mapping[str, Any]]) -> int:
     steps = [f.as_trained_on(step) for step in f.stream.steps]  # data of earlier ones too may let a client take part
     taken = torch.zeros(steps[-1].n_users, dtype=torch.int64)
     for row in curve:
+        if f.acting_in(steps[row["step"]]).trains == "nobody":
+            continue
         taken[f.server.attendance.of(steps[row["step"]], f.seed, row["round"]).users] += 1
     return int(taken.max())
 
