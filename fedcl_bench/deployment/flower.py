@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -255,10 +256,13 @@ def _push(message: Any, letter: Letter, send: Callable, push: Callable) -> None:
 
 @contextmanager
 def _connection(address: str, patience: float) -> Iterator[tuple]:
-    """Flower's connection of a SuperNode; it would end the process where the server is not there."""
-    from flwr.supernode.fleet_http_connection import http_request_response
+    """Flower's connection of a SuperNode. Raises UserError if no server is there, or another one than Flower's; raises
+    ConnectionError if it goes while it is connected to."""
+    from flwr.supernode import fleet_http_connection
+    from httpx import HTTPStatusError
 
-    place = host_and_port(address, f"--server {address}: accepted: HOST:PORT as the server shows it.")
+    accepted = "accepted: HOST:PORT as the server shows it."
+    place = host_and_port(address, f"--server {address}: {accepted}")
     end = time.monotonic() + patience
     while True:
         try:
@@ -266,8 +270,16 @@ def _connection(address: str, patience: float) -> Iterator[tuple]:
             break
         except OSError as error:
             if time.monotonic() > end:
-                raise UserError(f"--server {address}: no server answers there ({error}); accepted: HOST:PORT as the "
-                                f"server shows it.") from None
+                raise UserError(f"--server {address}: no server answers there ({error}); {accepted}") from None
             time.sleep(0.2)
-    with http_request_response(address, True, max_retries=3, max_wait_time=patience) as connection:
-        yield connection
+
+    def failed(code: int, message: str) -> None:
+        """In the place of Flower's, which ends the process."""
+        error = sys.exc_info()[1]
+        if isinstance(error, HTTPStatusError):
+            said = str(error).partition("\n")[0]
+            raise UserError(f"--server {address}: is no server of a federation ({said}); {accepted}") from None
+        raise ConnectionError(message) from None
+    fleet_http_connection.flwr_exit = failed
+    with fleet_http_connection.http_request_response(address, True, max_retries=3, max_wait_time=patience) as opened:
+        yield opened

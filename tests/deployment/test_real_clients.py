@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.deployment import flower, flower_app, starting
-from fedcl_bench.deployment.client import Client, Kept
+from fedcl_bench.deployment.client import Client, Kept, take_part
 from fedcl_bench.deployment.client_files import Published, deal
 from fedcl_bench.deployment.engine import Federates, FlowerEngine
 from fedcl_bench.deployment.flower import Letter
@@ -580,6 +581,17 @@ def test_what_is_wrong_with_a_client(tmp_path, monkeypatch, capsys, words, said)
     Path("mine.csv").write_text("user,item,timestamp\n1,2,3\n")
     assert main(["client", *words.split()]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@needs_flower
+def test_a_server_that_is_another(tmp_path):
+    """Flower would end the process without a word."""
+    (tmp_path / "mine.csv").write_text("user,item,timestamp\n1,2,3\n")
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(UserError, match="--server .*: is no server of a federation .*501"):
+            take_part(Client(tmp_path / "mine.csv", tmp_path), f"127.0.0.1:{server.server_port}", 1.0)
+        server.shutdown()
 
 
 @pytest.mark.parametrize("found", ["", "1.29.0"])
