@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
@@ -168,6 +168,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         cause = file.error if file is not None and file.error is not None else error
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             raise no_space(path, cause) from None
+        raise
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there while the block runs, made if need be. After an error those that were made for it are
+    gone, unless something was put into them. Raises OSError if it cannot be made."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
         raise
 
 

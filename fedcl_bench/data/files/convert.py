@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from ...core.errors import UserError, unknown
-from ...core.files import digest, write_atomically
+from ...core.files import digest, made_folder, write_atomically
 from . import archives
 from ..items.item_texts import clean, item_table
 from ..streams.overlap import persons_file
@@ -135,8 +135,8 @@ def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
                 raise UserError(f"{path}: exists with another content; replace it with --force, or write elsewhere "
                                 f"with --out DIR.")
         for path, content in differs.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
+            with made_folder(path.parent):
+                write_atomically(path, content)
     except OSError as error:
         raise UserError(f"{error.filename or 'the output'}: cannot be written ({error.strerror}); choose another "
                         f"folder with --out DIR.") from None

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from ...core.errors import UserError
-from ...core.files import replacing, sweep, write_atomically
+from ...core.files import made_folder, replacing, sweep, write_atomically
 from ...core.text import safe_name
 from . import times as units
 from ..items.item_texts import item_file, item_table
@@ -126,9 +126,8 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     bad = BadRows(tables.skip_bad)
     writer = _Writer(columns, keeps, bad, tables.time_format)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent)
-        with replacing(target) as file:
+        with made_folder(target.parent), replacing(target) as file:
+            sweep(target.parent)
             parts = [*columns.named, *(["split"] if "" not in detected else [])]
             file.write(("\t".join(ATOMIC[part] for part in writer.order(parts)) + "\n").encode())
             for split, table in detected.items():

@@ -33,7 +33,7 @@ from pyarrow import csv
 
 from ... import rng
 from ...core.errors import UserError
-from ...core.files import folder_beside, free_bytes
+from ...core.files import folder_beside, free_bytes, made_folder
 from ...core.parallel import in_order, workers
 from ..settings import StreamSettings
 from ..stream import Ragged, Step
@@ -241,8 +241,7 @@ def write(log: SyntheticLog, path: Path, rows_at_once: int = ROWS_AT_ONCE,
     parts = max(1, math.ceil(log.users * log.per_user / (8 * rows_at_once)))
     total, seen = 0, np.zeros(log.items, dtype=bool)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with folder_beside(path) as folder:
+        with made_folder(path.parent), folder_beside(path) as folder:
             for _, rows in all_interactions(log, rows_at_once):
                 _sort_in(rows, folder, parts)
                 total += len(rows)
