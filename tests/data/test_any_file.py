@@ -50,6 +50,7 @@ FORMS = {
     "t.csv.xz": lambda: lzma.compress(CSV.encode()), "t.csv.zip": lambda: zipped(CSV.encode()),
     "t.jsonl.zip": lambda: zipped(LINES.encode()), "t.parquet": lambda: parquet(pd.DataFrame(ROWS)),
     "t": lambda: parquet(pd.DataFrame(ROWS).astype({"user": "category"})),
+    "marked.csv": lambda: CSV.encode("utf-8-sig"), "marked.jsonl": lambda: LINES.encode("utf-8-sig"),
     "t.inter": lambda: CSV.replace("user,item,time,more", "user:token,item:token,time:float,more:float", 1).encode()}
 
 
@@ -90,6 +91,14 @@ def test_other_encodings_are_guessed_and_read(capsys, encoding, words):
     Path("t.jsonl").write_bytes(LINES.encode(encoding))
     status, said = converted(capsys, "--table", "t.jsonl", *NAMED, "--encoding", encoding, "--force")
     assert status == 0 and lines_of() == EXPECTED, said
+
+
+def test_names_of_encodings(capsys):
+    Path("t.csv").write_bytes(CSV.encode("utf-8-sig"))
+    assert converted(capsys, "--table", "t.csv", *NAMED, "--encoding", "UTF8")[0] == 0 and lines_of() == EXPECTED
+    for wrong in ("utf-88", "base64", "undefined"):
+        status, said = converted(capsys, "--table", "t.csv", *NAMED, "--encoding", wrong)
+        assert status == 2 and f"--encoding: found '{wrong}', accepted: one of Python's" in said
 
 
 BAD = {  # rows and what is said of each
@@ -148,6 +157,7 @@ def test_bad_rows_keep_their_numbers_and_end_another_table_early(capsys):
     ("t.csv.zip", b"no zip", "cannot be read"), ("t.csv.xz", b"no xz", "cannot be read"),
     ("t.csv.zip", lambda: zipped(CSV.encode())[:-30], "cannot be read"),
     ("t.csv", b"user,user,item,time\n1,1,2,3\n", "has several columns 'user'"),
+    ("t.csv", b"user,item,time\n1,1,2\n\n\n1,\xff,3\n", "t.csv, line 5: column 'item' is not UTF-8 text"),
     ("t.csv", b"user,user:token,item,time\n1,1,2,3\n", "has several columns 'user'")])
 def test_other_files_are_named(capsys, name, content, words):
     Path(name).write_bytes(content() if callable(content) else content)

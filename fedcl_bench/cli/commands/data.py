@@ -235,17 +235,21 @@ def _tables_of(args: argparse.Namespace) -> Tables:
             raise UserError(f"--{option.replace('_', '-')}: needs --{needed}; `data convert --help` says what it is.")
     if args.any_checksum:
         raise UserError("--any-checksum has no effect with --table; leave it out.")
-    try:
-        codecs.lookup(args.encoding or "utf-8")
-    except LookupError:
-        raise UserError(f"--encoding: found {quoted(args.encoding)}, accepted: one of Python's, as cp1252, latin-1, "
-                        f"utf-16 or gb18030.") from None
-    item = args.item or "item_id"
-    encoding = args.encoding or "utf-8"
+    item, encoding = args.item or "item_id", _encoding(args.encoding or "utf-8")
     columns = Columns(args.user or _users_by_default(args.table, args.session, encoding), item,
                       args.time or "timestamp", args.rating or "", args.session or "", args.keep or "")
     return Tables(args.table, columns, encoding, bool(args.skip_bad), args.valid, args.test, args.items,
                   args.items_id or item, args.texts or (), args.time_format or "")
+
+
+def _encoding(name: str) -> str:
+    """The name, that of UTF-8 in one spelling; raises UserError unless it is of an encoding of text."""
+    try:
+        "a".encode(name)
+    except (LookupError, UnicodeError):
+        raise UserError(f"--encoding: found {quoted(name)}, accepted: one of Python's, as cp1252, latin-1, utf-16 or "
+                        f"gb18030.") from None
+    return "utf-8" if codecs.lookup(name).name == "utf-8" else name
 
 
 def _users_by_default(table: Path, session: str | None, encoding: str) -> str:

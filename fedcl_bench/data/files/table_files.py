@@ -14,8 +14,8 @@ from typing import Any, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from ...core.errors import UserError
-from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, fields_of, first_lines, opened, parquet_batches,
-                           parquet_file, reason_of, text_batches)
+from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, codec, fields_of, first_lines, opened,
+                           parquet_batches, parquet_file, reason_of, text_batches)
 
 TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
 _TYPE = re.compile(":(token|float)(_seq)?$")  # of a column of an atomic file
@@ -146,7 +146,7 @@ def _json_batches(table: TableFile, names: Sequence[str], bad: BadRows) -> Itera
     try:
         with opened(table.path) as stream:
             row = 0
-            lines = io.TextIOWrapper(io.BufferedReader(stream), table.encoding, newline="\n")
+            lines = io.TextIOWrapper(io.BufferedReader(stream), codec(table.encoding), newline="\n")
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue

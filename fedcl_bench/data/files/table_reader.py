@@ -110,13 +110,18 @@ def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") 
             head = stream.read(_HEAD)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{label}: cannot be read ({reason_of(error)}).") from None
-    text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
+    text = head.decode(codec(encoding), errors="replace")
     lines = [line for line in re.split("[\r\n]+", text) if line.strip()]  # str.splitlines knows more ends than a table
     if not lines:
         raise UserError(f"{label}: is empty; expected {expected}.")
     if "\ufffd" in lines[0]:
         raise UserError(f"{label}, line 1: is not {encoding.upper()} text ({lines[0][:60]!r}).\n{_guess(head)}")
     return lines
+
+
+def codec(encoding: str) -> str:
+    """What Python reads an encoding by: UTF-8 may begin with a byte order mark."""
+    return "utf-8-sig" if encoding == "utf-8" else encoding
 
 
 def _guess(head: bytes) -> str:
@@ -233,7 +238,7 @@ def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> 
     if place := re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error)):
         with opened(path) as stream:
             hint = _guess(stream.read(_HEAD))
-        return (f"{label}, line {place[2]}: column '{layout.columns[int(place[1])]}' is not UTF-8 text, which is "
+        return (f"{label}, line {line_of(path, int(place[2]))}: column '{layout.columns[int(place[1])]}' is not UTF-8 text, which is "
                 f"expected.\n{hint}")
     return (f"{label}: cannot be read as a table ({reason_of(error)}).\nExpected: {layout.encoding.upper()} text, "
             f"lines of {layout.expected}.")
