@@ -157,6 +157,7 @@ def test_bad_rows_keep_their_numbers_and_end_another_table_early(capsys):
     ("t.csv.zip", b"no zip", "cannot be read"), ("t.csv.xz", b"no xz", "cannot be read"),
     ("t.csv.zip", lambda: zipped(CSV.encode())[:-30], "cannot be read"),
     ("t.csv", b"user,user,item,time\n1,1,2,3\n", "has several columns 'user'"),
+    ("t.csv", ",".join(f"c{i}" for i in range(99)).encode(), "c28, c29 and 69 more (separated by commas)."),
     ("t.csv", b"user,item,time\n1,1,2\n\n\n1,\xff,3\n", "t.csv, line 5: column 'item' is not UTF-8 text"),
     ("t.csv", b"user,user:token,item,time\n1,1,2,3\n", "has several columns 'user'")])
 def test_other_files_are_named(capsys, name, content, words):

@@ -67,6 +67,7 @@ def files():
     ("", "is empty"), ("id:token\ttitle:token_seq\n1\tx\n", "column 'item_id' is missing; found columns id, title"),
     ("item_id:token\ttitle:token_seq\n1\tx\ty\n", "line 2: found 3 fields .* expected 2"),
     ("item_id:token\ttitle:token_seq\n1\tx\n2\ty\n1\tz\n", "line 4: describes the item '1' again"),
+    ("item_id:token\ttitle:token_seq\ttitle:token\n1\tx\ty\n", "column 'title' is there 2 times; rename all but one"),
     ('item_id:token\ttitle:token_seq\n1\t"x\n2\ty\n', "line 2: a quote is not closed")])
 def test_other_files_of_texts_are_refused(content, message):
     Path("data/books/books.item").write_text(content)

@@ -18,7 +18,7 @@ from ...core.arrow import from_numbers, numbers
 from ...core.errors import UserError
 from ...core.text import quoted
 from . import times
-from .table_reader import TableLayout, first_lines, line_of, text_batches
+from .table_reader import TableLayout, first_lines, line_of, listed, require_distinct, text_batches
 
 SPLITS = ("train", "valid", "test")
 
@@ -109,16 +109,13 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     """
     header = first_lines(path, str(path), "a header line, then one interaction per line")[0]
     names = [field.partition(":")[0] for field in header.split("\t")]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{path}: column '{name}' is there {names.count(name)} times; rename all but one of them "
-                            f"in the first line.")
+    require_distinct(names, path)
     for name in required:
         if name not in names:
             hint = "" if "\t" in header else "\nSeparate its columns by tabs."
             if hint and path.suffix == ".inter":
                 hint = f"\nMake it so with: run_bench.py data convert --table {path.name} NAME"
-            raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "
+            raise UserError(f"{path}: column '{name}' is missing; found columns {listed(names)} "
                             f"(tab-separated header, as user_id:token).{hint}")
     wanted = {name: kind for name, kind in {**required, **(optional or {})}.items() if name in names}
     layout = TableLayout("\t", tuple(names), True, quoted=False)

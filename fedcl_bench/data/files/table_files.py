@@ -14,8 +14,8 @@ from typing import Any, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from ...core.errors import UserError
-from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, codec, fields_of, first_lines, opened,
-                           parquet_batches, parquet_file, reason_of, text_batches)
+from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, codec, fields_of, first_lines, listed,
+                           opened, parquet_batches, parquet_file, reason_of, text_batches)
 
 TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
 _TYPE = re.compile(":(token|float)(_seq)?$")  # of a column of an atomic file
@@ -114,7 +114,7 @@ def _column_names(path: Path, wanted: Mapping[str, str], names: Sequence[str], h
         if len(there) > 1:
             raise UserError(f"{path}: has several columns '{column}'; rename one of them.")
         if not there:
-            raise UserError(f"{path}: has no column '{column}'; its columns are {', '.join(names) or 'none'} ({how}).\n"
+            raise UserError(f"{path}: has no column '{column}'; its columns are {listed(names) or 'none'} ({how}).\n"
                             + (hint or f"Name the column that is meant with {option} COLUMN."))
     return {column: name for column in wanted for name in names if column in (name, _plain(name))}
 

@@ -18,13 +18,14 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from ...core.errors import UserError
 from ...core.files import bar
+from ...core.text import for_terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +37,7 @@ _FOR_COLONS = "\x1f"  # what pyarrow, whose separators have one character, reads
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
 _HEAD = 1 << 16  # bytes that a header and its separator are found in
 _SHOWN = 3  # bad rows of a message
+_NAMES = 30  # columns of a message
 _MOST_BAD = 1000  # before it is clear that the table is another one than was said
 
 
@@ -238,8 +240,8 @@ def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> 
     if place := re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error)):
         with opened(path) as stream:
             hint = _guess(stream.read(_HEAD))
-        return (f"{label}, line {line_of(path, int(place[2]))}: column '{layout.columns[int(place[1])]}' is not UTF-8 text, which is "
-                f"expected.\n{hint}")
+        line, column = line_of(path, int(place[2])), layout.columns[int(place[1])]
+        return f"{label}, line {line}: column '{column}' is not UTF-8 text, which is expected.\n{hint}"
     return (f"{label}: cannot be read as a table ({reason_of(error)}).\nExpected: {layout.encoding.upper()} text, "
             f"lines of {layout.expected}.")
 
@@ -301,9 +303,24 @@ def _as_parquet(label: str) -> Iterator[None]:
         raise UserError(f"{label}: cannot be read as a Parquet table ({reason_of(error)[:100]}).") from None
 
 
+def listed(names: Iterable[Any]) -> str:
+    """Names of columns in a message, cut where the file may be no table."""
+    names = [for_terminal(str(name)) for name in names]
+    shown = [name if len(name) <= 60 else f"{name[:60]}…" for name in names[:_NAMES]]
+    return ", ".join(shown) + f" and {len(names) - _NAMES:,} more" * (len(names) > _NAMES)
+
+
+def require_distinct(names: Sequence[str], path: Path) -> None:
+    """Raise UserError for a name of columns that is there several times."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: column '{name}' is there {names.count(name)} times; rename all but one of them "
+                            f"in the first line.")
+
+
 def _require_columns(columns: Sequence[str], names: Sequence[Any], label: str) -> None:
     if missing := [name for name in columns if name not in names]:
-        raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(map(str, names))}.")
+        raise UserError(f"{label}: has no column '{missing[0]}'; found {listed(names)}.")
 
 
 def read_parquet(path: Path, label: str, columns: Sequence[str] = ()) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from typing import Iterable, Sequence
 
 from ...core.errors import UserError
 from ...core.text import quoted
-from ..files.table_reader import TableLayout, fields_of, first_lines, line_of, text_batches
+from ..files.table_reader import TableLayout, fields_of, first_lines, line_of, listed, require_distinct, text_batches
 
 _WORDS = "token_seq"
 
@@ -44,7 +44,7 @@ def columns_of(path: Path, item_column: str) -> dict[str, str]:
     header = _header(path)
     columns = {name: kind for name, _, kind in (field.partition(":") for field in header)}
     if item_column not in columns:
-        raise UserError(f"{path}: column '{item_column}' is missing; found columns {', '.join(columns)} (tab-separated "
+        raise UserError(f"{path}: column '{item_column}' is missing; found columns {listed(columns)} (tab-separated "
                         f"header, as item_id:token).")
     return {name: kind for name, kind in columns.items() if name != item_column}
 
@@ -66,7 +66,10 @@ def read_fields(path: Path, item_column: str, names: Sequence[str]) -> dict[str,
 
 
 def _header(path: Path) -> list[str]:
-    return fields_of(first_lines(path, str(path), "a header line, as item_id:token, and a line per item")[0], "\t")
+    first = first_lines(path, str(path), "a header line, as item_id:token, and a line per item")[0]
+    fields = fields_of(first, "\t")
+    require_distinct([field.partition(":")[0] for field in fields], path)
+    return fields
 
 
 def item_table(described: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[bytes, int]:
