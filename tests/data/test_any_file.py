@@ -195,7 +195,7 @@ def test_numbers_and_missing_values_of_parquet(capsys):
     assert float(lines_of()[1].split("\t")[2]) == 1262304000.0 - 3600
 
 
-ITEMS = [{"item": 7, "title": "A \"first\"\ttitle &amp; more", "tags": ["x", "y"]},
+ITEMS = [{"item": 7, "title": "A \"first\"\ttitle &amp; more", "tags": ["x", None, "y"]},
          {"item": 8, "title": "", "tags": []}, {"item": 7, "title": "again", "tags": []},
          {"item": 99, "title": "unknown", "tags": ["z"]}]
 
@@ -205,7 +205,7 @@ def test_texts_of_items(capsys, kind):
     Path("t.csv").write_text(CSV, encoding="utf-8")
     frame = pd.DataFrame(ITEMS)
     if kind == "csv":
-        frame.assign(tags=frame["tags"].map(" ".join)).to_csv("items.csv", index=False)
+        frame.assign(tags=frame["tags"].map(lambda tags: " ".join(filter(None, tags)))).to_csv("items.csv", index=False)
     else:
         Path(f"items.{kind}").write_bytes(parquet(frame) if kind == "parquet" else
                                           "".join(json.dumps(item) + "\n" for item in ITEMS).encode())

@@ -361,7 +361,8 @@ def as_text(values: pa.Array, where: str) -> pa.Array:
 
     try:
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-            values = pc.binary_join(values.cast(pa.list_(pa.string())), " ")
+            texts = values.cast(pa.list_(pa.string()))
+            values = pc.binary_join(pa.ListArray.from_arrays(texts.offsets, texts.values.fill_null("")), " ")
         return values.cast(pa.string()).fill_null("")
     except pa.ArrowException:
         raise UserError(f"{where}: found values of type {values.type}, accepted: texts, numbers, times, and lists of "
