@@ -250,6 +250,10 @@ def load_config(name: str) -> DatasetConfig:
                 raise UserError(f"{path}, field '{key}', {quoted(plugin)}: found {quoted(values)}, accepted: a "
                                 f"plugin's name with a mapping of its settings.")
     config = _typed(DatasetConfig, content, str(path))
+    for name, values in config.expected.items():
+        if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
+            raise UserError(f"{path}, field 'expected', {quoted(name)}: found {quoted(values)}, accepted: a list of "
+                            f"numbers, one per block or domain.")
     columns = {name: getattr(config, name) for name in ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")}
     if same := [name for name, column in columns.items() if list(columns.values()).count(column) > 1]:
         raise UserError(f"{path}, fields {' and '.join(same)}: found {quoted(columns[same[0]])} {len(same)} times, "

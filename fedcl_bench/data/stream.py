@@ -407,8 +407,9 @@ def _held_out(user: np.ndarray, count: np.ndarray, test: np.ndarray, valid: np.n
     return split
 
 
-def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> Stream:
-    """A stream of rows that have a split; users and items are numbered in the order of their blocks."""
+def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str, cure: str = "") -> Stream:
+    """A stream of rows that have a split; users and items are numbered in the order of their blocks. Raises UserError
+    for a block without training interaction, of which ``cure`` says what to do about it."""
     steps = []
     n_users = n_items = 0
     for t in range(blocks):
@@ -417,8 +418,7 @@ def _assemble(rows: Interactions, block: np.ndarray, blocks: int, name: str) -> 
         rating = None if rows.rating is None else rows.rating[now]
         old = n_users, n_items
         if not (split == 0).any():
-            raise UserError(f"{name}: block {t} has no training interaction ({len(user)} rows in all); "
-                            f"use fewer blocks (--set blocks=N) or a smaller k_core.")
+            raise UserError(f"{name}: block {t} has no training interaction ({len(user)} rows in all){cure}.")
         n_users = max(n_users, int(user.max()) + 1)
         n_items = max(n_items, int(item.max()) + 1)
         order = by_user(user)
@@ -456,7 +456,8 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
     data = replace(data, time=np.zeros(0))  # which frees 8 bytes a row, as the next lines do
     data = data.of_rows(order)
     del order
-    return _assemble(*_with_splits(data, settings), settings.blocks, name)
+    return _assemble(*_with_splits(data, settings), settings.blocks, name,
+                     "; use fewer blocks (--set blocks=N) or a smaller k_core")
 
 
 def rows_of_static(data: Interactions, settings: StreamSettings, name: str) -> tuple[Interactions, np.ndarray]:
