@@ -35,8 +35,8 @@ from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
 from ..plugin.state import Snapshot
 from ..rng import DrawKey
-from ..runs.config import CORE_SETTINGS, layers, metrics_of, refuse_inactive
-from ..runs.registry import Registry
+from ..runs.config import CORE_SETTINGS, layers, refuse_inactive, with_known_metrics
+from ..runs.registry import discover
 
 DRAWS = 3  # random orders of items that score alike, whose mean is told
 RANKINGS = 20  # random rankings: their mean is chance, and the best is what a choice on the test makes of it
@@ -173,13 +173,15 @@ def audit(dataset: str, changes: Mapping[str, Any], data_dir: Path | None = None
     name, overrides = spelled(dataset, data_dir), [("--set", changes)]
     settings = of_stream, _, _, evaluation = assemble(CORE_SETTINGS, layers(name, overrides), "leaks")
     refuse_inactive(settings, overrides)
+    registry = discover()
+    evaluation = with_known_metrics(registry, evaluation)
     by, at, k = evaluation.valid_metric.partition("@")
     for found, is_so in (("topology=central", of_stream.topology_in_effect == "central"),
                          ("mask_history=true", evaluation.mask_history), (f"valid_metric={by}", not at)):
         if is_so:
             raise UserError(f"leaks: found {found}, accepted: clients that are users or domains, all items to rank, "
                             f"and a metric as ndcg@20.")
-    metric = next(each for each in metrics_of(Registry(), evaluation) if each.name == by)
+    metric = registry.get("metric", by).cls()
     source = locate(name, data_dir, of_stream)
     stream = load_stream(source, of_stream)
     units = _units(source, stream, of_stream, evaluation)

@@ -346,7 +346,7 @@ def metrics_of(registry: Registry, evaluation: EvaluationSettings) -> tuple[Metr
     return (*DEFAULT, *(plugin.cls() for plugin in extra_metrics(registry, evaluation)))
 
 
-def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> EvaluationSettings:
+def with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> EvaluationSettings:
     """The settings with metrics as the registry spells them. However they are written, equal ones are equal: sorted,
     and without the metric of the validation, which is in every test. Raises UserError for a metric that does not exist,
     is in every run anyway, or cannot choose the best round."""
@@ -391,7 +391,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str, overri
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings,
                                    attack.cls.Settings if attack else NoSettings], layered, f"{method} on {backbone}"))
     parts = parts._replace(server=replace(parts.server, attack=attack.name if attack else "none"),
-                           evaluation=_with_known_metrics(registry, parts.evaluation))
+                           evaluation=with_known_metrics(registry, parts.evaluation))
     refuse_inactive(parts, overrides, _ignored(parts, backbone_of(registry, backbone, parts).cls, method_plugin.cls))
     return parts
 

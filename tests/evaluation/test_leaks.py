@@ -130,6 +130,7 @@ def test_a_split_file_has_no_times_and_no_core(tmp_path):
 @pytest.mark.parametrize("words, message", [
     (["--papers", "--set", "stream=static"], "--papers: has datasets and settings of its own"),
     (["--set", "negative_pool=all"], "accepted: one of untrained, untouched"),
+    (["--set", "valid_metric=rmse@20"], "unknown metric 'rmse'"),
     (["--set", "valid_metric=rmse"], "accepted: clients that are users or domains"),
     (["--dataset", "nothing"], "nothing")])
 def test_errors(capsys, words, message):
