@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 
 from ..plugin.backbone import Backbone
-from ..data.source import (DatasetSource, JoinedConfig, config_label, load_config, locate,
+from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.settings import ItemFeatureSettings, StreamSettings
 from ..core.errors import PluginError, UserError, unknown
@@ -281,16 +281,24 @@ def setting_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str,
     """Sentences on what the reading that the user asked for comes to, on settings that the user gave and that the
     plugins' other settings leave without effect, on those of plugins that are not there, and on test items that leak.
     """
-    overrides, of_dataset = list(overrides), config.source.config
+    overrides = list(overrides)
     reading, _ = requested_reading(overrides)
     return [*([note(reading, config.ambiguities, config.settings)] if reading else []),
             *(f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
               for origin, layer in overrides for name in layer if name in config.inactive),
-            *(f"the config of dataset {config.source.name} has {kind}_settings for an "
-              + str(unknown(kind, name, config.registry.names(kind))).replace("\n", " ")
-              for kind, named in (("backbone", of_dataset.backbone_settings), ("method", of_dataset.method_settings))
-              for name in named if not config.registry.knows(kind, name)),
+            *unknown_plugin_notes(config.source.name, config.source.config, config.registry),
             *leak_notes([("", config.settings)])]
+
+
+def unknown_plugin_notes(dataset: str, config: DatasetConfig, registry: Registry) -> Iterator[str]:
+    """A sentence for each plugin that a dataset's config has settings or a search for, and that is not there."""
+    for field_, kinds in (("backbone_settings", ["backbone"]), ("method_settings", ["method"]),
+                          ("search", ["method", "backbone"])):
+        for name in getattr(config, field_):
+            if not any(registry.knows(kind, name) for kind in kinds):
+                known = {each for kind in kinds for each in registry.names(kind)}
+                error = str(unknown(" or ".join(kinds), name, known)).replace("\n", " ")
+                yield f"the config of dataset {dataset} has {field_} for an {error}"
 
 
 def layers(dataset: str, overrides: Layers, backbone: type | None = None, method: str | None = None) -> Layers:

@@ -362,6 +362,10 @@ def test_a_dry_run_counts_what_the_search_would_do(tmp_path, capsys, monkeypatch
     out = capsys.readouterr().out
     assert "lr (3)" in out and "Searches: 2 to do, 0 done before and kept." in out
     assert "client-updates of 4 trials of FT on 1 seed." in out and not list(tmp_path.iterdir())
+    Path("dataset_configs").mkdir()
+    Path("dataset_configs/ml-100k.yaml").write_text("search: {rge: {lambda_reg: [1]}}\n")
+    assert main(command) == 0
+    assert "config of dataset ml-100k has search for an unknown method or backbone 'rge'" in capsys.readouterr().err
 
 
 # Where the choice is kept

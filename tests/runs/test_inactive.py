@@ -171,10 +171,12 @@ def test_algorithm_1_of_fcucr(registry):
 
 def test_settings_of_plugins_that_are_not_there_are_said(registry):
     usual = config(registry)
-    of_dataset = replace(usual.source.config, backbone_settings={"fedmff": {"lr": 0.1}, "fedncf": {"lr": 0.1}})
-    told, = setting_notes(replace(usual, source=replace(usual.source, config=of_dataset)), [])
-    assert told.startswith("the config of dataset ml-100k has backbone_settings for an unknown backbone 'fedmff'. Did "
-                           "you mean 'fedmf'? Known: ")
+    of_dataset = replace(usual.source.config, backbone_settings={"fedmff": {"lr": 0.1}, "fedncf": {"lr": 0.1}},
+                         search={"f3crec": {"top_n": [1]}, "fedmf": {"lr": [0.1]}, "f3crecc": {"top_n": [1]}})
+    told = setting_notes(replace(usual, source=replace(usual.source, config=of_dataset)), [])
+    assert len(told) == 2 and told[0].startswith("the config of dataset ml-100k has backbone_settings for an unknown "
+                                                 "backbone 'fedmff'. Did you mean 'fedmf'? Known: ")
+    assert "has search for an unknown method or backbone 'f3crecc'. Did you mean 'f3crec'? Known: " in told[1]
 
 
 def test_what_the_user_sets_wins_and_is_said(registry):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from ...core.errors import UserError
@@ -74,9 +75,11 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...data.source import dataset_name, load_config
     from ...experiments import tune
     from ...experiments.grid import GridPart
     from ...experiments.search import Combination, Effort
+    from ...runs.config import unknown_plugin_notes
     from ...runs.registry import discover
     from ...runs.specs import parse_method, spelled_spec
     from ..grid_view import show_outlook, show_tuned, workers
@@ -91,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
     registry = discover(args.plugins)
     specs = [spelled_spec(registry, spec, args.data_dir) for spec in part.specs()]
     combinations = [Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
+    for dataset in dict.fromkeys(spec.dataset for spec in specs):
+        for text in unknown_plugin_notes(dataset_name(dataset), load_config(dataset), registry):
+            print(text, file=sys.stderr)
     folder, below = _folders(args)
     effort = Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
     tuning = tune.Tuning(registry, effort, folder, args.results, args.data_dir, args.again, below, where_of(args))
