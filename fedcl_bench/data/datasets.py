@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
+from ..core.text import quoted
 from ..kernels.memory import available, in_gib
 from .streams import domain_streams, prepared, session_streams
 from . import stream as blocks
 from .items.features import Callbacks, FeatureSource, load_features, load_item_features, text_vectors
 from .streams.overlap import known_users
-from .files.recbole_files import Interactions, load_interactions
+from .files.recbole_files import Interactions, load_interactions, read_table
 from .source import DatasetSource, session_columns
 from .settings import StreamSettings
-from .files.table_reader import first_lines
+from .files.table_reader import first_lines, listed
 from .stream import Stream, build_blocks, build_static, read_split_file, rows_of_blocks, rows_of_static
 
 
@@ -118,6 +119,18 @@ def events_note(source: DatasetSource, settings: StreamSettings) -> str:
         return ""
     events = ", ".join(source.config.drop_events)
     return f"drop_events is for streams of sessions alone: rows of {events} are kept here."
+
+
+def absent_events_note(source: DatasetSource, settings: StreamSettings) -> str:
+    """A sentence if no row has an event that is to be dropped from a stream of sessions; else empty. The column of
+    events is read anew."""
+    config = source.config
+    if not config.drop_events or settings.stream != "sessions" or settings.split_file:
+        return ""
+    events = read_table(source.path, {config.EVENT_FIELD: "token"}).column(0).unique().to_pylist()
+    absent = [event for event in config.drop_events if event not in events]
+    return (f"drop_events names {', '.join(map(quoted, absent))}, which no row has in the column {config.EVENT_FIELD}; "
+            f"it has {listed(sorted(events))}.") if absent else ""
 
 
 _LOOKED_AT = 5_000_000  # interactions at most among which repeated items are looked for

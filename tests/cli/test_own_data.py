@@ -119,11 +119,14 @@ def test_items_to_test_that_are_not_ranked_get_a_note(output, stream):
 
 
 def test_what_a_yaml_file_says_in_vain_is_said(output, capsys):
-    """Names of counts that nothing has, and events to drop on a stream of blocks."""
+    """Names of counts that nothing has, and events to drop on a stream of blocks or that no row has."""
     Path("some.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\tkind:token\n" + "".join(
-        f"u{i % 9}\ti{i % 13}\t{i}\tview\n" for i in range(300)))
+        f"u{i % 9}\ti{i % 13}\t{i // 27 * 9000 + i % 27}\tview\n" for i in range(300)))
     Path("some.yaml").write_text("EVENT_FIELD: kind\ndrop_events: [view]\n")
     assert "note: drop_events is for streams of sessions alone: rows of view are kept here" in output(
+        "data", "./some.inter")
+    Path("some.yaml").write_text("EVENT_FIELD: kind\ndrop_events: [veiw]\nsettings: {stream: sessions}\n")
+    assert "note: drop_events names 'veiw', which no row has in the column kind; it has view." in output(
         "data", "./some.inter")
     Path("some.yaml").write_text("expected: {users: [9, 9, 9, 9], interactions: [180, 40, 40, 40]}\n")
     assert main(["data", "./some.inter"]) == 1

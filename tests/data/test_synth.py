@@ -124,7 +124,9 @@ def test_uniform_numbers_of_interactions_with_repeats(tmp_path):
 
 
 @pytest.mark.parametrize("words,message", [
-    ("x --counts 5", "--counts"), ("x --counts 9-501", "--counts: found 9-501, accepted: LOW-HIGH from 1 to 500"),
+    ("x --counts 5", "--counts: found '5', accepted: LOW-HIGH, as 10-50."),
+    ("x --counts 2-9 --activity 3", "--activity has no effect with --counts"),
+    ("x --counts 9-501", "--counts: found 9-501, accepted: LOW-HIGH from 1 to 500"),
     ("../x", "accepted: at most 100 letters, digits"), ("-x", ""), ("ml-100k", "'ml-100k' is a dataset that exists"),
     ("x --users 0", "--users"), ("x --items 1", "--items: found 1, accepted: 2 to"),
     ("x --interactions-per-user 501", "accepted: 1 to 500, half of the 1,000 items"),

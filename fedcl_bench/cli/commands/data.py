@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import difflib
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -135,8 +136,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def low_high(text: str) -> tuple[int, int]:
-    low, _, high = text.partition("-")
-    return int(low), int(high)
+    if not (match := re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", text)):
+        raise argparse.ArgumentTypeError(f"found {quoted(text)}, accepted: LOW-HIGH, as 10-50")
+    return int(match[1]), int(match[2])
 
 
 def _add_synth(synth: argparse.ArgumentParser) -> None:
@@ -170,7 +172,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ...data.datasets import events_note, load_stream, masked_note, statistics, thin_note
+    from ...data.datasets import absent_events_note, events_note, load_stream, masked_note, statistics, thin_note
     from ...data.items.features import texts_of
     from ...data.streams.overlap import shared_users
     from ..show import show_statistics
@@ -185,7 +187,8 @@ def _show(args: argparse.Namespace) -> int:
             domains = " and ".join(stream.domains[number].name for number in pair)
             print(f"note: {len(users):,} users of {domains} are known to be the same; runs use that with "
                   f"known_users=true alone")
-    for text in filter(None, (thin_note(stream, settings), events_note(source, settings), masked_note(stream))):
+    for text in filter(None, (thin_note(stream, settings), events_note(source, settings),
+                              absent_events_note(source, settings), masked_note(stream))):
         print(f"note: {text}")
     return status
 
@@ -312,6 +315,9 @@ def _synth(args: argparse.Namespace) -> None:
 
     safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
+    for option in ("interactions_per_user", "activity") if args.counts else ():
+        if getattr(args, option) != args.parser.get_default(option):
+            raise UserError(f"--{option.replace('_', '-')} has no effect with --counts; leave it out.")
     per_user = sum(args.counts) / 2 if args.counts else args.interactions_per_user
     log = SyntheticLog(args.users, args.items, per_user, args.blocks, args.base_share, args.exponent, args.activity,
                        args.taste, args.drift, args.seed, args.counts, args.repeats)

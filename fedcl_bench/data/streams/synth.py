@@ -80,7 +80,7 @@ class SyntheticLog:
                             f"{self.items // 2:,}, half of the items.")
         if not 1.0 <= self.per_user <= self.items / 2:
             raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, "
-                            f"half of the {self.items:,} items, since no user has an item twice.")
+                            f"half of the {self.items:,} items.")
 
 
 @dataclass(frozen=True)
