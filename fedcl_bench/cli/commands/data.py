@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
 
-from ...core.errors import UserError, require_known, unknown
+from ...core.errors import UserError, unknown
 from ...core.files import bar
 from ...core.text import quoted, safe_name
 from ...data.source import configured, load_config, spelled, write_config
@@ -294,10 +294,10 @@ def _refuse_taken(name: str, what: str) -> None:
 
 def _download(args: argparse.Namespace) -> None:
     from ...data.files.archives import fetch
-    from ...data.files.convert import FORMATS
+    from ...data.files.convert import format_of
 
     args.name = spelled(args.name)
-    require_known("dataset", [args.name], FORMATS)
+    format_of(args.name)
     config = load_config(args.name)
     then = f"run_bench.py data convert {args.name} --raw"
     if not config.raw.url:

@@ -16,13 +16,13 @@ from typing import Callable, Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from ...core.errors import UserError, unknown
+from ...core.errors import UserError, require_known
 from ...core.files import digest, made_folder, write_atomically
 from . import archives
 from ..items.item_texts import clean, item_table
 from ..streams.overlap import persons_file
 from .publishers import FORMATS, TEXT, Format, Kind, RawTable
-from ..source import PublishedDataset, load_config
+from ..source import PublishedDataset, configured, load_config
 from .table_reader import (SEPARATORS, TableLayout, content_of, fields_of, first_lines, frame_batch, joined, line_of,
                            parquet_batches, text_batches)
 
@@ -67,9 +67,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
             HDF file, other counts than the publisher's in what is no sample, or an existing atomic file of another
             content. Nothing has been written then.
     """
-    if name not in FORMATS:
-        raise unknown("dataset", name, FORMATS)
-    format, published, label = FORMATS[name], published or load_config(name).raw, label or str(raw)
+    format, published, label = format_of(name), published or load_config(name).raw, label or str(raw)
     with _raw_files(name, raw, label, format, published) as (format, files):
         zipped = (raw, label) if raw.is_file() else None
         checks, warnings, is_sample = _compare_checksums(published, files, zipped, any_checksum)
@@ -97,6 +95,15 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
                if suffix in contents}
     changed = _write(targets, force)
     return Conversion(counts, interactions, tuple(targets), changed, tuple(checks), tuple(warnings), format.settings)
+
+
+def format_of(name: str) -> Format:
+    """How a dataset's publisher writes it; raises UserError where that is not known."""
+    if name in configured() and name not in FORMATS:
+        raise UserError(f"dataset '{name}': nothing here reads its publisher's files.\nMake {name}.inter yourself "
+                        f"from {load_config(name).source}")
+    require_known("dataset", [name], FORMATS)
+    return FORMATS[name]
 
 
 def _compare_checksums(published: PublishedDataset, files: list[RawFile], archive: tuple[Path, str] | None,
