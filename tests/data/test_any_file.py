@@ -38,6 +38,14 @@ def zipped(content: bytes, files: int = 1) -> bytes:
     return Path("made").read_bytes()
 
 
+def locked(archive: bytes) -> bytes:
+    """The zip with the flag that says that its file needs a password."""
+    content = bytearray(archive)
+    for entry, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.find(entry) + flags] |= 1
+    return bytes(content)
+
+
 def parquet(frame: pd.DataFrame) -> bytes:
     frame.to_parquet("made", index=False)
     return Path("made").read_bytes()
@@ -156,6 +164,8 @@ def test_bad_rows_keep_their_numbers_and_end_another_table_early(capsys):
     ("t.csv.zip", lambda: zipped(b"", 2), "the zip holds 2 files, accepted: one"),
     ("t.csv.zip", b"no zip", "cannot be read"), ("t.csv.xz", b"no xz", "cannot be read"),
     ("t.csv.zip", lambda: zipped(CSV.encode())[:-30], "cannot be read"),
+    ("t.csv.zip", lambda: locked(zipped(CSV.encode())), "is encrypted, password required"),
+    ("t.csv", b"user,item,time\n1,1,1e300\n", "row 1 below the header: column 'time' is '1e300', expected a time"),
     ("t.csv", b"user,user,item,time\n1,1,2,3\n", "has several columns 'user'"),
     ("t.csv", ",".join(f"c{i}" for i in range(99)).encode(), "c28, c29 and 69 more (separated by commas)."),
     ("t.csv", b"user,item,time\n1,1,2\n\n\n1,\xff,3\n", "t.csv, line 5: column 'item' is not UTF-8 text"),
@@ -224,6 +234,8 @@ def test_texts_of_items(capsys, kind):
      "Name the column that is meant with --items-id COLUMN."),
     ("item,title\n7,a\n", ["--texts", "name"], "meant with --texts COLUMN"),
     ("item,title\n7,a\n7,a,b\n", ["--texts", "title"], "items.csv, line 3: found 3 fields"),
+    ("item,title\n7,a\n", ["--texts", "title,title"], "--texts: found 'title', accepted: columns of other names than"),
+    ("item,item_id\n7,a\n", ["--texts", "item_id"], "--texts: found 'item_id', accepted: columns of other names than"),
     ("item,title\n7,a\n", [], "--items: needs --texts"), ("", ["--texts", "title"], "items.csv: is empty")])
 def test_bad_tables_of_items(capsys, content, options, words):
     Path("t.csv").write_text(CSV, encoding="utf-8")

@@ -113,6 +113,9 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
         units.require_form(tables.time_format, "--time-format")
     columns, target = tables.columns, out / safe_name(name, "data convert") / f"{name}.inter"
     keeps = condition(columns.keep) if columns.keep else None
+    for text in tables.texts:
+        if text == "item_id" or tables.texts.count(text) > 1:  # which would be two columns of NAME.item
+            raise UserError(f"--texts: found '{text}', accepted: columns of other names than item_id, each once.")
     options: dict[str, str] = {}
     for part, column in columns.named.items():  # sessions may be the users
         if part != "session" and (first := options.setdefault(column, part)) != part:
@@ -213,7 +216,10 @@ class _Times:
         return self._read(texts)
 
     def _read(self, texts: np.ndarray) -> np.ndarray:
-        return units.read(texts, self.form) if self.form else _floats(texts) / self.scale
+        if self.form:
+            return units.read(texts, self.form)
+        seconds = _floats(texts) / self.scale
+        return np.where(np.abs(seconds) < 2.0 ** 53, seconds, np.nan)  # beyond it not each second is a number
 
     def _decide(self, texts: np.ndarray) -> None:
         numbers = _floats(texts)

@@ -154,7 +154,7 @@ def opened(path: Path) -> Iterator[Any]:
         else:
             with pa.input_stream(str(path), compression="detect") as stream:
                 yield stream
-    except (zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, RuntimeError) as error:  # that of a password, too
         raise OSError(reason_of(error)) from None
 
 
