@@ -8,6 +8,7 @@ own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Callable, Sequence
@@ -49,7 +50,7 @@ class Law:
 
     def rows(self, seed: int, name: str, ids: range, shape: tuple[int, ...]) -> Tensor:
         """float64 rows of some users or items; a row depends on the seed and its own id only."""
-        columns = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
+        columns = math.prod(shape)
         if self.kind == "normal":
             values = rng.normal_rows(seed, f"init {name}", ids.start, len(ids), columns) * self.scale
         elif self.kind == "uniform":
