@@ -114,11 +114,12 @@ def thin_note(stream: Stream, settings: StreamSettings) -> str:
 
 
 def events_note(source: DatasetSource, settings: StreamSettings) -> str:
-    """A sentence if rows stay that the dataset's config drops from streams of sessions; else empty."""
-    if not source.config.drop_events or settings.stream == "sessions" or settings.split_file:
+    """A sentence if rows stay that a dataset's config drops from streams of sessions; else empty."""
+    if settings.stream == "sessions" or settings.split_file:
         return ""
-    events = ", ".join(source.config.drop_events)
-    return f"drop_events is for streams of sessions alone: rows of {events} are kept here."
+    events = dict.fromkeys(event for part in source.parts or (source,) for event in part.config.drop_events)
+    kept = f"drop_events is for streams of sessions alone: rows of {', '.join(events)} are kept here."
+    return kept if events else ""
 
 
 def absent_events_note(source: DatasetSource, settings: StreamSettings) -> str:

@@ -125,6 +125,8 @@ def test_what_a_yaml_file_says_in_vain_is_said(output, capsys):
     Path("some.yaml").write_text("EVENT_FIELD: kind\ndrop_events: [view]\n")
     assert "note: drop_events is for streams of sessions alone: rows of view are kept here" in output(
         "data", "./some.inter")
+    Path("other.inter").write_bytes(Path("some.inter").read_bytes())
+    assert "rows of view are kept here" in output("data", "./some.inter+./other.inter")
     Path("some.yaml").write_text("EVENT_FIELD: kind\ndrop_events: [veiw]\nsettings: {stream: sessions}\n")
     assert "note: drop_events names 'veiw', which no row has in the column kind; it has view." in output(
         "data", "./some.inter")
