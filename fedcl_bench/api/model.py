@@ -14,6 +14,7 @@ import torch
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..rng import DrawKey
+from ..core.settings import LARGEST
 from ..core.errors import Corrupt, UserError, unknown
 from ..evaluation.session_ranking import SessionTask, needs_session, scores_after, session_scores
 from ..federation.cold_start import ranks_by
@@ -22,6 +23,7 @@ from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.checkpoints import SavedModel, read_model
 from ..records.store import Run, describe
+from .arguments import as_whole, in_python
 from .origin import Origin
 
 
@@ -95,6 +97,7 @@ class Model:
         raise UserError(f"unknown user '{user}'; the data has {len(self.user_ids):,}, as "  # near ids mean nothing
                         f"{', '.join(self.user_ids[:3])}.\nAll ids: `.model().user_ids`.")
 
+    @in_python()
     def scores(self, user: str | int) -> np.ndarray:
         """Scores of all items for a user, as the model was tested: (items,), in the order of ``item_ids``.
 
@@ -145,6 +148,7 @@ class Model:
         scores[domain.rows] = of_items[0].double().numpy()
         return scores
 
+    @in_python()
     def seen(self, user: str | int) -> np.ndarray:
         """Rows of the items that a user has in the data, but for its last test: ascending."""
         row, last, parts = self.row(user), self.stream.steps[-1], [torch.zeros(0, dtype=torch.int64)]
@@ -171,8 +175,7 @@ class Model:
         Raises:
             UserError: as ``scores``, and for k below 1.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise UserError(f"recommend: found k={k!r}, accepted: a whole number from 1.")
+        k = as_whole("recommend", "k", k, 1, LARGEST)
         scores = self.scores(user)
         if mask_seen:
             scores[self.seen(user)] = -np.inf

@@ -24,6 +24,7 @@ from ..reports.selection import matching
 from ..runs.config import CORE_SETTINGS, resolve, without_effect
 from ..runs.metadata import NO_BACKBONE
 from ..runs.specs import RunSpec, Tuned, parse_method, seed_text
+from .arguments import as_path, as_whole, check_texts, in_python
 from .model import Model, holds_all_sessions, saved_model
 from .origin import Origin, warned
 from .result_table import table
@@ -75,6 +76,7 @@ class Results:
         return means.join(counts, on=test).fillna({"users": 0}).astype({"users": int}).reset_index(drop=True)
 
     @property
+    @in_python()
     def users(self) -> pd.DataFrame:
         """Test metrics per user, one row per test, user and metric. Columns: seed, trained_block, tested_block; user,
         its original id as text, of a stream of sessions with topology=central the number of the test session; metric;
@@ -131,6 +133,7 @@ class Results:
         over seeds if there are several."""
         return table(combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs]))
 
+    @in_python()
     def compare(self, others: str | Results | Sequence[str | Results], metric: str | None = None,
                 blocks: int | Sequence[int] | None = None, tuned: str | Path | None = None) -> pd.DataFrame:
         """Paired tests against other methods, as the command ``compare`` does them (docs/tables.md).
@@ -152,6 +155,12 @@ class Results:
             UserError: for an unknown method, metric or block, if there is no such record (with the call that makes it),
                 or if the two cannot be compared.
         """
+        check_texts("compare", metric=metric)
+        one = isinstance(blocks, str) or not isinstance(blocks, Iterable)
+        chosen = None if blocks is None else [as_whole("compare", "blocks", block, 0, self.runs[0].head["blocks"] - 1)
+                                              for block in ([blocks] if one else blocks)]
+        if chosen == []:
+            raise UserError("compare: found no blocks, accepted: one or more, or None for all but block 0.")
         several = [others] if isinstance(others, (str, Results)) or not isinstance(others, Iterable) else [*others]
         for other in several:
             if not isinstance(other, (str, Results)):
@@ -160,7 +169,7 @@ class Results:
         for other in several:
             name = other if isinstance(other, str) else other._name_beside(named)
             named[name] = other.runs if isinstance(other, Results) else runs_of(
-                other, self.runs, self._origin, None if tuned is None else Path(tuned))
+                other, self.runs, self._origin, None if tuned is None else as_path("compare", "tuned", tuned))
         if not named:
             raise UserError("compare: found no other method, accepted: one or more, as compare('ft').")
         for name, runs in named.items():
@@ -169,8 +178,7 @@ class Results:
                 if len(pair) > 1 and NO_BACKBONE not in pair:
                     raise UserError(f"compare: {name} has {key} {runs[0].meta[key]}, these results have "
                                     f"{self.runs[0].meta[key]}; compare results on the same one.")
-        return against((self.method, self.runs), named, metric or self.metric,
-                              [blocks] if isinstance(blocks, int) else blocks)
+        return against((self.method, self.runs), named, metric or self.metric, chosen)
 
     def _name_beside(self, taken: dict[str, Any]) -> str:
         number, name = 1, self.method
@@ -179,6 +187,7 @@ class Results:
             name = f"{self.method} ({number})"
         return name
 
+    @in_python()
     def plot(self, kind: str = "rounds", metric: str | None = None) -> Figure:
         """A figure for print.
 
@@ -193,6 +202,7 @@ class Results:
         Raises:
             UserError: for an unknown kind or metric.
         """
+        check_texts("plot", kind=kind, metric=metric)
         require_known("kind of plot", [kind], PLOTS)
         look, title, metric = draw.looks({self.method: self.method}), self._title(), metric or self.metric
         if kind == "rounds":
@@ -224,7 +234,7 @@ class Results:
             UserError: for a seed that is not among these, or if the record's ``model.pt`` is not there or has changed.
         """
         by_seed = {run.seed: run for run in self.runs}
-        seed = self.runs[0].seed if seed is None else seed
+        seed = self.runs[0].seed if seed is None else as_whole("model", "seed", seed, 0)
         if seed not in by_seed:
             raise UserError(f"model: found seed {seed}, accepted: {seed_text(by_seed)}.")
         if seed not in self._models:

@@ -7,9 +7,8 @@ from typing import Any, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
 from ..core.files import closed_to_others
-from ..core.text import quoted
 from ..core.tuning import importing
-from ..core.settings import LARGEST_SEED, MOST_SEEDS, as_text
+from ..core.settings import MOST_SEEDS, as_text
 
 with importing():
     from ..runs.config import make_config, resolve_device
@@ -17,6 +16,7 @@ with importing():
     from ..runs.registry import discover
     from ..runs.runner import Interrupted
     from ..records.store import Run, comparable, load_record, load_runs
+    from .arguments import as_dataset, as_path, as_paths, as_whole, check_texts, in_python
     from .origin import Origin, located, warned
     from .results import Results
     from .seeds import Execution, run_seeds
@@ -25,7 +25,8 @@ with importing():
 _DECIDE = ("stream", "split_file", "topology", "session_from")
 
 
-def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seeds: int = 1, *,
+@in_python()
+def run(method: str, backbone: str | None = None, dataset: str | Path = "ml-100k", seeds: int = 1, *,
         results: str | Path = "results", data_dir: str | Path | None = None,
         plugins: str | Path | Iterable[str | Path] = (), device: str = "cpu", first_seed: int = 0,
         progress: bool = True, **settings: Any) -> Results:
@@ -55,33 +56,27 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
             hook raises an error.
         KeyboardInterrupt: after Ctrl-C.
     """
-    first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1, MOST_SEEDS)
-    registry = discover(folders(plugins))
+    first, count = as_whole("run", "first_seed", first_seed, 0), as_whole("run", "seeds", seeds, 1, MOST_SEEDS)
+    check_texts("run", method=method, backbone=backbone)
+    dataset = as_dataset("run", dataset)
+    folders, results = as_paths("run", "plugins", plugins), as_path("run", "results", results)
+    data_dir = None if data_dir is None else as_path("run", "data_dir", data_dir)
+    registry, device = discover(folders), resolve_device(device)
     names = *registry.pair(method, backbone), dataset
     overrides = [("fb.run", settings)]
-    data_dir = None if data_dir is None else Path(data_dir)
-    device = resolve_device(device)
     configs = [make_config(registry, *names, seed, overrides, data_dir, device) for seed in range(first, first + count)]
     try:
         with stop_between_rounds() as stop, named(), closed_to_others():
-            done = run_seeds(configs, overrides, Execution(Path(results), stop, quiet=not progress))
+            done = run_seeds(configs, overrides, Execution(results, stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     return Results([load_record(Path(result["record"])) for result in done],
-                   Origin(registry, Path(results), located(dataset, data_dir)[1], tuple(folders(plugins))))
+                   Origin(registry, results, located(dataset, data_dir)[1], tuple(folders)))
 
 
-def folders(plugins: str | Path | Iterable[str | Path]) -> list[Path]:
-    return [Path(plugins)] if isinstance(plugins, (str, Path)) else [Path(folder) for folder in plugins]
-
-
-def _whole(name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UserError(f"run: found {name}={quoted(value)}, accepted: a whole number from {low} to {high}.")
-    return value
-
-
-def load(folder: str | Path, method: str | None = None, backbone: str | None = None, dataset: str | None = None, *,
+@in_python()
+def load(folder: str | Path, method: str | None = None, backbone: str | None = None,
+         dataset: str | Path | None = None, *,
          data_dir: str | Path | None = None, plugins: str | Path | Iterable[str | Path] = (),
          **settings: Any) -> Results:
     """Read finished runs; nothing is run.
@@ -99,8 +94,11 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
         UserError: if there is no such run, or there are runs of several combinations (with what narrows them), or a
             record is damaged.
     """
-    folder = Path(folder)
-    dataset, data_dir = (dataset, data_dir and Path(data_dir)) if dataset is None else located(dataset, data_dir)
+    check_texts("load", method=method, backbone=backbone)
+    folder, folders = as_path("load", "folder", folder), tuple(as_paths("load", "plugins", plugins))
+    data_dir = None if data_dir is None else as_path("load", "data_dir", data_dir)
+    if dataset is not None:
+        dataset, data_dir = located(as_dataset("load", dataset), data_dir)
     single = (folder / "run.json").is_file()
     runs = [load_record(folder)] if single else load_runs(folder, warned)
     for key, wanted in (("method", method), ("backbone", backbone), ("dataset", dataset)):
@@ -114,7 +112,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
         runs = _with_setting(runs, folder, name, value)
     # A record is in RESULTS/runs/NAME.
     records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
-    origin = Origin(discover(folders(plugins)), records, data_dir, tuple(folders(plugins)))
+    origin = Origin(discover(folders), records, data_dir, folders)
     _check_combination(runs, folder)
     if not (runs := [run for run in runs if run.intact]):
         raise UserError(f"load: none of the records in {folder} can be used; the warnings say why.")

@@ -100,10 +100,19 @@ def test_it_runs_in_a_thread_that_receives_no_signals_and_shows_progress(tmp_pat
     (("ft", "fedmf"), {"seeds": 0}, "seeds=0"), (("ft", "fedmf"), {"first_seed": -1}, "first_seed=-1"),
     (("ft", "fedmf"), {"rounds": 0}, r"'rounds' \(fb.run\)"), (("ft", "fedmf"), {"plugins": "nowhere"}, "not a folder"),
     (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting"),
-    (("ft", "fedmf"), {"seeds": 3, "lr": -1}, "'lr'"), (("ft", "fedmf"), {"device": "gpu"}, "unknown device 'gpu'")])
-def test_what_is_wrong_is_said(tmp_path, arguments, settings, words):
+    (("ft", "fedmf"), {"seeds": 3, "lr": -1}, "'lr'"), (("ft", "fedmf"), {"device": "gpu"}, "unknown device 'gpu'"),
+    ((3,), {}, "run: found method=3, accepted: a text"), (("ft", 3), {}, "run: found backbone=3"),
+    (("ft", "fedmf", None), {}, "run: found dataset=None, accepted: a name"),
+    (("ft", "fedmf"), {"plugins": 3}, "run: found plugins=3, accepted: the path of a folder"),
+    (("ft", "fedmf"), {"data_dir": 3}, "run: found data_dir=3"), (("ft", "fedmf"), {"results": 3}, "found results=3"),
+    (("ft", "fedmf"), {"data_dir": "nowhere"}, "^data_dir: 'nowhere' is not"),  # in words of Python
+    (("ft", "fedmf"), {"device": "cuda"}, "^device=cuda: .* use device=cpu or auto"),
+    (("ft", "fedmf"), {"seed": 3}, "is the option first_seed here"),
+    (("fcucr", "fedmf"), TINY, r"stream of sessions \(stream=sessions, or dataset xing\)")])
+def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, settings, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(fb.UserError, match=words):
-        fb.run(*arguments, results=tmp_path, **settings)
+        fb.run(*arguments, **{"results": tmp_path, "progress": False, **settings})
     assert not list(tmp_path.iterdir())
 
 
@@ -126,8 +135,10 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
             (("ft",), {"k_core": 9}, "found 9, accepted.*80"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
         with pytest.raises(fb.UserError, match="(?s)" + words):
             fb.load(folder, *arguments, **settings)
-    with pytest.raises(fb.UserError, match="no folder"):
-        fb.load(folder / "nowhere")
+    for wrong, words in (({"folder": folder / "nowhere"}, "no folder"), ({"folder": 3}, "load: found folder=3"),
+                         ({"method": 3}, "load: found method=3"), ({"dataset": 3}, "load: found dataset=3")):
+        with pytest.raises(fb.UserError, match=words):
+            fb.load(**{"folder": folder, **wrong})
 
 
 @pytest.mark.parametrize("method, name, others, wrong", [
@@ -243,6 +254,12 @@ def test_compare_says_how_to_make_what_is_missing(results, folder):
                           (["ft", 3], "compare: found 3")):
         with pytest.raises(fb.UserError, match=words):
             results.compare(others)
+    for arguments, words in (({"blocks": "1-3"}, "compare: found blocks='1-3', accepted: a whole number from 0 to 3"),
+                             ({"blocks": [1, 4]}, "found blocks=4"), ({"blocks": []}, "found no blocks"),
+                             ({"metric": 3}, "compare: found metric=3"), ({"tuned": 3}, "compare: found tuned=3"),
+                             ({"metric": "recall@7"}, "lengths come from runs with topk=20,50")):
+        with pytest.raises(fb.UserError, match=words):
+            results.compare("ft", **arguments)
 
 
 def test_compare_with_what_needs_no_backbone_or_trains_no_clients(tmp_path, registry):
@@ -386,7 +403,8 @@ def test_recommendations_have_original_ids_and_leave_out_what_was_seen(results):
     assert len(everything) == len(stream.item_tokens) - len(seen)
     assert len(results.recommend(int(user), 10_000, 1, mask_seen=False)) == len(stream.item_tokens)
     for call, words in ((lambda: results.recommend("nobody"), "unknown user 'nobody'"),
-                        (lambda: results.recommend(user, 0), "k=0"), (lambda: results.model(7), "seed 7")):
+                        (lambda: results.recommend(user, 0), "k=0"),
+                        (lambda: results.model("0"), "model: found seed='0'"), (lambda: results.model(7), "seed 7")):
         with pytest.raises(fb.UserError, match=words):
             call()
 
