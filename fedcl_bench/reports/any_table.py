@@ -7,9 +7,10 @@ data: the rows are methods with settings of their own, and the numbers of a pape
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..core.errors import UserError, require_known, unknown
+from ..core.errors import Incompatible, UserError, require_known, unknown
 from ..core.settings import as_text
 from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
@@ -141,9 +142,30 @@ def _methods(layout: Layout, source: Source) -> tuple[str, ...]:
     return methods
 
 
-def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[str]]]:
-    """The layout with every name, of those in the records where none was asked for; and of the datasets that are
-    joined, their domains."""
+_Specs = Mapping[tuple[str, str, str], RunSpec]  # row, backbone and dataset to the runs that they stand for
+
+
+def _specs(layout: Layout, chosen: Mapping[str, Iterable[str]], methods: Iterable[str], source: Source) -> _Specs:
+    """What is shown, with settings of its own, or of all, checked; raises UserError. Rows that nobody named are left
+    out where a backbone does not go with them or does not know their settings."""
+    common, specs = dict(source.assignments), {}
+    for row, backbone, dataset in product(methods, chosen["backbones"], chosen["datasets"]):
+        spec = RunSpec.of(row, backbone, dataset)
+        try:
+            if spec.settings or common:
+                spec = checked_spec(source.registry, spec, common, source.tuned)
+        except UserError as error:
+            if not layout.methods and spec.settings:
+                continue
+            if not isinstance(error, Incompatible):
+                raise
+        specs[row, backbone, dataset] = spec
+    return specs
+
+
+def _completed(layout: Layout, source: Source) -> tuple[Layout, _Specs, dict[str, list[str]]]:
+    """The layout with every name, of those in the records where none was asked for; its specs; and of the datasets that
+    are joined, their domains."""
     _check(layout)
     methods = _methods(layout, source)
     shown = [run for run in _asked(layout, source)
@@ -163,15 +185,16 @@ def _completed(layout: Layout, source: Source) -> tuple[Layout, dict[str, list[s
                         f"{', '.join(chosen['backbones']) or 'any backbone'}, "
                         f"{', '.join(chosen['datasets']) or 'any dataset'}; name others, or another folder with "
                         f"--records DIR.")
+    specs = _specs(layout, chosen, methods, source)  # what is misspelt in --set is said first
     domains = {run.head["dataset"]: domains_of(run.head) for run in source.runs}
-    return (replace(layout, methods=methods, metrics=_metrics(layout, shown), **chosen),
+    return (replace(layout, methods=methods, metrics=_metrics(layout, shown), **chosen), specs,
             {dataset: domains.get(dataset, []) for dataset in chosen["datasets"]})
 
 
 # From what is shown to the table
 
 
-def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
+def _table(layout: Layout, specs: _Specs, blocks: int) -> PaperTable:
     """The layout as the definition of a table of so many blocks."""
     values = {"method": layout.methods, "backbone": layout.backbones, "dataset": layout.datasets,
               "metric": layout.metrics, "block": ("mean",)}
@@ -183,14 +206,10 @@ def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
         across.append("metric")
         unnamed.remove("metric")
     down = [name for name in unnamed if len(values[name]) > 1] + down
-    settings = dict(source.assignments)
-
-    def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
-        spec = RunSpec.of(row, backbone, dataset)
-        return checked_spec(source.registry, spec, settings, source.tuned) if spec.settings or settings else spec
     return PaperTable(number=0, title="", datasets=layout.datasets, backbones=layout.backbones, rows=layout.methods,
                       metrics=layout.metrics, columns=values["block"], stub=tuple(_PARTS[name] for name in down),
-                      across=tuple(_PARTS[name] for name in across), row_spec=row_spec, best="max", apart=True,
+                      across=tuple(_PARTS[name] for name in across), row_spec=lambda *name: specs[name], best="max",
+                      only=tuple(dict.fromkeys((backbone, row) for row, backbone, _ in specs)), apart=True,
                       baseline=layout.against)
 
 
@@ -252,11 +271,11 @@ def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequ
 def build_any(layout: Layout, source: Source) -> Table:
     """A table of any records; raises UserError for an unknown name, metric or dimension; for records that cannot stand
     in one table."""
-    layout, domains = _completed(layout, source)
+    layout, specs, domains = _completed(layout, source)
     blocks = max(run.head["blocks"] for run in source.runs)
-    label, table = _names(layout, list(domains.values()), blocks), _table(layout, source, blocks)
+    label, table = _names(layout, list(domains.values()), blocks), _table(layout, specs, blocks)
     source = replace(source, assignments=())  # the specs of the rows have them
-    runs = {name: find(source, table.row_spec(*name))[0] for name in table.run_names()}
+    runs = {name: find(source, spec)[0] for name, spec in specs.items()}
     for dataset in layout.datasets:
         if of_dataset := [run for name, several in runs.items() if name[2] == dataset for run in several]:
             same_tests(of_dataset, "tables")

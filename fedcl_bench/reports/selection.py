@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..core.errors import UserError, require_known
+from ..core.errors import Incompatible, UserError, require_known
 from ..data.source import DatasetSource, configured, dataset_name, load_config
 from ..records.store import Run, comparable, describe, one_data, why_failed
 from ..runs.config import RunConfig, backbone_of, resolve
@@ -40,8 +40,9 @@ class Source:
 
 
 def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
-    """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing; raises UserError for
-    settings that do not exist, and records that contradict each other."""
+    """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing, or method and
+    backbone do not go together; raises UserError for settings that do not exist, and records that contradict each
+    other."""
     registry, tuned = source.registry, source.tuned
     for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
         if not registry.knows(kind, name):
@@ -52,7 +53,11 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     if path and not path.is_file() and spec.backbone != NO_BACKBONE:
         return [], f"not tuned (no {path})"
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
-    if runs := matching(source.runs, registry, spec, tuned):
+    try:
+        runs = matching(source.runs, registry, spec, tuned)
+    except Incompatible as error:
+        return [], str(error).splitlines()[0].rstrip(".")
+    if runs:
         return runs, ""
     failed = failure(source.failed, registry, spec, tuned) if source.failed else ""
     return [], failed or _nearest(source, spec)

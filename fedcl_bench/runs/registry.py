@@ -213,8 +213,8 @@ class Registry:
             fitting = {name: cls for name in self.names(error.kind)
                        if name != NO_BACKBONE and error.fits(cls := self.get(error.kind, name).cls)}
             names = [name for name, cls in fitting.items() if goes(cls)] or fitting  # of those that need another stream
-            raise UserError(f"{error}\n{error.kind.capitalize()}s that fit: "
-                            f"{', '.join(names) or 'none is installed'}.") from None
+            raise Incompatible(f"{error}\n{error.kind.capitalize()}s that fit: "
+                               f"{', '.join(names) or 'none is installed'}.", error.kind, error.fits) from None
 
     def metadata(self, path: Path | None = None) -> list[Metadata]:
         """What ``list`` shows of all plugins, or of a file's."""

@@ -17,6 +17,7 @@ from helpers import ROOT, output_of, refused
 from scipy import stats
 
 from fedcl_bench.cli.main import main
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports import render
 from fedcl_bench.reports.render import csv_text, latex, markdown, tex
@@ -104,6 +105,26 @@ def test_without_records_of_default_settings_rows_are_the_settings_that_there_ar
         return [line.labels[0] for line in build_any(Layout(), replace(source, **of)).panels[0].lines]
     assert rows() == ["f3crec (eps=0.02, rounds=5)", "ft (lr=0.3, rounds=5)", "ft (rounds=5)", "kd", "reg"]
     assert rows(assignments=(("rounds", 5),)) == ["f3crec (eps=0.02)", "ft", "kd", "reg"]
+
+
+def test_rows_need_not_go_with_all_backbones(registry, tmp_path):
+    """A setting that a backbone lacks leaves its cell empty, in a row that nobody named; a method that does not go with
+    it is named. What is misspelt in ``--set`` is said before anything that hangs on it."""
+    for spec in (RunSpec("ft", "fedmf", "ml-100k", (("rounds", 5),)), RunSpec("feddcsr", "feddcsr", "ml-100k"),
+                 RunSpec("ft", "fedncf", "ml-100k", (("rounds", 5), ("hidden", "4"), ("valid_metric", "recall@20")))):
+        fabricate(tmp_path, registry, spec, 0, level(0.1))
+    source = Source(load_runs(tmp_path), registry)
+    table = build_any(Layout(backbones=("fedmf", "fedncf", "feddcsr"), metrics=("ndcg@20",)), source)
+    there = {line.labels[0]: [cell and cell.mean is not None for cell in line.cells]
+             for line in table.panels[0].lines}
+    assert there == {"feddcsr": [False, False, True], "ft (rounds=5)": [True, False, False],
+                     "ft (hidden=4, rounds=5, valid_metric=recall@20)": [None, True, None]}
+    assert table.missing[0] == ("missing: feddcsr on fedmf, ml-100k: method 'feddcsr' exchanges shared "
+                                "representations, which 'fedmf' has none of.")
+    for asked, words in (((("epz", 1),), "unknown setting .*'epz'"), ((), "--metrics is missing"),
+                         ((("valid_metric", "ndgc@20"),), "unknown metric 'ndgc'")):
+        with pytest.raises(UserError, match=words):
+            build_any(Layout(), replace(source, assignments=asked))
 
 
 def test_marks_against_a_baseline_are_holms(built, source):
