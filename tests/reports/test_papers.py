@@ -122,7 +122,10 @@ def test_rows_of_ffmsr_stand_for_runs(row, backbone, dataset, expected):
 
 @pytest.mark.parametrize("arguments, expected", [
     (("f3crc", [2]), "Did you mean 'f3crec'"), (("f3crec", [9]), "unknown table.*'9'"),
-    (("f3crec", [3], (), ["ml-1m"]), "unknown dataset"), (("fcucr", [3], (), None, ["gru4rec"]), "unknown backbone")])
+    (("f3crec", [3], (), ["ml-1m"]), "unknown dataset"), (("fcucr", [3], (), None, ["gru4rec"]), "unknown backbone"),
+    # Neither may have no run of a name without saying so.
+    (("f3crec", [3], ["3"], ["hetrec2011-ml"]), "unknown dataset of these tables of f3crec"),
+    (("f3crec", [2], ["4"], None, None, ["ft"]), "unknown method of these figures of f3crec 'ft'.*\n.*Known: f3crec")])
 def test_unknown_names(arguments, expected):
     with pytest.raises(UserError, match=expected):
         papers.specs(*arguments)

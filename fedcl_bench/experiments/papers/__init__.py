@@ -6,7 +6,7 @@ import csv
 import importlib
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from types import ModuleType
 from typing import Callable, Iterable, Iterator, NamedTuple
@@ -160,17 +160,18 @@ def specs(paper: str, tables: Iterable[int] = (), figures: Iterable[str | int] =
           datasets: Iterable[str] | None = None, backbones: Iterable[str] | None = None,
           methods: Iterable[str] | None = None) -> list[RunSpec]:
     """Every run that tables and figures of a paper need, each once, of these datasets, backbones and methods; None: of
-    all. Raises UserError for an unknown paper, table or figure, or a name that none of them has."""
-    needed = [spec for table in select(paper, tables) for spec in table.specs()]
+    all. Raises UserError for an unknown paper, table or figure, or a name that the tables or the figures lack."""
     makers, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
+    needed = {"tables": [spec for table in select(paper, tables) for spec in table.specs()], "figures": []}
     for figure in map(str, figures):
         name = aliases.get(figure, figure)
         if name not in makers:
             raise unknown(f"figure of {paper}", figure, [*makers, *aliases])
-        needed += makers[name]()
+        needed["figures"] += makers[name]()
     chosen = {kind: list(names) for kind, names in (("dataset", datasets), ("backbone", backbones), ("method", methods))
-              if names is not None and needed}
-    for kind, names in chosen.items():
-        require_known(f"{kind} of these tables of {paper}", names, {getattr(spec, kind) for spec in needed})
-    return [spec for spec in dict.fromkeys(needed)
+              if names is not None}
+    for (what, of_these), (kind, names) in product(needed.items(), chosen.items()):
+        if of_these:
+            require_known(f"{kind} of these {what} of {paper}", names, {getattr(spec, kind) for spec in of_these})
+    return [spec for spec in dict.fromkeys(chain(*needed.values()))
             if all(getattr(spec, kind) in names for kind, names in chosen.items())]
