@@ -54,6 +54,14 @@ def averaged_blocks(dataset: str, blocks: int) -> tuple[int, ...]:
     return tuple(range(per_step, blocks)) or tuple(range(blocks))
 
 
+def continual(meta: Mapping[str, Any], metric: str) -> dict[str, float | None]:
+    """A record's summaries of R[t, s] of a metric. Those that look back from a later step are None where there is none:
+    records of domains that all train at once say 0."""
+    found = dict(meta["continual"].get(metric, {}))
+    later = averaged_blocks(meta["dataset"], len(meta["rounds"]))[0] > 0
+    return found if later else {**found, "BWT": None, "forgetting": None}
+
+
 def describe(meta: Mapping[str, Any]) -> str:
     return f"{meta['method']} on {meta['backbone']}, {meta['dataset']}, seed {meta['seed']}"
 

@@ -11,7 +11,7 @@ import pandas as pd
 from ..core.errors import UserError
 from ..core.settings import AT_DEFAULT, as_text, flat, inactive
 from ..evaluation.metrics import sign_of
-from ..records.store import Run, comparable, describe, incremental, one_protocol, user_scores
+from ..records.store import Run, comparable, continual, describe, incremental, one_protocol, user_scores
 from ..runs.config import CORE_SETTINGS, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned
@@ -263,7 +263,7 @@ def _against(common: Mapping[str, _Common], sign: int) -> dict[str, Headroom]:
 
 def _row(name: str, runs: Sequence[Run], common: _Common, against: Headroom | None, metric: str) -> HeadroomRow:
     chosen = [run for seed in common.seeds for run in runs if run.seed == seed]
-    parts = [run.meta["continual"].get(metric, {}) for run in chosen]
+    parts = [continual(run.meta, metric) for run in chosen]
     return HeadroomRow(name, common.seeds, len(common.users), float(common.scores[0].mean()), against,
                        {name: float(np.mean([np.nan if (value := part.get(name)) is None else value for part in parts]))
                         for name in ("LA", "forgetting")},

@@ -18,7 +18,7 @@ import pandas as pd
 from ..core.errors import UserError
 from ..evaluation.metrics import sign_of
 from ..records.frames import still_improving
-from ..records.store import LEAKS, Run, incremental, leaks, protocol, user_scores
+from ..records.store import LEAKS, Run, continual, incremental, leaks, protocol, user_scores
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
@@ -139,11 +139,12 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
         metrics = [name for name in variant.meta["metrics"] if all(name in meta["metrics"] for meta in metas)]
         blocks = sum(len(meta["rounds"]) for meta in metas)
         rising = sum(len(still_improving(run.rounds)) for run in variant.runs)
-        continual = [meta["continual"][cell.metric] for meta in metas]
+        summaries = [continual(meta, cell.metric) for meta in metas]
         rows.append({
             "method": variant.title, "dataset": cell.dataset, "backbone": cell.backbone, "stream": cell.stream,
             **{name: Number.of(over_seeds(seed_averages(variant.runs, name))) for name in metrics},
-            "learning": _mean([c["LA"] for c in continual]), "forgetting": _mean([c["forgetting"] for c in continual]),
+            "learning": _mean([each["LA"] for each in summaries]),
+            "forgetting": _mean([each["forgetting"] for each in summaries]),
             "MB sent": _mean([(m["bytes"]["total_up"] + m["bytes"]["total_down"]) / 1e6 for m in metas], ",.1f"),
             "seconds": _mean([meta["seconds"]["total"] for meta in metas], ",.1f"),
             "still improving": Number(rising / blocks, f"{rising} of {blocks}"),

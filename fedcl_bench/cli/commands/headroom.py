@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
+from math import isnan
 from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
@@ -95,8 +96,9 @@ def _show(title: str, rows: list[HeadroomRow], reference: str) -> None:
         gain, share = ("", "") if row.against is None else (
             _interval(row.against.gain, "+.4f"),
             _interval(row.against.share, ".2f") if row.against.share else "no headroom")
+        forgetting = row.continual["forgetting"]
         lines.append((row.method, f"{row.mean:.4f}", gain, share, f"{row.continual['LA']:.4f}",
-                      f"{row.continual['forgetting']:.4f}", amount(row.sent), f"{row.seconds:.0f}",
+                      "–" if isnan(forgetting) else f"{forgetting:.4f}", amount(row.sent), f"{row.seconds:.0f}",
                       seed_text(row.seeds), str(row.users)))
     print(title)
     print_table(("method", "mean", f"gain over {reference}", "share of headroom", "LA", "forgetting", "sent", "seconds",
