@@ -3,10 +3,13 @@
 Sequential backbones and the methods that need one run on sessions: tests/test_session_runs.py.
 """
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 from helpers import SMALL, STABLE, assert_same
 
-from fedcl_bench import DomainMethod, Method, ModuleBackbone, SequentialBackbone
+from fedcl_bench import DomainMethod, Method, ModuleBackbone, SequentialBackbone, UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation import beyond_accuracy
 from fedcl_bench.federation.loop import run
@@ -43,6 +46,23 @@ def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
     assert set(NAMES.names("method")) - set(METHODS) == {
         "canonfedrec", "fcucr", "feddcsr", "ffmsr", "mergerec", "pfcr", "ccd", "central", "central-joint", "frozen",
         "popularity", "recency", "sknn"}
+
+
+def test_what_does_not_go_together_is_known_without_the_data(registry, stream):
+    """As the checks before a run find it, of every method on backbones of all kinds."""
+    refused = set()
+    for method, backbone in product(NAMES.names("method"), ("fedmf", "fedncf", "gpfedrec", "sasrec")):
+        if issubclass(NAMES.get("method", method).cls, DomainMethod):
+            continue
+        config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", {"k_core": 80})])
+        of_run = replace(stream, item_features=stream.item_features if config.features else None)
+        try:
+            config.check(config.federation(of_run))
+            assert not config.misfit, (method, backbone)
+        except UserError as error:
+            assert config.misfit == str(error).partition("\nBackbones that fit")[0].partition("\nMethods that fit")[0]
+            refused.add((method, backbone))
+    assert {("alone", "gpfedrec"), ("fedcia", "fedncf"), ("ft", "sasrec"), ("fcucr", "fedmf")} < refused
 
 
 # Four fifths of the pairs go to the long tests; each method and each backbone is in the others.

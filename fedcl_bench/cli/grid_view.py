@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..api.stopping import stop_between_rounds
 from ..core.settings import as_text
 from ..core.clock import EveryMinute, duration
 from ..core.text import for_terminal
-from ..experiments.grid import Outcome, Task, state
+from ..experiments.grid import Outcome, Task, planned
 from ..experiments.pool import Folders, GridState, Pool, PoolWatch, Running
 from ..experiments.tune import Result
 from ..runs.specs import seed_text
@@ -129,8 +130,9 @@ def first_line(text: str) -> str:
 
 def show_plan(tasks: Sequence[Task], args: argparse.Namespace, about: dict[str, Any] | None = None) -> int:
     """What ``--dry-run`` shows: a row per run but for its seed, with the seeds that have a record, failed, and are
-    still to be run. With ``--json`` all runs, under ``runs`` beside ``about`` if that is given; exit status 0."""
-    states = [state(task, args.results) for task in tasks]
+    still to be run; then what cannot be run, and why. With ``--json`` all runs, under ``runs`` beside ``about`` if that
+    is given; exit status 0."""
+    states = [planned(task, args.results) for task in tasks]
     if args.json:
         runs = [{"method": t.spec.method, "backbone": t.spec.backbone, "dataset": t.spec.dataset,
                  "seed": t.config.seed, "settings": t.config.settings, "hash": t.config.hash, "state": s.status}
@@ -147,9 +149,12 @@ def show_plan(tasks: Sequence[Task], args: argparse.Namespace, about: dict[str, 
                 [(method, backbone, dataset_name(dataset), settings,
                   *(seed_text(seeds.get(name, ())) for name in ("finished", "failed", "interrupted", "missing")))
                  for (method, backbone, dataset, settings), seeds in rows.items()])
-    counts = {name: sum(its.status == name for its in states) for name in ("finished", "failed", "interrupted")}
-    print(f"{len(tasks)} runs: " + ", ".join(f"{count} {name}" for name, count in counts.items())
-          + f", {len(tasks) - sum(counts.values())} to run. The columns on the right are seeds.")
+    count = Counter(its.status for its in states)
+    lacking = f", {count['incompatible']} that cannot be run" if count["incompatible"] else ""
+    print(f"{len(tasks)} runs: " + ", ".join(f"{count[name]} {name}" for name in ("finished", "failed", "interrupted"))
+          + f", {count['missing']} to run{lacking}. The columns on the right are seeds.")
+    for why in dict.fromkeys(first_line(its.error) for its in states if its.status == "incompatible"):
+        print(f"cannot be run: {why}")
     return 0
 
 

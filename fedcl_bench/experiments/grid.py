@@ -206,7 +206,8 @@ class Outcome:
     task: Task
     # ``finished``; ``failed``: it cannot be run to its end and its record says so; ``error``: it ended without a
     # record; ``busy``: another process is at it; ``stopped``: asked to stop, its checkpoint is saved; ``waiting``:
-    # never begun. On the disk also ``interrupted``: there is a checkpoint; ``missing``.
+    # never begun. On the disk also ``interrupted``: there is a checkpoint; ``missing``; of a plan ``incompatible``: its
+    # method, backbone and stream do not go together.
     status: str
     seconds: float | None = None  # wall time of a finished run from its record, with that of a block 0 it shares
     took: float | None = None  # wall time here, in seconds; None if it did not begin here
@@ -229,3 +230,10 @@ def state(task: Task, results: Path) -> Outcome:
     if content:
         return Outcome(task, "failed", error=content.get("error", ""))
     return Outcome(task, "interrupted" if record.checkpoint.exists() else "missing")
+
+
+def planned(task: Task, results: Path) -> Outcome:
+    """``state`` of a run that is to be made, or that it is ``incompatible``, and why."""
+    found = state(task, results)
+    why = task.config.misfit if found.status == "missing" else ""
+    return replace(found, status="incompatible", error=why) if why else found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..plugin.backbone import Backbone
 from ..plugin.silo import DomainMethod, ModuleBackbone
 from ..core.errors import Incompatible, UserError
@@ -9,15 +11,31 @@ from ..data.stream import Stream
 from ..plugin.local_settings import LocalSettings
 from ..plugin.method import HOOKS, Method, does_something
 from ..plugin.sequential import SequentialBackbone, SessionBackbone
+from .settings import FederationSettings
 
 _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
 
 
-def check(backbone: Backbone, method: Method, stream: Stream, topology: str, local: LocalSettings,
-          init: str = "server", means: bool = False) -> None:
-    """Raise UserError unless a run's backbone, method and stream go together. ``init``: who starts the public
-    parameters, ``server`` or ``per_client``; ``means``: new users get the mean of their items' vectors."""
-    domains = bool(stream.domains)
+@dataclass(frozen=True)
+class StreamKind:
+    """What must be known of a stream to tell what goes with it: of domains or sessions, whether users are known to be
+    the same in several domains, and whether there are features of items."""
+
+    domains: bool
+    sessions: bool
+    known: bool
+    features: bool
+
+    @classmethod
+    def of(cls, stream: Stream) -> StreamKind:
+        return cls(bool(stream.domains), bool(stream.steps[0].sessions), bool(stream.known),
+                   stream.item_features is not None)
+
+
+def check(backbone: Backbone, method: Method, stream: StreamKind, topology: str, local: LocalSettings,
+          server: FederationSettings) -> None:
+    """Raise UserError unless a run's backbone, method and stream go together."""
+    domains = stream.domains
     modules = isinstance(backbone, ModuleBackbone), isinstance(method, DomainMethod)
     if any(modules) and domains:
         _check_modules(backbone, method, topology)
@@ -29,10 +47,10 @@ def check(backbone: Backbone, method: Method, stream: Stream, topology: str, loc
     elif domains or topology == "central":
         _check_in_epochs(backbone, method, domains)
     else:
-        _check_users(backbone, method, bool(stream.steps[0].sessions), local, init, means)
+        _check_users(backbone, method, stream.sessions, local, server)
     if stream.known:
         _check_known_users(backbone)
-    if stream.item_features is None:
+    if not stream.features:
         _check_features(backbone, method)
 
 
@@ -44,9 +62,9 @@ def _check_features(backbone: Backbone, method: Method) -> None:
                                lambda cls: not cls.needs_features)
 
 
-def _check_users(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str, means: bool
+def _check_users(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, server: FederationSettings
                  ) -> None:
-    sequential = isinstance(backbone, SequentialBackbone)
+    sequential, init = isinstance(backbone, SequentialBackbone), server.init
     if sequential and not sessions:
         raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
     _check_method(backbone, method, sequential, sessions)
@@ -73,7 +91,7 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
         check_single_updates(backbone, f"method '{method.name}'", init)
     if method.overrides("sums"):
         _check_sums(backbone, method, init)
-    if means and backbone.factor_names is None:
+    if server.fold_in and server.cold_start == "mean" and backbone.factor_names is None:
         raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
                            f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
                            f"the user.", "backbone", lambda cls: cls.factor_names is not None)

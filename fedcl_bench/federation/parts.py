@@ -238,8 +238,8 @@ class Federation:
         if self.evaluation.candidates == "sampled" and longest > ranked:
             raise UserError(f"{settings}: found {longest}, accepted: at most sampled_candidates, {ranked}; the item to "
                             f"find would always be among so many.")
-        compatibility.check(self.backbone, self.method, self.stream, self.topology, self.local, self.server.init,
-                            self.server.fold_in > 0 and self.server.cold_start == "mean")
+        compatibility.check(self.backbone, self.method, compatibility.StreamKind.of(self.stream), self.topology,
+                            self.local, self.server)
         self._check_ratings()
         self._check_cold_items()
         self._check_arrivals()

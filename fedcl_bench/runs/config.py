@@ -179,6 +179,23 @@ class RunConfig:
                           topology=self.stream.topology_in_effect,
                           attack=self.attack and self.attack.cls(self.attack_settings))
 
+    @property
+    def misfit(self) -> str:
+        """Why method, backbone and kind of stream do not go together, which no data need be read for; empty if they
+        do."""
+        from ..federation import compatibility
+
+        s = self.stream
+        kind = compatibility.StreamKind(s.of_domains, s.stream == "sessions" and not s.split_file,
+                                        s.of_domains and s.known_users, self.features is not None)
+        backbone, method = self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings)
+        try:
+            backbone = method.trained_backbone(backbone, 1)  # how many train it changes no more than rates
+            compatibility.check(backbone, method, kind, s.topology_in_effect, self.local, self.server)
+        except UserError as error:
+            return str(error)
+        return ""
+
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
         from ..federation.compatibility import goes_with

@@ -145,7 +145,8 @@ class Pair:
         try:
             s = self.parts()
             method, backbone = self.method_cls(s.method), self.backbone_cls(s.backbone)
-            compatibility.check(backbone, method, self.stream, s.stream.topology, s.local, s.server.init)
+            compatibility.check(backbone, method, compatibility.StreamKind.of(self.stream), s.stream.topology, s.local,
+                                s.server)
             method.trained_backbone(backbone, self.stream.steps[-1].n_users)
         except UserError as error:
             return str(error)

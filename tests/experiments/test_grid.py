@@ -189,7 +189,14 @@ def test_finished_runs_are_not_repeated(undisturbed, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in undisturbed.glob("runs/*/run.json")}
     assert main(["grid", *CELLS, "--first-seed", "1", "--results", str(undisturbed), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "4 runs: 2 finished, 0 failed, 0 interrupted, 2 to run" in out
+    assert "4 runs: 2 finished, 0 failed, 0 interrupted, 2 to run. " in out
+    words = ["grid", "--methods", "ft,fcucr", "--backbones", "fedmf", "--seeds", "2", *QUICK, "--results",
+             str(undisturbed), "--dry-run"]
+    assert main(words) == main([*words, "--json"]) == 0
+    out, _, plan = capsys.readouterr().out.rpartition("\n[")
+    assert "4 runs: 2 finished, 0 failed, 0 interrupted, 0 to run, 2 that cannot be run. " in out
+    assert out.count("cannot be run: method 'fcucr' needs a sequential backbone") == 1
+    assert [run["state"] for run in json.loads(f"[{plan}")] == ["finished"] * 2 + ["incompatible"] * 2
 
 
 def test_block_0_is_computed_once_and_changes_no_number(undisturbed, tmp_path, capsys):
