@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Sequence
 
 from ..core.errors import UserError
-from ..core.files import write_atomically
+from ..core.files import read_bytes, write_atomically
 from ..core.text import for_markdown
 from ..reports.cells import DASH
 from ..reports.dashboard import Number, TableRow
@@ -18,7 +18,9 @@ from ..runs.specs import seed_text
 from ..stats.significance import holm
 from .submission import BOUND, FILE, PLUGINS, REFERENCE, Row, Submission, read
 
-PAGE, MARKDOWN = "board.html", "README.md"
+PAGE, MARKDOWN, TITLE = "board.html", "README.md", "Leaderboard"
+_WRITTEN_BY = f"Written by `submit`, with {PAGE}, which sorts and filters these rows in a browser; not to be edited."
+_MARKS = {MARKDOWN: _WRITTEN_BY, PAGE: f"<title>{TITLE}</title>"}  # what is in a page, and in no other file
 SCRIPT = 'const started = dataTables().then((DataTable) => new DataTable("#board", FILTERED));\ndrawn(started);'
 _ABOUT = (
     "One row per submission, backbone and dataset. Mean ± sample standard deviation over seeds of the metric on the "
@@ -81,9 +83,8 @@ def markdown(board: Path) -> str:
     texts = [[for_markdown(value.text if isinstance(value, Number) else value) for value in row.values()]
              for row in rows]
     numeric = [isinstance(value, Number) for value in rows[0].values()]
-    return "\n".join(["# Leaderboard", "", *(f"{text}\n" for text in _ABOUT),
-                      f"Written by `submit`, with {PAGE}, which sorts and filters these rows in a browser; not to be "
-                      f"edited.", "",
+    return "\n".join([f"# {TITLE}", "", *(f"{text}\n" for text in _ABOUT),
+                      _WRITTEN_BY, "",
                       "| " + " | ".join(rows[0]) + " |", "|" + "".join("--:|" if each else "---|" for each in numeric),
                       *("| " + " | ".join(cells) + " |" for cells in texts), ""])
 
@@ -91,7 +92,15 @@ def markdown(board: Path) -> str:
 def page(board: Path) -> str:
     """The page as HTML, which loads nothing."""
     about = [f"<p>{markup.escape(text).replace('`', '')}</p>" for text in _ABOUT]
-    return document("Leaderboard", [*about, table("board", lines(entries(board)))], SCRIPT)
+    return document(TITLE, [*about, table("board", lines(entries(board)))], SCRIPT)
+
+
+def refuse_others(board: Path) -> None:
+    """Raise UserError if another file has the name of a page, whose place it would take."""
+    for name, mark in _MARKS.items():
+        if (path := board / name).exists() and mark.encode() not in read_bytes(path, "Move it away."):
+            raise UserError(f"--out: the page of all submissions would take the place of {path}, which is none; name a "
+                            f"folder in one of its own, as results/leaderboard/NAME.")
 
 
 def write_pages(board: Path) -> list[Path]:

@@ -247,7 +247,7 @@ def _refuse_partial(source: Source, specs: Mapping[str, RunSpec], records: Path)
             raise UserError(f"submit: {spec.title} on {spec.backbone}, {spec.dataset} {failed}; accepted: seeds of "
                             f"which none failed.\nMend it and run `grid --retry-failed`, or choose other settings.")
         names = "-".join((name, spec.backbone)).replace(":", "-")
-        for path in sorted((records / "runs").glob(f"{names}-{spec.dataset}-s*")):
+        for path in sorted((records / "runs").glob(f"{names}-{spec.dataset}-s[0-9]*-*")):
             if path.is_dir() and ".corrupt" not in path.name and not (path / "run.json").is_file():
                 raise UserError(f"submit: {path} has not ended; accepted: finished runs.\nGive the command that began "
                                 f"it again, which goes on with it, or take its folder away.")

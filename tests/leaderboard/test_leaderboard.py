@@ -229,6 +229,9 @@ def test_wrong_folders_are_named(kept, tmp_path, refused):
     (tmp_path / "mine/thesis.tex").write_text("")
     assert "is there and no submission" in refused(*submit(kept, out=tmp_path / "mine"))
     assert (tmp_path / "mine/thesis.tex").is_file()
+    (tmp_path / "README.md").write_text("# Thesis\n\n## Leaderboard\n")  # in whose place the board's would be
+    assert "README.md, which is none" in refused(*submit(kept, out=tmp_path / "new"))
+    assert (tmp_path / "README.md").read_text().startswith("# Thesis") and not (tmp_path / "new").exists()
 
 
 def test_what_cannot_be_submitted(own, refused):

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, parse_method
 
+    board.refuse_others(args.out.parent)
     damaged: list[Corrupt] = []
     changes, registry = settings_of(args), discover(args.plugins)
     source = source_of(args, registry, say=damaged.append, assignments=tuple(changes.items()))
