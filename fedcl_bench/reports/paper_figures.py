@@ -311,7 +311,10 @@ def _early(job: FigureJob) -> Drawn:
     cells, notes = {}, []
     for backbone in job.backbones:
         lines = {method: spec for method, spec in job.paper.early_rows(backbone).items() if method in job.methods}
-        found, missing = job.gather(lines, [backbone]) if lines else ({}, [])
+        try:
+            found, missing = job.gather(lines, [backbone]) if lines else ({}, [])
+        except UserError as error:  # as of a stream without sessions
+            raise Skip(str(error).splitlines()[0]) from None
         cells |= found
         notes += missing
     _require_records(cells, notes)
@@ -374,9 +377,9 @@ def _noise(job: FigureJob) -> Drawn:
 
 def _of_table(number: int, job: FigureJob) -> Drawn:
     """A table of FFMSR as a figure, a line each, as far as there are records of the job's datasets and backbones."""
-    drawn = False
+    table, drawn = job.paper.TABLES[number], False
     for dataset in job.datasets:
-        built = build(job.paper_name, job.paper.TABLES[number], job.source, [dataset], job.backbones)
+        built = build(job.paper_name, table, job.source, [dataset], job.backbones)
         cells = {cell.key: cell for cell in built.cells()} if built else {}
         if built is None or not any(cell.mean is not None for cell in cells.values()):
             continue
@@ -397,8 +400,9 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
                            f"mean ± std over seeds {'; '.join(map(seed_text, seeds))}"])
         yield job.file(f"table{number}", dataset), draw.estimates([panels], strong, title)
     if not drawn:
+        of_table = [name for name in job.datasets if name in table.datasets] or list(table.datasets)
         raise Skip(f"no records of its runs.\nMake them with: "
-                   f"{job.command(str(number), job.datasets).replace('--figure', '--table')}")
+                   f"{job.command(str(number), of_table).replace('--figure', '--table')}")
 
 
 def _pilot(job: FigureJob) -> list[str]:

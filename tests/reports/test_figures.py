@@ -413,6 +413,8 @@ def test_records_without_the_paper_s_metric_are_drawn_by_their_own(registry, tmp
     ([*QUICK, "--figure", "cd", "--methods", "ft,kd"], ["cd: not drawn", "3 methods; found 2 and 2"]),
     ([*QUICK, "--figure", "3", "--methods", "kd,f3crec"], ["figure 3: not drawn: needs ft"]),
     ([*QUICK, "--figure", "4", "--backbones", "fedncf"], ["figure 4: not drawn", "eps, lambda_kd, beta"]),
+    (["--paper", "fcucr", "--figure", "early", "--methods", "ft"], ["early: not drawn", "stream=blocks"]),
+    (["--paper", "ffmsr", "--figure", "table4"], ["table4: not drawn", "--table 4 --datasets amazon-office+"]),
 ])
 def test_bad_input(at_records, capsys, tmp_path, arguments, parts):
     message = refused(capsys, "figures", "--out", tmp_path / "out", *arguments)
