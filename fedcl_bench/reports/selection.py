@@ -127,6 +127,8 @@ def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[Ru
     missing: dict[RunSpec, str] = {}
     owner: dict[str, RunSpec] = {}
     for spec in specs:
+        if spec in runs_of:
+            raise UserError(f"{spec.title} is named twice on {spec.backbone}, {spec.dataset}; leave one of them out.")
         runs_of[spec], reason = find(source, spec)
         if reason:
             missing[spec] = reason

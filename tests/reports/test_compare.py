@@ -219,6 +219,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "ft", *PAIR[1:]], ["'ft' 2 times"]),
     (["compare", "f3crec:without=none", *PAIR[1:]],
      ["f3crec (rounds=2, k_core=60, without=none) and f3crec (rounds=2, k_core=60) are the same runs"]),
+    (["compare", "f3crec:rounds=2", *PAIR[1:]], ["f3crec (rounds=2, k_core=60) is named twice on fedmf, ml-100k"]),
     ([*PAIR, "--metric", "ndgc@20"], ["unknown metric 'ndgc@20'", "Did you mean 'ndcg@20'"]),
     ([*PAIR, "--metric", "ndcg@10"], ["has no ndcg@10", "topk"]),
     ([*PAIR, "--blocks", "2-7"], ["--blocks: found 4", "blocks 0-3"]),
