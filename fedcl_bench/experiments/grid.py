@@ -81,7 +81,7 @@ _FIELDS: dict[str, tuple[Any, str]] = {
     "set": (dict[str, Any], "settings, as {rounds: 50}"),
     "vary": (dict[str, Annotated[tuple, Meta(min_length=1)]],
              "settings with lists of values, as {eps: [0.001, 0.002]}"),
-    "paper": _NAMES,
+    "paper": (Annotated[tuple[str, ...], Meta(min_length=1, max_length=1)], "the name of one paper, as f3crec"),
     "tables": (tuple[Annotated[int, Meta(ge=1, le=LARGEST)], ...], f"a whole number from 1 to {LARGEST}"),
     "figures": _NAMES}
 
@@ -94,7 +94,7 @@ def _listed(name: str, value: Any) -> Any:
         split = split_methods if name == "methods" else lambda text: text.split(",")
         parts = list(split(value)) if isinstance(value, str) else value
         return [part.strip() if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else parts
-    return [value] if name == "tables" and not isinstance(value, list) else value
+    return [value] if name in ("paper", "tables") and not isinstance(value, list) else value
 
 
 def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         except msgspec.ValidationError:
             raise UserError(f"{path}, field '{name}': found {quoted(value)}, accepted: {accepted}.") from None
     if "paper" in result:
-        result["paper"] = result["paper"][0]
+        result["paper"], = result["paper"]
     return result
 
 

@@ -163,6 +163,7 @@ def test_a_file_of_grids_and_the_command_line_over_it(tmp_path):
 
 @pytest.mark.parametrize("text, message", [
     ("method: [ft]\n", "unknown field in .*grid.yaml 'method'.\nDid you mean 'methods'"),
+    ("paper: [f3crec, fcucr]\n", "field 'paper': .* accepted: the name of one paper"),
     ("methods: 3\n", "field 'methods': found 3, accepted: a list of names"),
     ("methods: [ft]\nseeds: 0\n", "field 'seeds': found 0, accepted: a whole number from 1"),
     ("methods: [ft]\nvary: {eps: 0.1}\n", "field 'vary': .* settings with lists of values"),
