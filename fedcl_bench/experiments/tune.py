@@ -18,6 +18,7 @@ from ..core.errors import Corrupt, UserError
 from ..federation.parts import STAGE
 from ..core.files import read_bytes, sweep, write_atomically
 from ..records.frames import of_last_stage, parsed
+from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Registry
 from ..records.schema import CURE, read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
@@ -219,6 +220,9 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     """FT's combinations that must be searched, or looked up, first, and those that were asked for, each once. Raises
     UserError for names, settings or data that do not fit, before the first trial."""
     wanted = list(dict.fromkeys(combinations))
+    if without := [c.method for c in wanted if c.backbone == NO_BACKBONE]:
+        raise UserError(f"tune: found {without[0]}, accepted: methods that need a backbone; the budget is counted in "
+                        f"runs of {REFERENCE} on it.")
     references = [c._replace(method=REFERENCE) for c in wanted]
     known = set().union(*(known_settings(tuning.registry, c) for c in wanted))
     for name in tuning.effort.fixed:

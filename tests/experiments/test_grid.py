@@ -111,8 +111,9 @@ def test_settings_of_one_method(capsys):
         return [run["hash"] for run in json.loads(capsys.readouterr().out)]
     assert planned("f3crec:eps=.003,without=cc,kd:topk=5,20") == [
         *planned("f3crec", "--set", "eps=.003", "--set", "without=cc"), *planned("kd", "--set", "topk=5,20")]
-    assert main(["tune", "--methods", "kd:lambda_kd=.1", "--backbones", "fedmf"]) == 2
-    assert "belongs to --set" in capsys.readouterr().err
+    for method, words in (("kd:lambda_kd=.1", "belongs to --set"), ("popularity", "methods that need a backbone")):
+        assert main(["tune", "--methods", method, "--backbones", "fedmf"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_equal_runs_are_planned_once(registry):

@@ -178,3 +178,5 @@ def test_the_command(tmp_path, capsys, same_process):
     assert main(words) == 0
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "results/runs").glob("*/run.json")}
     assert "all as by default" in capsys.readouterr().out
+    assert main(["sensitivity", "fcucr", "--backbone", "fedmf"]) == 2
+    assert "method 'fcucr' needs a sequential backbone" in capsys.readouterr().err

@@ -57,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     registry, tuned = discover(args.plugins), tuned_of(args)
     proposed, against = _specs(registry, args, tuned)
     metric = _metric(registry, proposed, tuned, args.metric)
+    for task in grid.make_tasks(registry, filter(None, (proposed, against)), [0], args.data_dir, tuned):
+        if task.config.misfit:
+            raise UserError(task.config.misfit)
     planned, left_out = cases(registry, proposed, against, tuned)
     if len(planned) == 1:
         raise UserError(f"sensitivity: neither {proposed.method} nor {proposed.backbone} names ambiguities that have "
