@@ -179,6 +179,19 @@ def source_of(args: argparse.Namespace, registry: Registry, needs_runs: bool = T
     return Source(runs, registry, tuned_of(args), where=where_of(args), failed=failed, **more)
 
 
+def whole_runs(records: Path, asked: Callable[[Mapping[str, Any]], bool] = lambda head: True
+               ) -> tuple[list[Run], list[Mapping[str, Any]]]:
+    """The finished runs of a folder that are asked for, given their heads, without those whose files are damaged; and
+    the heads of those that failed. Raises UserError if no run is left."""
+    from ..records.store import load_all
+
+    every, failed = load_all(records, left_out())
+    runs = [run for run in every if asked(run.head) and run.intact]
+    if not runs:
+        raise UserError(f"no finished run of these in {records} can be read; name another folder with --records.")
+    return runs, list(filter(asked, failed))
+
+
 def backbones_of(args: argparse.Namespace, registry: Registry) -> tuple[str, ...]:
     """Those of a command that needs one; UserError if there are none."""
     if args.backbones is None:

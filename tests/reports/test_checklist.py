@@ -6,6 +6,7 @@ import pytest
 from fabricate import fabricate, fabricate_methods, level
 from helpers import output_of, refused
 
+from fedcl_bench.cli.main import main
 from fedcl_bench.reports.checklist import AUTHORS, QUESTIONS
 from fedcl_bench.runs.specs import RunSpec
 
@@ -56,3 +57,17 @@ def test_latex_has_the_same_answers_with_its_letters_escaped(folder, capsys):
     assert text.count(r"\item[") == sum(map(len, QUESTIONS.values())) and r"k\_core 10" in text
     assert text.count(r"\begin{description}") == text.count(r"\end{description}") == len(QUESTIONS)
     assert "--records" in refused(capsys, "checklist", "--records", folder, "--methods", "reg")
+
+
+def test_damaged_records_are_left_out(registry, tmp_path, capsys):
+    """Here and of the page, which no other record may leave without a run either."""
+    kept, gone = (fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.1))
+                  for seed in (3, 5))
+    (gone / "users.parquet").write_bytes(b"?")
+    assert main(["checklist", "--records", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "**Which seeds?** 3 (1 combination)" in said.out and "users.parquet: has changed" in said.err
+    (kept / "rounds.parquet").unlink()
+    for command in (["checklist"], ["report", "--out", str(tmp_path / "report.html")]):
+        assert main([*command, "--records", str(tmp_path)]) == 2
+        assert "no finished run of these" in capsys.readouterr().err

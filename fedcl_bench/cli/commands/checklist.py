@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Mapping
 
-from ...core.errors import UserError
-from .. import OF_RECORDS, add_options, left_out, tuned_of
+from .. import OF_RECORDS, add_options, tuned_of, whole_runs
 
 EXAMPLES = """\
 examples:
@@ -28,7 +27,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ...records.store import load_all
     from ...reports.checklist import Answered, answers, as_latex, as_markdown
     from ...runs.registry import discover
 
@@ -36,9 +34,5 @@ def run(args: argparse.Namespace) -> None:
 
     def asked(head: Mapping[str, Any]) -> bool:
         return all(head[kind] in names for kind, names in chosen.items())
-    every, failed = load_all(args.records, left_out())
-    runs, failed = [run for run in every if asked(run.head)], list(filter(asked, failed))
-    if not runs:
-        raise UserError(f"checklist: no finished run of these in {args.records}; name another folder with --records.")
-    parts = answers(Answered(runs, failed, discover(args.plugins), tuned_of(args)))
+    parts = answers(Answered(*whole_runs(args.records, asked), discover(args.plugins), tuned_of(args)))
     print((as_latex if args.format == "latex" else as_markdown)(parts), end="")

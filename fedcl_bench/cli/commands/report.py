@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ...core.files import write_atomically
-from .. import add_options, left_out, writing
+from .. import add_options, whole_runs, writing
 
 EXAMPLES = """\
 examples:
@@ -31,11 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
-    from ...records.store import load_all
     from ...runs.specs import Tuned
 
-    found, failed = load_all(args.records, left_out())
-    runs = [run for run in found if run.intact]
+    runs, failed = whole_runs(args.records)
     title = args.title or args.records.resolve().name
     content = report(runs, discover(args.plugins), title, args.plugins, failed,
                      Tuned.of(args.tuned or True, args.records)).encode(errors="backslashreplace")
