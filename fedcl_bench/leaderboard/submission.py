@@ -26,7 +26,7 @@ from ..core.text import for_terminal, quoted, refuse_link, safe_name
 from ..core.version import __version__
 from ..records import published
 from ..records.schema import Count, Name, Value
-from ..records.store import LEAKS, Run, comparable, describe, leaks, load_all, protocol
+from ..records.store import LEAKS, Run, comparable, describe, leaks, load_all, protocol_text
 from ..reports.comparison import changed_settings, headroom_rows, paired_tests
 from ..reports.frame import common_seeds, over_seeds, paired_scores, same_tests, seed_averages
 from ..reports.selection import Source, checked_spec, failure, find, find_all
@@ -179,8 +179,7 @@ def _row(folder: Path, place: Place, runs: Mapping[str, Sequence[Run]], method: 
     shares = {row.method: row.against for row in headroom_rows(runs, REFERENCE, BOUND, metric)} if BOUND in runs else {}
     against, sent = shares.get(method), ", ".join(meta["privacy"]["uploaded"]) or "nothing"
     return Row(
-        backbone=place[0], dataset=place[1],
-        stream=", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(mine[0])),
+        backbone=place[0], dataset=place[1], stream=protocol_text(mine[0]),
         metric=metric, settings=changed_settings(registry, meta, place[1]),
         tuned=tuned_file(folder / TUNED, method, *place).is_file(), seeds=sorted(run.seed for run in mine),
         users=test.n, mean=over.mean, deviation=over.deviation,

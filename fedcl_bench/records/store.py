@@ -189,6 +189,10 @@ def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
                  if name in settings and (name != "domain_blocks" or settings[name] > 1))
 
 
+def protocol_text(run: Run) -> str:
+    return ", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(run))
+
+
 def one_protocol(runs: Iterable[Run], where: str) -> None:
     """Raise UserError if runs that are to stand in one table, figure or test follow different protocols."""
     first: Run | None = None

@@ -18,7 +18,7 @@ import pandas as pd
 from ..core.errors import UserError
 from ..evaluation.metrics import sign_of
 from ..records.frames import still_improving
-from ..records.store import LEAKS, Run, continual, incremental, leaks, protocol, user_scores
+from ..records.store import LEAKS, Run, continual, incremental, leaks, protocol_text, user_scores
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, seed_text
 from ..stats.significance import holm
@@ -106,8 +106,7 @@ def gather(runs: Sequence[Run], registry: Registry) -> list[GridCell]:
     defaults are not named in titles."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        words = ", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(run))
-        key = (run.meta["dataset"], run.meta["backbone"], words, run.meta["settings"]["valid_metric"],
+        key = (run.meta["dataset"], run.meta["backbone"], protocol_text(run), run.meta["settings"]["valid_metric"],
                run.meta["data_fingerprint"], repr(tested_settings(run)))
         groups.setdefault(key, []).append(run)
     repeated, numbers = Counter(key[:3] for key in groups), Counter[tuple[str, ...]]()
