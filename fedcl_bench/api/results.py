@@ -204,6 +204,9 @@ class Results:
         """
         check_texts("plot", kind=kind, metric=metric)
         require_known("kind of plot", [kind], PLOTS)
+        if kind == "rounds" and metric not in (None, self.metric):
+            raise UserError(f"plot: found metric={quoted(metric)}, accepted with kind='rounds': {self.metric}, which "
+                            f"was validated.")
         look, title, metric = draw.looks({self.method: self.method}), self._title(), metric or self.metric
         if kind == "rounds":
             curves = frame.validation_curves(self.runs)

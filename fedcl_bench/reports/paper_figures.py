@@ -383,6 +383,8 @@ def _of_table(number: int, job: FigureJob) -> Drawn:
         cells = {cell.key: cell for cell in built.cells()} if built else {}
         if built is None or not any(cell.mean is not None for cell in cells.values()):
             continue
+        if job.metric not in table.metrics:
+            raise Skip(f"found the metric {job.metric}, accepted: {', '.join(table.metrics)}")
         lines = dict.fromkeys((key.backbone, key.row) for key in cells)
         several = len({backbone for backbone, _ in lines}) > 1
         labels = {line: _line_label(job, number, line, several) for line in lines}

@@ -335,7 +335,8 @@ def test_plots(results):
 
     for figure in (results.plot(), results.plot("matrix"), results.plot("matrix", "recall@20")):
         assert isinstance(figure, Figure) and figure._repr_png_().startswith(b"\x89PNG")
-    for arguments, words in ((("heat",), "kind of plot"), (("matrix", "recall@7"), "recall@7")):
+    for arguments, words in ((("heat",), "kind of plot"), (("matrix", "recall@7"), "recall@7"),
+                             (("rounds", "recall@20"), "with kind='rounds': ndcg@20")):
         with pytest.raises(fb.UserError, match=words):
             results.plot(*arguments)
 

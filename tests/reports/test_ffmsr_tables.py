@@ -114,6 +114,8 @@ def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
             expected = cells[Key("books+games", "sasrec", row, "recall@3", column)].mean
             assert drawn[f"ours:{row}"].get_xdata() == pytest.approx([expected])
         assert "missing:topology=federated" in drawn
+    with pytest.raises(Skip, match="found the metric mrr@3, accepted: recall@3"):
+        list(MAKERS["ffmsr"]["table4"](replace(job, metric="mrr@3")))
     monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4, rows=("topology=federated",)))
     with pytest.raises(Skip, match="--paper ffmsr --table 4 --datasets books"):
         list(MAKERS["ffmsr"]["table4"](job))
