@@ -19,7 +19,7 @@ import pandas as pd
 from ..evaluation.metrics import RATING_ERRORS, sign_of
 from ..runs.registry import Registry
 from ..runs.specs import Tuned
-from ..records.store import Run, user_scores
+from ..records.store import Run, incremental, user_scores
 from . import dashboard
 from .comparison import Comparison
 from .dashboard import GridCell, Number, TableRow
@@ -85,9 +85,9 @@ def _curves(px: Any, cell: GridCell, colors: Mapping[str, str]) -> Any:
 
 
 def _matrices(px: Any, cell: GridCell) -> Any | None:
-    matrices = np.stack([mean_matrix(variant.runs, cell.metric) for variant in cell.variants])
-    if matrices.shape[1] == 1:
+    if not incremental(cell.variants[0].runs[0])[0]:  # no step has a later one
         return None
+    matrices = np.stack([mean_matrix(variant.runs, cell.metric) for variant in cell.variants])
     figure = px.imshow(matrices, facet_col=0, facet_col_wrap=_ACROSS, text_auto=".3f", aspect="auto",
                        color_continuous_scale="Cividis", labels={"x": "tested on block", "y": "trained up to block"})
     return _panels(figure.update_xaxes(dtick=1).update_yaxes(dtick=1), 260,

@@ -16,7 +16,7 @@ from fedcl_bench.experiments.papers import Printed
 from fedcl_bench.reports.cells import DASH
 from fedcl_bench.reports.dashboard import gather, leaderboard
 from fedcl_bench.reports.frame import seed_averages
-from fedcl_bench.reports.html import _curves
+from fedcl_bench.reports.html import _curves, _matrices
 from fedcl_bench.reports.paper_figures import MAKERS, FigureJob, Skip
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
@@ -155,6 +155,7 @@ def test_a_setting_is_varied_in_a_panel_of_each_domain(varied, number, name, val
 def test_rounds_of_stages_are_counted_and_shown(varied, registry, capsys):
     for cell in gather(varied.source.runs, registry):
         assert {row["forgetting"] for row in leaderboard(cell)} == {DASH}  # no later step has forgotten one
+        assert _matrices(plotly.express, cell) is None
         drawn = {trace.name: list(trace.x) for trace in _curves(plotly.express, cell, {}).data}
         for variant in cell.variants:
             first = variant.meta["settings"]["federated_rounds"]
