@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 from ..records.store import block_names, domains_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-def table(result: Mapping[str, Any]) -> pd.DataFrame:
-    import pandas as pd
-
-    columns, rows = texts(result)
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
 
 def texts(result: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:

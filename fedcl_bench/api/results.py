@@ -27,7 +27,7 @@ from ..runs.specs import RunSpec, Tuned, parse_method, seed_text
 from .arguments import as_path, as_whole, check_texts, in_python
 from .model import Model, holds_all_sessions, saved_model
 from .origin import Origin, warned
-from .result_table import table
+from .result_table import texts
 from .seeds import combined
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class Results:
         """What the command ``run`` shows, as text: a row per metric, a column per block and their average but for
         block 0. Cells are the mean over users and seeds on the block just trained, with ± the sample standard deviation
         over seeds if there are several."""
-        return table(combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs]))
+        columns, rows = texts(combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs]))
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
     @in_python()
     def compare(self, others: str | Results | Sequence[str | Results], metric: str | None = None,
