@@ -246,6 +246,7 @@ def rerun_command(registry: Registry, variant: Variant, plugins: Sequence[Path] 
     """The command that makes a variant's first run again: its settings that are not today's defaults."""
     meta, changes = variant.meta, changes_of(registry, variant.runs[0])
     words = [word for name in NAMES for word in (f"--{name}", meta[name])]
-    words += [word for name, value in changes.items() if name != "split_file" for word in ("--set", f"{name}={value}")]
+    words += [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+    words += ["--device", meta["device"]] if meta["device"] != "cpu" else []
     words += [word for folder in plugins for word in ("--plugins", str(folder))]
     return shlex.join(["run_bench.py", "run", *words, "--seed", str(variant.runs[0].seed)])

@@ -274,6 +274,10 @@ def test_titles_name_every_setting_that_is_no_default(folder, registry):
     (cell,) = dashboard.gather(changed(7.0, "a"), registry)
     assert [variant.title for variant in cell.variants] == ["ft"]
     assert "--set lr=7.0" in dashboard.rerun_command(registry, cell.variants[0])
+    split = {**runs[0].meta, "device": "cuda", "settings": {**runs[0].meta["settings"], "split_file": "own.tsv"}}
+    (cell,) = dashboard.gather([run_of(split, runs[0].path, runs[0].load)], registry)
+    command = dashboard.rerun_command(registry, cell.variants[0])  # without these it would make another run
+    assert "--set split_file=own.tsv" in command and command.endswith("--device cuda --seed 0")
     # A second record of a seed is a variant of its own; one of other data is not compared.
     copy = run_of({**runs[0].meta, "hash": "f" * 32}, runs[0].path, runs[0].load)
     (cell,) = dashboard.gather([*runs, copy], registry)
