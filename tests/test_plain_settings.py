@@ -53,14 +53,14 @@ def test_a_file_that_is_no_mapping_of_texts(tmp_path):
 
 
 @pytest.mark.parametrize("method, settings, said, unsaid", [
-    ("reg", {"lambda_reg": 1e-2}, ["try a smaller one with --set lr=0.1, or less of what the method 'reg' adds: "
+    ("reg", {"lambda_reg": 1e-2}, ["try a smaller one with lr=0.1, or less of what the method 'reg' adds: "
                                    "lambda_reg=0.01.", "A step moves item_embedding.weight by ",
                                    " times the gradient, so a penalty w/2 |x|^2 on it overshoots from w=0.0"],
      ["default"]),
     ("reg", {"lambda_reg": 1e4, "item_lr": "plain"}, ["adds: lambda_reg=10000."], ["default", "overshoots"]),
     ("kd", {"lambda_kd": 1.0, "lr": 1e30, "upload_clip": 1e9}, ["above its default: upload_clip=1e+09."],
      ["adds", "overshoots"]),
-    ("ft", {"lr": 1e30}, ["--set lr=1e+29."], ["default", "adds", "overshoots"])])
+    ("ft", {"lr": 1e30}, ["with lr=1e+29."], ["default", "adds", "overshoots"])])
 def test_a_divergence_names_all_settings_that_may_have_caused_it(method, settings, said, unsaid, tmp_path):
     """The method's own at any value, where it acts; a weight on rows whose learning rate is that of FedMF's."""
     with pytest.raises(RunFailed, match="training diverged") as caught:
