@@ -45,17 +45,19 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     for (int64_t i = 0; i < clients * p; i++)
         ascending[i] = i % p && positives[i] < ascending[i - 1] ? ascending[i - 1] : positives[i];
     for (int64_t c = 0; c < clients; c++) {
-        int64_t distinct = 0;
+        int64_t different = 0;
         for (int64_t j = 0; j < p; j++) gap[c * p + j] = INT32_MAX;
         for (int64_t j = 0; j < p; j++)
             if (j == 0 || ascending[c * p + j] != ascending[c * p + j - 1]) {
-                gap[c * p + distinct] = (int32_t)(ascending[c * p + j] - distinct);
-                distinct++;
+                gap[c * p + different] = (int32_t)(ascending[c * p + j] - different);
+                different++;
             }
-        others[c] = m - distinct;
+        others[c] = m - different;
     }
     for (int64_t i = 0; i < clients * n; i++) items[i] = i % n < p ? ascending[i / n * p + i % n] : -1;
-    if (negatives((uint64_t *)keys, own, others, gap, p, ascending, p, clients, n - p, items + p, n))
+    int64_t distinct = below(2) ? k : 0;
+    for (int64_t c = 0; c < clients; c++) if (others[c] < k) distinct = 0;
+    if (negatives((uint64_t *)keys, own, others, gap, p, ascending, p, clients, n - p, distinct, items + p, n))
         return "negatives";
     for (int64_t i = 0; i < clients * n; i++) if (items[i] < 0 || items[i] >= m) return "negatives";
 
@@ -102,7 +104,7 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
                               below(clients + 1), floats(2), lists, floats(listing * listed), floats(listing),
                               below(2) ? chosen : NULL, listing, listed, below(2), 0.01, draws,
                               wide ? floats(wide * d) : NULL, wide, vectors, below(2) ? constants : NULL, rates, shuffles,
-                              turns == 1 ? both : alternating, 7, m, d, k, epochs, size, turns, users, ascending, count,
+                              turns == 1 ? both : alternating, 7, m, d, k, distinct, epochs, size, turns, users, ascending, count,
                               keys, others, gap, clients, p, p, batches, updates, held_items, n_held,
                               asked ? samples : NULL, asked ? replayed : NULL, asked ? positives_of : NULL, all_steps, all_past, moved,
                               moved_constants, losses))

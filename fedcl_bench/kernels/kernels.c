@@ -99,12 +99,28 @@ static inline void ranks_among(const int32_t *others, int64_t n, const int32_t *
     }
 }
 
-/* The first draws of a stream from a client's other items, which are counted between its positives. */
+/* Make draws all different, so many after the other: the j-th of them counts what the j before it have left, which are
+   kept in taken in ascending order. */
+static void keep_apart(int32_t *drawn, int64_t draws, int64_t distinct, int32_t *taken) {
+    for (int64_t i = 0; i < draws; i++) {
+        const int64_t j = i % distinct;
+        int64_t before = 0;
+        while (before < j && drawn[i] >= taken[before]) { drawn[i]++; before++; }
+        memmove(taken + before + 1, taken + before, (j - before) * sizeof *taken);
+        taken[before] = drawn[i];
+    }
+}
+
+/* The first draws of a stream from a client's other items, which are counted between its positives; distinct: so many
+   after the other are all different, or 0. */
 static __attribute__((noinline)) void draw(Draws *room, uint64_t key, uint64_t others, const int32_t *gaps,
-                                           int64_t n_gaps, int64_t draws, int64_t *result) {
+                                           int64_t n_gaps, int64_t draws, int64_t distinct, int64_t *result) {
     int32_t *drawn = room->drawn, *rank = room->rank;
-    for (int64_t i = 0; i < draws; i++)
-        drawn[i] = (int32_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * others) >> 32);
+    for (int64_t i = 0; i < draws; i++) {
+        const uint64_t before = distinct ? (uint64_t)(i % distinct) : 0, left = others > before ? others - before : 1;
+        drawn[i] = (int32_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * left) >> 32);
+    }
+    if (distinct) keep_apart(drawn, draws, distinct, rank);
     for (int64_t i = draws; i < draws + RANKED; i++) drawn[i] = 0;
     while (n_gaps && gaps[n_gaps - 1] == INT32_MAX) n_gaps--;
     if (n_gaps <= MOST_COMPARED / 2) {
@@ -127,12 +143,14 @@ static __attribute__((noinline)) void draw(Draws *room, uint64_t key, uint64_t o
 
 /* Returns 0, or -1 without memory. */
 int negatives(const uint64_t *keys, const int64_t *wanted, const int64_t *others, const int32_t *gaps, int64_t n_gaps,
-              const int64_t *positives, int64_t width, int64_t clients, int64_t n, int64_t *result, int64_t stride) {
+              const int64_t *positives, int64_t width, int64_t clients, int64_t n, int64_t distinct, int64_t *result,
+              int64_t stride) {
     Draws draws;
     const int ready = draws_begin(&draws, n_gaps, n);
     for (int64_t c = 0; c < clients && ready; c++) {
         int64_t *row = result + c * stride, mine = wanted[c] < n ? wanted[c] : n;
-        draw(&draws, keys[c], (uint64_t)others[c], gaps + c * n_gaps, n_gaps, mine, row);
+        draw(&draws, keys[c], (uint64_t)others[c], gaps + c * n_gaps, n_gaps, mine, distinct,
+             row);
         for (int64_t i = mine; i < n; i++) row[i] = positives[c * width];
     }
     draws_end(&draws);

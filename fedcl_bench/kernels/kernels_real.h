@@ -416,16 +416,16 @@ static void NAME(replay)(const NAME(Lists) *lists, int64_t user, const int64_t *
 /* Rounds of clients whose logits are inner products: see kernels.py. Clients draw from the streams of their names, and
    may have fewer batches than others. samples and positives_of may be NULL: nobody asks. Rows are those of one table in
    all batches, or of one in each. kept, near and near_constants may be NULL: nothing is kept near anything; pulls has
-   two weights. Lists are those of NAME(Lists), of which there may be none; replayed, their slots, may be NULL. Returns
-   0, or -1 without memory. */
+   two weights. Lists are those of NAME(Lists), of which there may be none; replayed, their slots, may be NULL. each:
+   negatives per positive; distinct: the same where these are all different, or 0. Returns 0, or -1 without memory. */
 int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, int64_t known, const REAL *near,
                       const REAL *near_constants, int64_t n_near, const REAL *pulls, const int64_t *lists,
                       const REAL *targets, const REAL *weights, const uint8_t *chosen, int64_t listing, int64_t listed,
                       int64_t mean, double eps, const uint64_t *keys, const REAL *columns, int64_t wide,
                       const REAL *vectors,
                       const REAL *constants, const REAL *rates, const uint64_t *shuffles, const uint8_t *turns,
-                      uint64_t draws, int64_t n_items, int64_t d, int64_t each, int64_t epochs, int64_t size,
-                      int64_t n_turns, const int64_t *users,
+                      uint64_t draws, int64_t n_items, int64_t d, int64_t each, int64_t distinct, int64_t epochs,
+                      int64_t size, int64_t n_turns, const int64_t *users,
                       const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
                       const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
                       int64_t updates, int64_t *items, int64_t *held, int64_t *samples, int64_t *replayed,
@@ -443,7 +443,7 @@ int NAME(inner_round)(const REAL *tables, int64_t n_tables, const REAL *kept, in
     for (int64_t c = 0; c < clients && ready; c++) {
         for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
             draw(&room.draws, of_client(draws, names[next]), (uint64_t)others[next], gaps + next * n_gaps, n_gaps,
-                 count[next] * each, room.negative);
+                 count[next] * each, distinct, room.negative);
             held[next] = NAME(lay_out)(tables, positives + next * width, count[next], width, room.negative,
                                        count[next] * each, n, users[next] < listing ? lists + users[next] * listed
                                        : NULL, listed, d, room.slot_of, items + next * slots, SAMPLES_OF(next),

@@ -33,7 +33,8 @@ REALS = {torch.float32: "float", torch.float64: "double"}  # what functions of r
 # are equal. ``?``: may be None. ``~``: rows may lie apart. Functions after ``!`` return what is not 0 without memory.
 _SIGNATURES = """
 mixed numbers:i64 n
-!negatives keys:i64(C) drawn:i64(C) others:i64(C,1) gaps:i32(C,G) G positives:i64(C,P) P C n result:i64~(C,n) stride
+!negatives keys:i64(C) drawn:i64(C) others:i64(C,1) gaps:i32(C,G) G positives:i64(C,P) P C n distinct
+    result:i64~(C,n) stride
 !group keys:i64(C) head head_count:i64?(C) tail_count:i64(C) slots:i64?(C,n) C n size result:i32(C,n)
 weighted_bce scores:f32(C,n) targets:f32(C,n) weights:f32(C,n) C n loss:f32(C) slopes:f32(C,n)
 row_products table:real(M,d) items:i64(C,n) vectors:real(C,d) constants:real?(C,1) C n d result:real(C,n)
@@ -46,8 +47,8 @@ add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors
 !inner_round tables:real(B,M,d) B kept:real?(A) known near:real?(N,d) near_constants:real?(N,1) N pulls:real(W)
     lists:i64?(L,Q) targets:real?(L,Q) weights:real?(L) chosen:bool?(L,Q) L Q mean eps:float keys:i64(Z)
     columns:real?(d,Y) Y vectors:real(U,d) constants:real?(U,1) rates:real(R) shuffles:i64(E) turns:u8(T) draws M d
-    each E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G batches
-    K items:i64(C,S) held:i64(C) sample:i64?(C,n) replayed:i64?(C,Q) positive:bool?(C,S) steps:real(C,S,K)
+    each distinct E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G
+    batches K items:i64(C,S) held:i64(C) sample:i64?(C,n) replayed:i64?(C,Q) positive:bool?(C,S) steps:real(C,S,K)
     past:real(C,K,d) moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
 !all_ranks scores:real(R,n) R n result:i32(R,n)
 !cosine_scores table:real(F,n,d) apart keys:i64(C) threshold across:real(C,d,W) mask:bool(C,M) best:float each:real(C)

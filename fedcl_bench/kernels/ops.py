@@ -46,13 +46,14 @@ def mixed(numbers: Tensor) -> None:
     call("mixed", numbers, numbers.numel())
 
 
-def negatives(keys: Tensor, drawn: Tensor, others: Tensor, gaps: Tensor, positives: Tensor, result: Tensor) -> None:
+def negatives(keys: Tensor, drawn: Tensor, others: Tensor, gaps: Tensor, positives: Tensor, distinct: int,
+              result: Tensor) -> None:
     """The first ``drawn`` draws from each client's other items, then its first positive. ``keys``: of the clients'
     streams, shape (C,); ``drawn``: how many each needs, shape (C,); ``others``, ``gaps``: ``count`` and ``gaps`` of
-    ``sampling.Others``; ``positives``: shape (C, P); ``result``: int64 of shape (C, n), written to; its rows may lie
-    apart."""
+    ``sampling.Others``; ``positives``: shape (C, P); ``distinct``: so many draws after the other are all different, or
+    0; ``result``: int64 of shape (C, n), written to; its rows may lie apart."""
     call("negatives", keys, drawn, others, gaps.contiguous(), gaps.shape[1], positives, positives.shape[1],
-         *result.shape, result, result.stride(0))
+         *result.shape, distinct, result, result.stride(0))
 
 
 def group(keys: Tensor, head: int, head_count: Tensor | None, tail_count: Tensor, slots: Tensor | None, n: int,
@@ -194,6 +195,7 @@ class InnerTask:
     vectors: Tensor
     constants: Tensor | None
     each: int  # negatives per positive
+    distinct: bool  # these are all different
     # Keys of negatives, and of the order of samples in each epoch, without the client
     draws: int
     shuffles: Sequence[int]
@@ -266,9 +268,9 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
          table.new_tensor(pulls.weights), *lists[:4], listing, listed, int(lists.mean), lists.eps, keys, lists.columns,
          0 if lists.columns is None else lists.columns.shape[1], task.vectors.flatten(1), constants,
          table.new_tensor(task.rates), shuffles, torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d,
-         task.each, len(shuffles), task.size, len(task.turns), users, positives, count, names, others, gaps, number,
-         width, gaps.shape[1], batches, updates, result.items, result.held, result.sample, result.replayed,
-         result.positive, result.steps, result.vectors, *result.moved, result.loss)
+         task.each, task.each * task.distinct, len(shuffles), task.size, len(task.turns), users, positives, count,
+         names, others, gaps, number, width, gaps.shape[1], batches, updates, result.items, result.held, result.sample,
+         result.replayed, result.positive, result.steps, result.vectors, *result.moved, result.loss)
     return result
 
 

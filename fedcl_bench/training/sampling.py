@@ -280,15 +280,14 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
     n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
         result = chunk.positives.new_empty(len(keys), n)
-    if settings.negative_draw == "repeated" and ops.serve(keys):
-        ops.negatives(keys, needed, others.count, others.gaps, chunk.positives, result)
+    distinct = settings.negative_draw == "distinct"
+    if ops.serve(keys):
+        ops.negatives(keys, needed, others.count, others.gaps, chunk.positives, settings.negatives * distinct, result)
         return result
     slot = torch.arange(n, device=keys.device)
     pattern = rng.bits(keys[:, None], slot)
-    if settings.negative_draw == "repeated":
-        position = rng.integers(pattern, others.count)
-    else:
-        position = _distinct(pattern.view(len(keys), -1, settings.negatives), others.count)
+    position = (_distinct(pattern.view(len(keys), -1, settings.negatives), others.count) if distinct else
+                rng.integers(pattern, others.count))
     return result.copy_(torch.where(slot < needed[:, None], others.at(position), chunk.positives[:, :1]))
 
 

@@ -147,7 +147,7 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
     (item, table), = model.public.items()
     if (backbone.factor_names is None or backbone.overrides("factors") or not ops.serve(table) or model.dense
             or model.personalised or model.client_context or settings.tolerance > 0.0
-            or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
+            or backbone.pull(model.n_items) > 0.0
             or any(value.dtype != table.dtype for value in model.private.values())
             or any(map(method.overrides, ("begin_local", "end_local", "replayed_items", "uploads", "sums",
                                            "row_basis")))):

@@ -39,8 +39,10 @@ def without(monkeypatch):
 
 @compiled
 @pytest.mark.parametrize("pool", ["untrained", "untouched"])
-def test_negatives_to_the_bit(step, without, pool):
-    local, users = LocalSettings(negative_pool=pool), torch.arange(step.n_users)
+@pytest.mark.parametrize("draw, negatives", [("repeated", 4), ("distinct", 1), ("distinct", 9)])
+def test_negatives_to_the_bit(step, without, pool, draw, negatives):
+    users = torch.arange(step.n_users)
+    local = LocalSettings(negative_pool=pool, negative_draw=draw, negatives=negatives)
     theirs = without(lambda: make_chunks(step, users, local, 8))
     for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
         expected = without(lambda: draw_negatives(other, local, 1, 2, 3))
@@ -55,11 +57,12 @@ def test_negatives_of_clients_of_any_size(without, own):
     lists = [torch.randperm(2300, generator=generator)[:n].tolist() for n in (own, max(own - 3, 1), own)]
     train, nobody = ragged(*lists), ragged(*[[] for _ in lists])
     step = Step(0, 3, 2300, 0, 0, sum(map(len, lists)), train=train, valid=nobody, test=nobody)
-    local, users = LocalSettings(), torch.arange(3)
-    theirs = without(lambda: make_chunks(step, users, local, 8))
-    for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
-        drawn = without(lambda: draw_negatives(other, local, 1, 2, 3))
-        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), drawn)
+    users = torch.arange(3)
+    for local in (LocalSettings(), LocalSettings(negative_draw="distinct")):
+        theirs = without(lambda: make_chunks(step, users, local, 8))
+        for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
+            drawn = without(lambda: draw_negatives(other, local, 1, 2, 3))
+            assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), drawn)
 
 
 @settings(max_examples=40, deadline=None)

@@ -104,7 +104,7 @@ def same(results):
                                                   ("pfedrec", 32, torch.float32), ("pfedrec", 5, torch.float64)])
 @pytest.mark.parametrize("local", [{}, {"batch_size": 15, "local_epochs": 2},
                                    {"batch_size": 1000, "local_epochs": 3, "negatives": 1},
-                                   {"batch_size": 33, "negative_pool": "untouched"}])
+                                   {"batch_size": 33, "negative_pool": "untouched", "negative_draw": "distinct"}])
 def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, local, dtype, dim):
     monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
     backbone, local = build(registry, "backbone", backbone, dim=dim), LocalSettings(**local)

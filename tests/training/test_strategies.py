@@ -27,7 +27,7 @@ def model_of(backbone):
     ("ft", "fedmf", {}, "FUSED"), ("ft", "pfedrec", {}, "FUSED"), ("rlp2", "fedmf", {}, "FUSED"),
     ("f3crec", "fedmf", {}, "FUSED"), ("ft", "fedncf", {}, "FACTORED"), ("kd", "pfedrec", {}, "FUSED"),
     ("f3crec", "fedncf", {}, "FACTORED"),
-    ("ft", "fedmf", {"tolerance": 0.1}, "FACTORED"), ("ft", "fedmf", {"negative_draw": "distinct"}, "FACTORED"),
+    ("ft", "fedmf", {"tolerance": 0.1}, "FACTORED"), ("ft", "fedmf", {"negative_draw": "distinct"}, "FUSED"),
     ("reg", "fedmf", {}, "FUSED"), ("reg", "fedncf", {}, "FACTORED"), ("reg", "fedmf", {"tolerance": 0.1}, "ROWS"),
     ("colr", "fedmf", {}, "FACTORED"),
     ("ft", "fedmf", {"optimiser": "adam"}, "ROWS"), ("ft", "biasmf", {}, "ROWS"),
