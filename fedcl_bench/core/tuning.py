@@ -34,7 +34,8 @@ class Sizes:
     # of the samples.
     dense_items: int = 16
     dense_items_compiled: int = 3  # the same where compiled kernels read rows in place, for any number of batches
-    factored_width: int = 4  # numbers that a sample counts as where rows are not copied
+    factored_width: int = 4  # numbers that a sample counts as where rows are not copied, at least
+    updates_per_number: int = 8  # or one for so many updates of a client, each of which keeps a number per sample
     dense_cost: int = 4  # numbers that an item counts as which a client scores in a local batch it sits out
     weighted_batches: int = 4  # local batches up to which a client scores all rows it holds in each, with weights
     most_updates: int = 128  # local batches in a round up to which every update is kept apart, not added to copies

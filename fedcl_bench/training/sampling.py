@@ -142,7 +142,7 @@ class _Sorted:
     def cut(self, start: int) -> tuple[int, "Rows"]:
         """Where the chunk that begins with client ``start`` ends, and what its clients hold."""
         rows = self._kind(start)
-        width = self.row_width if rows is Rows.COPIES else SIZES.factored_width
+        width = self._width(start, rows)
         smallest = self._smallest(start, rows)
         alike = int(torch.searchsorted(self.ascending, -smallest, right=True))  # sizes descend
         end = min(self._limit(start, width), self._even_end(start, rows), alike)
@@ -162,14 +162,24 @@ class _Sorted:
         matrix product, and less work as long as items are not many times the client's rows."""
         if not self.needs.inner:
             return Rows.COPIES
-        rows, batches = self._rows(start), int(self.batches[start])
-        updates = batches * self.settings.local_epochs
+        rows, batches, updates = self._rows(start), int(self.batches[start]), self._updates(start)
         in_place = self.compiled and updates <= SIZES.most_updates
         if in_place and self.needs.samples_only:
             return Rows.SAMPLES
         if in_place and batches <= SIZES.weighted_batches:
             return Rows.ALL if self.n_items <= SIZES.dense_items_compiled * rows else Rows.SAMPLES
         return Rows.ALL if self.n_items * updates <= SIZES.dense_items * rows else Rows.COPIES
+
+    def _updates(self, start: int) -> int:
+        """Local batches of client ``start`` in a round."""
+        return int(self.batches[start]) * self.settings.local_epochs
+
+    def _width(self, start: int, rows: "Rows") -> int:
+        """Numbers that a sample of client ``start`` counts as: those of its row, or by how many updates are kept."""
+        if rows is Rows.COPIES:
+            return self.row_width
+        kept = self._updates(start) // SIZES.updates_per_number if rows is Rows.SAMPLES else 0
+        return max(SIZES.factored_width, kept)
 
     def _limit(self, start: int, width: int) -> int:
         """Where the memory of a chunk that begins with client ``start`` ends; one client always fits."""

@@ -160,6 +160,16 @@ def test_clients_with_fewer_batches_sit_out_in_every_epoch(registry, step, monke
     same_tables(found, expected, 1e-12)
 
 
+def test_the_more_updates_the_fewer_clients_come_together(step):
+    """A chunk keeps a number per sample and update."""
+    local, most = LocalSettings(batch_size=8, local_epochs=2), 1 << 14
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32,
+                         Needs(inner=True, samples_only=True, chunk_elements=most))
+    kept = [5 * chunk.positives.numel() * 2 * chunk.batches for chunk in chunks
+            if chunk.inner and 2 * chunk.batches > 32 and len(chunk.users) > 1]
+    assert kept and max(kept) <= 10 * most
+
+
 def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step, monkeypatch):
     """Losses too; every chunk has an even share of the samples, but for the last."""
     backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
