@@ -571,6 +571,33 @@ def newer_methods(dataset: str) -> str:
                      "share of headroom", "bytes up, down"], rows)
 
 
+# HR@10 and NDCG@10 on ML-1M, read from Figure 3 of CoLR (WWW 2024) to about .001: of FedMF by its dimension, and of
+# CoLR of dimension 64 by its rank.
+COLR_FIGURE_3 = {
+    "ft": {64: (.649, .374), 32: (.624, .354), 16: (.581, .323), 8: (.508, .279), 4: (.442, .243), 2: (.436, .239),
+           1: (.425, .234)},
+    "colr": {32: (.644, .372), 16: (.635, .365), 8: (.624, .357), 4: (.607, .344), 2: (.593, .333), 1: (.573, .319)}}
+
+
+def colr_paper() -> str:
+    """FedMF and CoLR by the numbers that a client sends per item, the paper's in brackets, and tests of HR@10."""
+    rows = []
+    for size in COLR_FIGURE_3["ft"]:
+        cells, of = [], {}
+        for name, setting in (("ft", "dim"), ("colr", "rank")):
+            if (printed := COLR_FIGURE_3[name].get(size)) is None:
+                cells += [""] * 2
+                continue
+            of[name] = loaded("colr", name, "fedmf", **{setting: size})
+            for metric, value in zip(("hit@10", "ndcg@10"), printed):
+                values = [run.meta["metrics"][metric]["per_block"][0] for run in of[name].runs]
+                cells.append(f"{over_seeds(values)} [{short(value, 3)}]")
+        tested = _p_values(of["colr"].compare(of["ft"], "hit@10").iloc[0]) if len(of) > 1 else ""
+        rows.append([str(size), *cells, tested])
+    return markdown(["numbers per item", "FedMF, HR@10", "NDCG@10", "CoLR, HR@10", "NDCG@10", "p over users, seeds"],
+                    rows)
+
+
 def late_mean(runs: Sequence) -> str:
     """N@20 over blocks 1 to 3."""
     return over_seeds([sum(run.meta["metrics"]["ndcg@20"]["per_block"][1:]) / 3 for run in runs], 4)
@@ -664,7 +691,7 @@ def cost_model() -> str:
 TABLES: dict[str, Callable[..., str]] = {table.__name__.replace("_", "-"): table for table in (
     ambiguities, leaks, headroom, shares, leaks_grid, f3crec_leads, f3crec_released, f3crec_sensitivity, fcucr_starts,
     fcucr_paper, fcucr_noise, weighted_noise, fcucr_baselines, ffmsr_retail, mergerec_pilot, tutorial, cold_start,
-    ratings, attacks, newer_methods, counts, claims, one_block_0, audit, cost_model)}
+    ratings, attacks, newer_methods, colr_paper, counts, claims, one_block_0, audit, cost_model)}
 
 
 def pages() -> list[Path]:
