@@ -403,7 +403,7 @@ class Federation:
         """Every client must have enough items to draw negatives from, among those that its block trains on."""
         step = self.as_trained_on(step)
         n_items = step.old_items if step.index and self.server.cold_items != "none" else step.n_items
-        needed = self.local.negatives if self.local.negative_draw == "distinct" else 1
+        needed = max(self.local.distinct, 1)
         kinds = ("train", "valid", "test") if self.local.negative_pool == "untouched" else ("train",)
         lengths = sum(step.split(kind).lengths for kind in kinds)
         for user in (lengths > n_items - needed).nonzero().flatten().tolist():

@@ -149,8 +149,7 @@ int negatives(const uint64_t *keys, const int64_t *wanted, const int64_t *others
     const int ready = draws_begin(&draws, n_gaps, n);
     for (int64_t c = 0; c < clients && ready; c++) {
         int64_t *row = result + c * stride, mine = wanted[c] < n ? wanted[c] : n;
-        draw(&draws, keys[c], (uint64_t)others[c], gaps + c * n_gaps, n_gaps, mine, distinct,
-             row);
+        draw(&draws, keys[c], (uint64_t)others[c], gaps + c * n_gaps, n_gaps, mine, distinct, row);
         for (int64_t i = mine; i < n; i++) row[i] = positives[c * width];
     }
     draws_end(&draws);

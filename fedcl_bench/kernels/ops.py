@@ -195,7 +195,7 @@ class InnerTask:
     vectors: Tensor
     constants: Tensor | None
     each: int  # negatives per positive
-    distinct: bool  # these are all different
+    distinct: int  # the same where these are all different, or 0
     # Keys of negatives, and of the order of samples in each epoch, without the client
     draws: int
     shuffles: Sequence[int]
@@ -268,7 +268,7 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
          table.new_tensor(pulls.weights), *lists[:4], listing, listed, int(lists.mean), lists.eps, keys, lists.columns,
          0 if lists.columns is None else lists.columns.shape[1], task.vectors.flatten(1), constants,
          table.new_tensor(task.rates), shuffles, torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d,
-         task.each, task.each * task.distinct, len(shuffles), task.size, len(task.turns), users, positives, count,
+         task.each, task.distinct, len(shuffles), task.size, len(task.turns), users, positives, count,
          names, others, gaps, number, width, gaps.shape[1], batches, updates, result.items, result.held, result.sample,
          result.replayed, result.positive, result.steps, result.vectors, *result.moved, result.loss)
     return result

@@ -44,6 +44,11 @@ class LocalSettings:
                            only_if=IN_EPOCHS)
     lr_decay: float = setting(0.1, "what they are then multiplied with", above=0.0, high=1.0, only_if="lr_step")
 
+    @property
+    def distinct(self) -> int:
+        """How many negatives after the other, a positive's, are all different; 0: any may be drawn again."""
+        return self.negatives if self.negative_draw == "distinct" else 0
+
 
 @dataclass(frozen=True)
 class OwnSamples:

@@ -310,7 +310,7 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
         return None
     return Plan(layout, ops.InnerTask(
         tables, model.private[layout.vector].contiguous(), constants,
-        settings.negatives, settings.negative_draw == "distinct", rng.key(key.seed, "negatives", key.step, key.round),
+        settings.negatives, settings.distinct, rng.key(key.seed, "negatives", key.step, key.round),
         [rng.key(key.seed, "shuffle", key.step, key.round, epoch) for epoch in epochs], settings.batch_size,
         layout.turns,
         [-rate.get(name, usual) for rate in rates for name in (layout.vector, layout.constant, layout.item)],

@@ -226,11 +226,12 @@ def _chunk(step: Step | TrainingStep, train: Ragged, settings: LocalSettings, me
     if settings.negative_pool == "untouched":
         no_negatives += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
     others = Others.of(torch.cat(no_negatives, 1), step.n_items)
-    if settings.negatives and not bool(others.count.all()):
+    fewest, needed = int(others.count.min()), max(settings.distinct, 1)
+    if settings.negatives and fewest < needed:
         user = int(members[others.count.flatten().argmin()])
-        raise UserError(f"block {step.index}: client {user} (counted from 0) has all {step.n_items} items known: no "
-                        f"negative is left to draw for it.\nTake a dataset with more items, or a lower k_core, which "
-                        f"leaves out items that few users have.")
+        raise UserError(f"block {step.index}: client {user} (counted from 0) has all but {fewest} of the "
+                        f"{step.n_items} items known, and {needed} must be left to draw negatives from.\nTake a "
+                        f"dataset with more items, or a lower k_core, which leaves out items that few users have.")
     ratings = None if train.ratings is None else padded(train.rated, members)
     return Chunk(members, matrix, train.counts(members), others=others, ratings=ratings, **layout)
 
@@ -290,13 +291,12 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
     n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
         result = chunk.positives.new_empty(len(keys), n)
-    distinct = settings.negative_draw == "distinct"
     if ops.serve(keys):
-        ops.negatives(keys, needed, others.count, others.gaps, chunk.positives, settings.negatives * distinct, result)
+        ops.negatives(keys, needed, others.count, others.gaps, chunk.positives, settings.distinct, result)
         return result
     slot = torch.arange(n, device=keys.device)
     pattern = rng.bits(keys[:, None], slot)
-    position = (_distinct(pattern.view(len(keys), -1, settings.negatives), others.count) if distinct else
+    position = (_distinct(pattern.view(len(keys), -1, settings.distinct), others.count) if settings.distinct else
                 rng.integers(pattern, others.count))
     return result.copy_(torch.where(slot < needed[:, None], others.at(position), chunk.positives[:, :1]))
 

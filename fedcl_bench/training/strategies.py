@@ -14,6 +14,7 @@ from ..plugin.history import HistoryBackbone
 from ..plugin.method import Method
 from ..plugin.state import Snapshot
 from ..kernels import ops
+from ..core.tuning import SIZES
 from ..plugin.local_settings import LocalSettings
 from ..plugin.sequential import SequentialBackbone, SessionBackbone
 from ..stats.clip_noise import OPEN, Protection
@@ -91,9 +92,11 @@ class Training:
         return self.backbone.usual_loss and not self.method.adds_scores()
 
     def unnumbered(self, model: Snapshot) -> bool:
-        """Whether nothing in a local batch depends on its number in the round: no draw of the method, and no rate."""
+        """Whether nothing in a local batch depends on its number in the round: no draw of the method, and no rate,
+        which is asked for as many as are kept apart."""
         return self.samples_only and all(
-            self.rates(model, round_, 0) == self.rates(model, round_, 1) for round_ in range(2))
+            self.rates(model, round_, 0) == self.rates(model, round_, batch)
+            for round_ in range(2) for batch in range(1, SIZES.most_updates))
 
     @cached_property
     def by_hand(self) -> bool:

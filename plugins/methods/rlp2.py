@@ -19,7 +19,7 @@ class RLP2Settings:
     neighbours: int = setting(2, "memory entries K that an estimate is made from", low=1, search=(2, 5, 10))
     memory: int = setting(64, "places in each client's memory; the oldest entries leave first", low=1)
     errors: int = setting(16, "places that a block takes, the largest errors first; some stay empty where a client has "
-                                 "fewer samples", low=1, search=(8, 16, 32))
+                          "fewer samples", low=1, search=(8, 16, 32))
     temperature: float = setting(1.0, "tau of the weights softmax(-||k - k_j||^2 / tau)", above=0.0)
     memory_negatives: int = setting(4, "sampled negatives per positive among which errors are looked for", low=1)
 

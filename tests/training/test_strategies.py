@@ -48,7 +48,7 @@ def test_whether_a_local_batch_depends_on_its_number(registry, method, backbone,
     backbone = build(registry, "backbone", "fedmf" if falling else backbone)
     if falling:
         backbone = changed(backbone, learning_rates=lambda self, n_items, round_=0, batch=0: {
-            USER: 0.5 ** batch, ITEM: 1.0})
+            USER: 1.0 if batch < 20 else 0.5, ITEM: 1.0})
     training = Training(backbone, build(registry, "method", method), LocalSettings(), Strategy.FACTORED)
     assert training.unnumbered(model_of(backbone)) is expected
 
