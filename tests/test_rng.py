@@ -96,3 +96,5 @@ def test_a_client_with_all_items_is_told():
     step = one_step(ragged([0, 1], [2, 0, 1], [1]), 3)
     with pytest.raises(UserError, match=r"block 0: client 1 .* all 3 items"):
         make_chunks(step, torch.arange(3), LocalSettings(), 8)
+    with pytest.raises(UserError, match=r"client 2 .* all but 1 of the 2 items known, and 4 must be left"):
+        make_chunks(one_step(ragged([], [], [1]), 2), torch.tensor([2]), LocalSettings(negative_draw="distinct"), 8)

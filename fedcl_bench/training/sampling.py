@@ -229,9 +229,10 @@ def _chunk(step: Step | TrainingStep, train: Ragged, settings: LocalSettings, me
     fewest, needed = int(others.count.min()), max(settings.distinct, 1)
     if settings.negatives and fewest < needed:
         user = int(members[others.count.flatten().argmin()])
-        raise UserError(f"block {step.index}: client {user} (counted from 0) has all but {fewest} of the "
-                        f"{step.n_items} items known, and {needed} must be left to draw negatives from.\nTake a "
-                        f"dataset with more items, or a lower k_core, which leaves out items that few users have.")
+        known = f"all but {fewest} of the {step.n_items}" if fewest else f"all {step.n_items}"
+        raise UserError(f"block {step.index}: client {user} (counted from 0) has {known} items known, and {needed} "
+                        f"must be left to draw negatives from.\nTake a dataset with more items, or a lower k_core, "
+                        f"which leaves out items that few users have.")
     ratings = None if train.ratings is None else padded(train.rated, members)
     return Chunk(members, matrix, train.counts(members), others=others, ratings=ratings, **layout)
 

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 import torch
-from helpers import ROOT, build, grown, one_step, training
+from helpers import ROOT, build, grown, training
 from hypothesis import given, settings, strategies as st
 
-from fedcl_bench import LocalSettings, UserError, rng
+from fedcl_bench import LocalSettings, rng
 from fedcl_bench.training.list_trainer import ListTrainer
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.streams.synth import SyntheticLog, step_of
@@ -63,15 +63,6 @@ def test_negatives_of_clients_of_any_size(without, own):
         for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
             drawn = without(lambda: draw_negatives(other, local, 1, 2, 3))
             assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), drawn)
-
-
-@pytest.mark.parametrize("draw, own, said", [("distinct", 6, "all but 3 of the 9 items known, and 4 must be left"),
-                                             ("repeated", 9, "all but 0 of the 9 items known, and 1 must be left")])
-def test_too_few_items_to_draw_from_are_refused(draw, own, said):
-    """Wherever clients are: the kernels look up what was drawn."""
-    step = one_step(ragged([0], list(range(own))), 9)
-    with pytest.raises(UserError, match=said):
-        make_chunks(step, torch.arange(2), LocalSettings(negative_draw=draw), 8)
 
 
 @settings(max_examples=40, deadline=None)
