@@ -54,7 +54,7 @@ class CanonFedRec(Method):
     """
 
     name = "canonfedrec"
-    numbers = 1
+    numbers = 2
     title = "item tables are rotated to the server's and averaged on the unit sphere; loss by items' agreement"
     reference = "CanonFedRec, A Canonical Geometric Framework for Personalized Federated Recommendation, KDD 2026"
     Settings = CanonFedRecSettings
@@ -79,22 +79,20 @@ class CanonFedRec(Method):
         (name, sent), = updates.sent.items()
         anchors, weights = normalize(sent, dim=1), updates.weights / updates.weights.sum()
         total = torch.zeros(sent.shape, dtype=torch.float64, device=sent.device)
-        first, second, whole = total.clone(), total.clone(), total[:, :1].clone()  # of those who changed a row
+        first, second, whole = total.clone(), total[:, 0].clone(), total[:, 0].clone()  # of those who changed a row
         for positions, changes in updates.chunks():
             changed = changes[name].norm(dim=2) > 1e-6
             fitted = changed | self._drawn(updates.draw, updates.users[positions], changed)
-            tangents = log_map(anchors, self._turned(sent + changes[name], anchors, fitted)).double()
-            share = weights[positions].to(total)
-            total += (share @ tangents.flatten(1)).view_as(total)
-            share = share[:, None] * changed
-            whole += share.sum(0)[:, None]
-            for factors, tangent in zip(share[:, :, None], tangents):  # one by one: their products stay in the cache
-                weighted = factors * tangent
-                first += weighted
-                second.addcmul_(weighted, tangent)
+            tangents = Tangents(anchors, self._turned(sent + changes[name], anchors, fitted))
+            share = weights[positions].to(total)[:, None].expand(changed.shape)
+            total += tangents.sum(share)
+            share = share * changed
+            whole += share.sum(0)
+            first += tangents.sum(share)
+            second += (share * tangents.angles.square()).sum(0)
         if self.sees_rows:
             whole = whole.where(whole > 0.0, 1.0)
-            variance = (second / whole - (first / whole).square()).sum(1).clamp(min=1e-8)
+            variance = (second / whole - (first / whole[:, None]).square().sum(1)).clamp(min=1e-8)
             self.server_state = {SPREAD + name: (variance * self.settings.sphere_step ** 2).to(sent)}
         return {name: exp_map(anchors, self.settings.sphere_step * total.to(sent)) - sent}
 
@@ -102,8 +100,10 @@ class CanonFedRec(Method):
         """Some of the rows that each client did not change, bool (C, items)."""
         keys = rng.client_keys(rng.key(draw.seed, "canonfedrec anchors", draw.step, draw.round), users)
         order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(changed.shape[1], device=users.device)))
-        place = order.masked_fill(changed, torch.iinfo(torch.int64).max).argsort(1).argsort(1)
-        return place < ((~changed).sum(1, keepdim=True).double() * self.settings.anchor_share).long()
+        order = order.masked_fill(changed, torch.iinfo(torch.int64).max)
+        count = ((~changed).sum(1, keepdim=True).double() * self.settings.anchor_share).long()
+        last = order.sort(1).values.gather(1, (count - 1).clamp(min=0))
+        return (order <= last) & (count > 0)
 
     def _turned(self, tables, anchors, fitted):
         """(1): tables (C, items, d) after the rotation that brings their ``fitted`` rows nearest to the anchors."""
@@ -160,13 +160,27 @@ def uniformity(rows, weights, items, n_items):
     return (near / pairs.where(pairs > 1e-6, 1.0)).log() + linear - linear.detach()
 
 
-def log_map(base, target):
-    """Tangent vectors at unit vectors ``base`` (n, d) towards ``target`` (..., n, d), as long as the angles."""
-    target = normalize(target, dim=-1)
-    cosine = (base * target).sum(-1, keepdim=True)
-    beside = target - cosine * base
-    sine = beside.norm(dim=-1, keepdim=True)
-    return torch.atan2(sine, cosine) / sine.clamp(min=1e-30) * beside
+class Tangents:
+    """Those at unit vectors a (n, d) towards clients' vectors b (C, n, d), which it overwrites: log_a(b), as long as
+    the angle. With the chord c from a to b / |b|, which is 2 sin(angle / 2) long,
+
+        log_a(b) = angle / sin(angle) (c + 2 sin^2(angle / 2) a)
+
+    so that sums over clients are sums of chords: what a client's tangent has of its own are two numbers per row."""
+
+    def __init__(self, base, targets):
+        self.base = base
+        self.chords = targets.div_(targets.norm(dim=2, keepdim=True).clamp(min=1e-12)).sub_(base)
+        self.half = (self.chords.norm(dim=2).double() / 2.0).clamp(1e-150, 1.0)  # sines of half the angles
+        self.angles = 2.0 * self.half.asin()
+
+    def sum(self, weights):
+        """Of the tangents times weights (C, n), float64, over clients: (n, d)."""
+        weights = weights * self.angles / self.angles.sin().clamp(min=1e-150)
+        total = torch.zeros_like(self.base)
+        for factors, chords in zip(weights.to(total)[:, :, None], self.chords):  # one by one: the sum stays in the cache
+            total.addcmul_(factors, chords)
+        return total.double() + 2.0 * (weights * self.half.square()).sum(0)[:, None] * self.base
 
 
 def exp_map(base, tangent):
