@@ -171,14 +171,14 @@ class Tangents:
     def __init__(self, base, targets):
         self.base = base
         self.chords = targets.div_(targets.norm(dim=2, keepdim=True).clamp(min=1e-12)).sub_(base)
-        self.half = (self.chords.norm(dim=2).double() / 2.0).clamp(1e-150, 1.0)  # sines of half the angles
+        self.half = (self.chords.norm(dim=2).double() / 2.0).clamp(1e-9, 1.0 - 1e-14)  # sines of half the angles
         self.angles = 2.0 * self.half.asin()
 
     def sum(self, weights):
         """Of the tangents times weights (C, n), float64, over clients: (n, d)."""
-        weights = weights * self.angles / self.angles.sin().clamp(min=1e-150)
+        weights = weights * self.angles / self.angles.sin()
         total = torch.zeros_like(self.base)
-        for factors, chords in zip(weights.to(total)[:, :, None], self.chords):  # one by one: the sum stays in the cache
+        for factors, chords in zip(weights.to(total)[:, :, None], self.chords):  # one by one: in the cache
             total.addcmul_(factors, chords)
         return total.double() + 2.0 * (weights * self.half.square()).sum(0)[:, None] * self.base
 
