@@ -111,17 +111,23 @@ class Client:
             if letter.kind == "announce":
                 return self._announced(letter)
             if letter.kind == "begin":
-                return _sent(self._begin(letter.blob))
+                return self._sent(self._begin(letter.blob))
             if letter.kind == "answer":
-                return _sent(self._shard.exchange(letter.tables))
+                return self._sent(self._shard.exchange(letter.tables))
             if letter.kind == "finish":
                 return self._finish()
             self.over = True
             self.failed = letter.text
             return Letter("ended")
         except (UserError, OSError) as error:  # no space, perhaps
-            self.over, self.failed = True, str(error)
-            return Letter("error", text=json.dumps(["UserError", str(error)]))
+            return self._sent(("error", ("UserError", str(error))))
+
+    def _sent(self, request: Request) -> Letter:
+        kind, content = request
+        if kind != "error":
+            return Letter(kind, content)
+        self.over, self.failed = True, content[1]
+        return Letter("error", text=json.dumps(content))
 
     def _join(self, text: str) -> Letter:
         """Say who is here: users, and of each how many interactions."""
@@ -233,11 +239,6 @@ def take_part(client: Client, server: str, patience: float) -> None:
 
 def _read(table: Path, published: Published) -> ClientData:
     return read_domains(table, published) if published.domains else read_client(table, published)
-
-
-def _sent(request: Request) -> Letter:
-    kind, content = request
-    return Letter("error", text=json.dumps(content)) if kind == "error" else Letter(kind, content)
 
 
 def sizes(stream: Stream) -> dict[str, np.ndarray]:

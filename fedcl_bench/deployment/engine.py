@@ -261,10 +261,14 @@ class Federates:
             self._send(member, self._terms)
 
     def _failed(self, member: Member | None, known: str, text: str) -> None:
-        if member is None:  # it tells its own user
+        """A client has ended with an error, which it tells its own user. The others go on if they are enough."""
+        if member is None:
             self.note(f"a client could not join: {text.splitlines()[0]}")
-            return
-        raise getattr(errors, known, UserError)(f"{self.called(member.number)}: {text}")
+        elif len(self.members) > self.least:
+            self._lose(member, f"cannot go on: {text.splitlines()[0 if known else -1]}")
+        else:
+            del self.members[member.number]
+            raise getattr(errors, known, UserError)(f"{self.called(member.number)}: {text}")
 
     def _lose(self, member: Member, why: str) -> None:
         self.lost += member.active

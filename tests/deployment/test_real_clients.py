@@ -431,6 +431,29 @@ def test_a_folder_that_was_another_clients(federation):
         Kept.latest(mine, made.tables[0], ())
 
 
+@pytest.mark.parametrize("least, error, said", [
+    (2, UserError("no space left"), "cannot go on: no space left"), (2, KeyError("x"), "cannot go on: KeyError: 'x'"),
+    (3, OSError("no disk"), "")])
+def test_an_error_of_a_client_alone(federation, least, error, said):
+    """The others go on if they are enough; the client says it, and has ended."""
+    made = federation(method="ft", rounds=2, least=least)
+    client, kept = made.link.clients[1], []
+
+    def full(progress):
+        kept.append(progress)
+        if len(kept) == 2:
+            raise error
+    client._keep = full
+    if least == 3:
+        with pytest.raises(UserError, match="(?s)the client with user '.*no disk"):
+            made.run()
+    else:
+        found = made.run()
+        assert found["environment"]["clients_lost"] == 1 and any(note.endswith(said) for note in made.notes)
+    assert client.over and str(error) in client.failed and made.federates.members.keys() == {
+        int(names[0]) for names in made.names[1:]}
+
+
 def test_a_folder_that_cannot_be_written(federation):
     made = federation(method="ft", rounds=1)
     (made.tables[0].parent / "state").mkdir()
