@@ -11,6 +11,7 @@ from typing import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..core.parallel import in_order
 from ..plugin import checks
 from ..plugin.backbone import Backbone
 from ..training.trained import Change, Trained, at_slots
@@ -237,9 +238,12 @@ def _after(sums: RoundSums, model: Snapshot, public: Tables) -> Snapshot:
 def receive(method: Method, model: Snapshot, users: Tensor, sums: Tables, count: int, key: DrawKey) -> Snapshot:
     """The model once ``users`` have made of the sums what they make of them, some of them after the other."""
     private, numbers = dict(model.private), sum(table[:1].numel() for table in model.private.values())
-    for part in in_pieces(users, numbers):
-        for name, rows in method.receive({name: table[part] for name, table in model.private.items()}, sums, count,
-                                         key).items():
+    parts = list(in_pieces(users, numbers))
+
+    def received(part: Tensor) -> Tables:
+        return method.receive({name: table[part] for name, table in model.private.items()}, sums, count, key)
+    for part, made in zip(parts, in_order(received, parts, users.device)):
+        for name, rows in made.items():
             if private[name] is model.private[name]:
                 private[name] = model.private[name].clone()
             private[name].index_copy_(0, part, rows)

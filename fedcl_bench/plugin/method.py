@@ -317,7 +317,7 @@ class Method:
     def receive(self, private: Tables, sums: Tables, count: int, draw: DrawKey) -> Tables:
         """At the participants, after the server's part of a round, of methods whose server sends them the ``sums``.
         ``private``: parameters of C clients after their training, each (C, ...); not to be written to. Returns those
-        private parameters that are others now."""
+        private parameters that are others now. It is called on several threads."""
         return {}
 
     def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
