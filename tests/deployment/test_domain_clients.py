@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_two_shops, records
+from helpers import frame_of, lay_two_shops, records
 from test_client_files import same_stream
 from test_real_clients import Link, needs_flower, once
 
@@ -70,8 +70,7 @@ def same_record(found, expected):
         return {**{name: value for name, value in record.items() if name not in rest}, "nearly_best": best}
     assert plain(found) == plain(expected)
     for part in ("users", "rounds"):
-        frames = [pd.read_parquet(Path(each["record"]) / f"{part}.parquet").drop(
-            columns=["train_seconds", "evaluate_seconds"], errors="ignore") for each in (found, expected)]
+        frames = [frame_of(each["record"], part) for each in (found, expected)]
         pd.testing.assert_frame_equal(*frames, rtol=0.0, atol=1e-12)
 
 

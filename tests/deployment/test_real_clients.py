@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import SMALL, Threads, same_numbers
+from helpers import SMALL, Threads, frame_of, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
@@ -145,8 +145,7 @@ def same_record(found, expected, folder=Path()):
             assert row == pytest.approx(wanted, rel=0.0, abs=1e-12)
     here, there = (Record(folder / each["record"]) for each in (found, expected))
     for part in ("users", "analysis", "rounds"):
-        frames = [pd.read_parquet(each.folder / f"{part}.parquet").drop(
-            columns=["train_seconds", "evaluate_seconds"], errors="ignore") for each in (here, there)]
+        frames = [frame_of(each.folder, part) for each in (here, there)]
         pd.testing.assert_frame_equal(*frames, rtol=0.0, atol=1e-12)
     for name, table in read_model(there.folder).tables.public.items():
         torch.testing.assert_close(read_model(here.folder).tables.public[name], table, rtol=0.0, atol=1e-12)
