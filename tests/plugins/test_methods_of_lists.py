@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import oracle
 import pytest
 import torch
-from helpers import ITEM, USER, assert_same, build, federation, finish, same_clients, train_round
+from helpers import ITEM, USER, assert_same, build, federation, finish, module_of, same_clients, train_round
 
 from fedcl_bench import LocalSettings, Snapshot, UserError
 from fedcl_bench.federation.loop import run
@@ -83,6 +83,21 @@ def test_canonfedrecs_rounds_equal_the_oracle(registry, backbone, optimiser, bat
         seen.clear()
         if (key.step, key.round) == (1, 0):
             return
+
+
+@pytest.mark.parametrize("dtype, exact", [(torch.float64, 1e-8), (torch.float32, 1e-3)])
+def test_sums_of_tangents(registry, dtype, exact):
+    """On the circle, where an angle is all of a tangent; near the sphere's other side they stay finite."""
+    made = module_of(registry, "method", "canonfedrec").Tangents
+    angles = torch.tensor([[0.0, 1e-3, 1.0, 3.1], [0.5, -2.0, 1e-5, -3.0]], dtype=dtype)
+    base = torch.tensor([[1.0, 0.0]], dtype=dtype).expand(4, 2)
+    weights = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.5, 0.0, 7.0, 1.0]], dtype=torch.float64)
+    tangents = made(base, 2.0 * torch.stack([angles.cos(), angles.sin()], 2))
+    expected = torch.stack([torch.zeros(4, dtype=torch.float64), (weights * angles).sum(0)], 1)
+    torch.testing.assert_close(tangents.sum(weights), expected, atol=exact, rtol=0.0)
+    torch.testing.assert_close(tangents.angles, angles.abs().double(), atol=exact, rtol=0.0)
+    far = made(base[:1], -base[:1, None].expand(3, 1, 2).clone()).sum(torch.ones(3, 1, dtype=torch.float64))
+    assert far.isfinite().all() and float(far.norm()) < 10.0
 
 
 # FedCIA
