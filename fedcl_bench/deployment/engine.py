@@ -122,12 +122,17 @@ class Federates:
         while any(member.points is None for member in self.members.values()):
             self._poll()
 
+    @property
+    def announced(self) -> bool:
+        """Whether clients have been told of a run: it needs no more than ``least`` from then on."""
+        return self._terms is not None
+
     def finish(self) -> None:
         """The run is over: clients write their models."""
         self._end("finish", "finished")
 
     def close(self) -> None:
-        self.note = lambda text: None  # clients leave
+        self.note, self.least = lambda text: None, 0  # clients leave, whatever they end with
         if self.members:
             self._end("end", "ended")
         self.link.close()
@@ -201,17 +206,21 @@ class Federates:
 
     def _poll(self) -> None:
         """Take in what has arrived; wait a moment if nothing has."""
-        self.stop()
         there = self.link.nodes()
         self._asked &= there  # who comes back is asked again
         for node in there - self._asked:
             self._asked.add(node)
             self.link.send(node, Letter("join", text=self.published.text()))
-        for member in [member for member in self.members.values() if member.node not in there]:
-            self._lose(member, "has left")
         replies = self.link.replies()
         for node, letter in replies:
-            self._take(node, letter)
+            if node not in there:  # said before it left
+                self._take(node, letter)
+        for member in [member for member in self.members.values() if member.node not in there]:
+            self._lose(member, "has left")
+        for node, letter in replies:
+            if node in there:
+                self._take(node, letter)
+        self.stop()
         if replies:
             self._heard = time.monotonic()
         else:

@@ -49,7 +49,8 @@ class RealClients:
 def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], note: Callable[[str], None],
               stop: Callable[[], None]) -> Iterator[Federates]:
     """The clients of a run and of others on the same data; ``load``: the data, where the clients are started here.
-    Raises UserError if Flower is not there, the address is taken, or a client that was started here has ended."""
+    Raises UserError if Flower is not there, the address is taken, or too many clients that were started here have
+    ended."""
     flower.require()
     at_grid = how.address == AT_GRID
     host, port = flower.host_and_port(
@@ -70,11 +71,11 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
 
         def check() -> None:
             stop()
-            for log, client in started.items():
-                if client.process.exitcode is not None:
-                    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-                    raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
-                                    f".\nThe same command goes on from the last round.")
+            ended = [log for log, client in started.items() if client.process.exitcode is not None]
+            if ended and clients - len(ended) < (found.least if found.announced else clients):
+                said = ended[-1].read_text(errors="replace").strip().splitlines() if ended[-1].exists() else []
+                raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
+                                f".\nThe same command goes on from the last round.")
         found = Federates(link, published, clients, how.least or clients, how.timeout, note, check)
         found.others = bool(how.address)
         stack.callback(_end, found, started.values())

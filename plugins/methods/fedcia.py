@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 
@@ -10,6 +11,7 @@ from fedcl_bench import Incompatible, Method, rng, setting
 from fedcl_bench.toolbox.own_parameters import without_public
 
 AT_ONCE = 1 << 18  # numbers of clients' item tables that take their steps together
+MAKING_MEAN = Lock()  # one thread makes it, the others take it
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class FedCIA(Method):
 
     def __init__(self, settings):
         super().__init__(settings)
-        self._latest = None, None  # sums, and what _mean made of them, which all need; threads at once each make it
+        self._latest = None, None  # sums, and what _mean made of them, which all need
 
     def trained_backbone(self, backbone, clients):
         tables = backbone.new_rows(0, range(0), range(0))[0]
@@ -74,12 +76,15 @@ class FedCIA(Method):
     def receive(self, private, sums, count, draw):
         """(2) and (3), for few clients at once, whose rows stay in the cache."""
         table = private[self._table]
-        values, vectors, size = self._mean(sums["similarity"], count, draw)
+        with MAKING_MEAN:
+            values, vectors, size = self._mean(sums["similarity"], count, draw)
         vectors = vectors.to(table)
         rows = torch.einsum("ji,cjd->cid", vectors, table).split(max(1, AT_ONCE // table[0].numel()))
         torch.set_flush_denormal(True)  # directions of small eigenvalues shrink in each step, and would slow it down
-        rows = torch.cat([self._aligned(part, values, size) for part in rows])
-        torch.set_flush_denormal(False)
+        try:
+            rows = torch.cat([self._aligned(part, values, size) for part in rows])
+        finally:
+            torch.set_flush_denormal(False)
         return {self._table: torch.einsum("ij,cjd->cid", vectors, rows)}
 
     def _mean(self, similarity, count, draw):
