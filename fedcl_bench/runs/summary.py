@@ -154,7 +154,7 @@ def _stages(config: RunConfig, curve: Columns) -> dict[str, Any]:
 def _bytes_of_all(curve: Columns) -> dict[str, NDArray[Any]]:
     """What all clients together sent and received in each round; who fails has received the model."""
     participants = np.asarray(curve["participants"])
-    lost = np.nan_to_num(np.asarray(curve["dropped"])) if "dropped" in curve else 0
+    lost = np.nan_to_num(np.asarray(curve["dropped"])).astype(np.int64) if "dropped" in curve else 0
     return {"bytes_up": np.asarray(curve["bytes_up"]) * participants,
             "bytes_down": np.asarray(curve["bytes_down"]) * (participants + lost)}
 

@@ -30,6 +30,7 @@ from fedcl_bench.experiments.shards import Conductor
 from fedcl_bench.federation.remote import MESSAGES, Node, Undeclared, check_declared
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.records.record import Record
+from fedcl_bench.records.schema import read_run
 from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.runner import RunOptions, execute
 
@@ -457,6 +458,7 @@ def test_an_error_of_a_client_alone(federation, least, error, said):
     else:
         found = made.run()
         assert found["environment"]["clients_lost"] == 1 and made.notes[-1].endswith(said)
+        assert read_run(Path(found["record"]))["hash"] == found["hash"]  # in which no number of bytes is a fraction
     assert client.over and str(error) in client.failed and made.federates.members.keys() == {
         int(names[0]) for names in made.names[1:]}
 
