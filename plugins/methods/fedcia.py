@@ -78,7 +78,8 @@ class FedCIA(Method):
         with MAKING_MEAN:
             values, vectors, size = self._mean(sums["similarity"], count, draw)
         vectors = vectors.to(table)
-        torch.set_flush_denormal(True)  # numbers along small eigenvalues shrink in each step: several times as fast
+        # Numbers along small eigenvalues shrink in each step; products of denormal ones take many times as long.
+        torch.set_flush_denormal(True)
         try:
             return {self._table: vectors @ self._aligned(vectors.T @ table, values, size)}
         finally:
