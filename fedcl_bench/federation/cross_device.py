@@ -282,8 +282,12 @@ class CrossDevice:
                 "answered": self.answered}
 
     def end(self, progress: Progress) -> Progress:
-        """The progress after the step, with whose best model the method makes its memories for the next one."""
+        """The progress after the step, with whose best model the method makes its memories for the next one. With
+        ``init_from=best`` the method goes on from its state of that round, too."""
         f, step = self.federation, self.step
+        if f.server.init_from == "best":
+            f.method.client_state = dict(progress.best.client_state)
+            f.method.server_state = dict(progress.best.server_state)
         trained = (step.train.lengths > 0).nonzero().flatten()
         f.method.end_step(step.training, progress.best.model, f.backbone, trained, self.key(step.index, 0))
         best = progress.best.model  # while the next step begins no table is held that it does not need

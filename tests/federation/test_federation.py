@@ -95,6 +95,22 @@ def test_tests_are_made_with_the_best_round(federation, ml100k):
     assert torch.equal(progress.best.model.public[ITEM], progress.model.public[ITEM]) is False
 
 
+@pytest.mark.parametrize("init_from", ["last", "best"])
+def test_a_method_goes_on_with_the_state_of_the_round_that_the_model_is_of(federation, monkeypatch, init_from):
+    f = federation(patience=1, rounds=100, lr=2.0, init_from=init_from)
+
+    def aggregate(method, public):
+        method.server_state = {"number of rounds": method.server_state.get("number of rounds", torch.zeros(())) + 1}
+        return public
+    monkeypatch.setattr(type(f.method), "aggregate", aggregate)
+    monkeypatch.setattr(f.method, "first_step", 0)
+    progress = iter(run(f))
+    base = next(p for p in progress if p.trained)
+    assert base.best.round + 1 < base.round
+    for expected in ({"last": base.round, "best": base.best.round + 1}[init_from] + more for more in range(2)):
+        assert next(progress).server_state["number of rounds"] == expected
+
+
 def test_old_rows_survive_growth(federation, ml100k):
     """A block appends rows for new users and items and leaves the others as they were."""
     f = federation(rounds=2)

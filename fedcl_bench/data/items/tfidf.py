@@ -9,7 +9,6 @@ signs as directions).
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TYPE_CHECKING, Sequence
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-_WORD = re.compile(r"[^\W_]+")
 _LEFT = 1e-6  # a row this short is rounding: the text's words are in no other text, so it keeps what these point to
 _MORE = 16  # dimensions of the subspace in which the singular vectors are sought, beyond their number
 _ITERATIONS = 4  # of subspaces; singular values of texts fall slowly
@@ -26,24 +24,27 @@ _ITERATIONS = 4  # of subspaces; singular values of texts fall slowly
 def encode(texts: Sequence[str], dim: int, fitted: int | None = None) -> np.ndarray:
     """Vectors of length 1, of zeros for a text without words: float32 of shape (texts, 1, dim).
 
-    With X the TF-IDF matrix, R random signs and U, S, V its first ``dim`` singular vectors and values, they are the
-    rows of U U^T X R.
+    With X of (1 + log tf) (1 + log((1 + N) / (1 + df))) in rows of length 1, R random signs and U, S, V the first
+    ``dim`` singular vectors and values of X, they are the rows of U U^T X R.
 
     Args:
         fitted: words, their weights and U, S, V are those of so many texts, the first ones; None: of all. A later text
             x is x V V^T R, as the others are, too.
     """
-    words = [_WORD.findall(text.lower()) for text in texts]
-    fitted = len(words) if fitted is None else fitted
-    vocabulary = sorted(set().union(*words[:fitted]))
-    if not vocabulary:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    fitted = len(texts) if fitted is None else fitted
+    vectorizer = TfidfVectorizer(token_pattern=r"[^\W_]+", sublinear_tf=True)
+    try:
+        vectorizer.fit(texts[:fitted])
+    except ValueError:  # no words
         return np.zeros((len(texts), 1, dim), np.float32)
-    weights = _weights(words, vocabulary, fitted)
+    weights, vocabulary = vectorizer.transform(texts), vectorizer.get_feature_names_out().tolist()
     pointing, first = weights @ _directions(vocabulary, dim), weights[:fitted]
     basis = _left_singular_vectors(first, first @ _directions(vocabulary, dim + _MORE), dim)
     coefficients = basis.T @ pointing[:fitted]
     vectors = basis @ coefficients
-    if fitted < len(words):  # V V^T R = B^T S^-2 U^T X R, with B = U^T X = S V^T
+    if fitted < len(texts):  # V V^T R = B^T S^-2 U^T X R, with B = U^T X = S V^T
         across = first.T @ basis
         squares = np.square(across).sum(0)
         kept = squares > _LEFT * squares.max()
@@ -62,23 +63,6 @@ def _left_singular_vectors(matrix: csr_matrix, start: np.ndarray, count: int) ->
         basis = np.linalg.qr(matrix @ (matrix.T @ basis))[0]
     across = matrix.T @ basis
     return basis @ np.linalg.eigh(across.T @ across)[1][:, ::-1][:, :count]
-
-
-def _weights(words: Sequence[Sequence[str]], vocabulary: Sequence[str], fitted: int) -> csr_matrix:
-    """(1 + log tf) (1 + log((1 + N) / (1 + df))) in rows of length 1, (texts, words), with N and df of the first
-    ``fitted`` texts."""
-    from scipy import sparse
-
-    column = {word: number for number, word in enumerate(vocabulary)}
-    words = [[word for word in of_text if word in column] for of_text in words]
-    rows = np.repeat(np.arange(len(words)), [len(of_text) for of_text in words])
-    columns = np.array([column[word] for of_text in words for word in of_text])
-    counts = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(words), len(vocabulary)))
-    in_texts = np.bincount(counts[:fitted].indices, minlength=len(vocabulary))
-    weights = (1 + np.log(counts.data)) * (1 + np.log((1 + fitted) / (1 + in_texts)))[counts.indices]
-    of_row = np.repeat(np.arange(len(words)), np.diff(counts.indptr))
-    lengths = np.sqrt(np.bincount(of_row, weights ** 2, minlength=len(words)))
-    return sparse.csr_matrix((weights / lengths[of_row], counts.indices, counts.indptr), shape=counts.shape)
 
 
 def _directions(vocabulary: Sequence[str], dim: int) -> np.ndarray:
