@@ -4,9 +4,10 @@ A server optimiser takes the mean for a gradient: FedAvgM (Hsu et al., 2019), Fe
 aggregator sees each client's change (``HeldUpdates``) and stands in place of the mean.
 
 Clients change the item rows that they look up, most rows at a few of them. *Median* and *trimmed mean* of a number are
-over the clients that sent its row, times their share, so that a row moves as far as under the mean; over all clients,
-the median of nearly every row would be no change. *Krum* and *norm bound* look at whole changes, in which a row that a
-client did not send counts as 0, as in the mean.
+over the clients that changed its row, times their share, so that a row moves as far as under the mean; over all
+clients, the median of nearly every row would be no change. Where something moves all rows of all clients, as Reg's
+penalty, weight decay or noise on uploads, they are over all clients: the server cannot tell who looked a row up. *Krum*
+and *norm bound* look at whole changes, in which a row that a client did not send counts as 0, as in the mean.
 """
 
 from __future__ import annotations

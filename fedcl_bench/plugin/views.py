@@ -75,7 +75,8 @@ class ClientUpdates(ABC):
     how they were trained together.
 
     A client sends what it changed: of an item table the rows that it looked up, and the change of all others is 0. With
-    ``upload_noise`` it sends all of them, with noise on each number; ``upload_clip`` has scaled them before.
+    ``upload_noise``, weight decay or a penalty on all rows (``row_penalty``, ``pull``) it sends all of them;
+    ``upload_clip`` has scaled them before the noise.
 
     Attributes:
         users: ids, (N,), ascending.

@@ -168,7 +168,8 @@ class CCD(ProxyReplay, Central):
 
     Left out: the teachers, so that W is what the previous block ended with (in CCD it is distilled from them in
     between, and they from it); that new users and items start from their neighbours; that negatives are none of these
-    models' top items. Losses are means (code: sums, which is the same to Adam), and there is no weight decay.
+    models' top items. Losses are means, so that the last, smaller mini-batch counts as others (code: sums), and there
+    is no weight decay.
     """
 
     name = "ccd"

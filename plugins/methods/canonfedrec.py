@@ -35,11 +35,11 @@ class CanonFedRecSettings:
 
 
 class CanonFedRec(Method):
-    """With the server's table A and a client's table B_u, rows i on the unit sphere, the server takes in every round
+    """With the server's table A, rows a_i on the unit sphere, and a client's table B_u, the server takes in every round
 
-        (1)  R_u, the rotation with the largest trace of (sum_i b_ui a_i' + ridge I) R_u, over the rows that u changed
+        (1)  R_u, the rotation with the largest sum_i a_i . (b_ui R_u) + ridge trace R_u, over the rows that u changed
              and a drawn share of the others
-        (2)  v_ui = log_{a_i}(b_ui R_u), by the geodesic from a_i
+        (2)  v_ui = log_{a_i}(b_ui R_u / |b_ui|), by the geodesic from a_i
         (3)  a_i <- exp_{a_i}(gamma sum_u w_u v_ui), w_u the shares of clients in the mean (setting ``weighting``)
         (4)  s_i = max(sum over dimensions of the weighted variance of v_ui among those who changed row i, 1e-8) gamma^2
 
@@ -48,9 +48,10 @@ class CanonFedRec(Method):
         (5)  mean_i |p - q_i|^2 / (spread_scale s_i + spread_floor) over positives, without weights in the first round,
         (6)  + uniformity_weight log mean_{i != j} exp(-2 |q_i - q_j|^2) over all samples.
 
-    Numbers of equations are ours. The code has Adam with lr = 0.1 for all parameters, clients of several users, and
-    ``weighting=interactions``. (5) divides a vector's gradient by its length, so that rates of SGD that suit inner
-    products are far too high. A round takes as long as (1) and (2) for users x items rows, whoever does it.
+    Numbers of equations are ours. The code has Adam with lr = 0.1 for all parameters, whose moments clients keep from
+    round to round (here: anew), clients of several users, and ``weighting=interactions``. (5) divides a vector's
+    gradient by its length, so that rates of SGD that suit inner products are far too high. A round takes as long as (1)
+    and (2) for users x items rows, whoever does it.
     """
 
     name = "canonfedrec"

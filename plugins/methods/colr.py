@@ -16,8 +16,8 @@ class CoLRSettings:
     rank: int = setting(4, "r: numbers that a client sends per item row, at most d", low=1, search=(1, 2, 4, 8, 16))
     basis: str = setting("orthonormal", "rows of B: orthonormal times sqrt(d/r), or N(0, 1/r)",
                          choices=("orthonormal", "gaussian"))
-    factor_lr: str = setting("scaled", "learning rate of A: the rows' times sqrt(r/d), or the rows'",
-                             choices=("scaled", "plain"))
+    factor_lr: str = setting("scaled", "learning rate of A: the rows' times sqrt(r/d), with Adam times (r/d)^(1/4), "
+                             "or the rows'", choices=("scaled", "plain"))
     mean: str = setting("participants", "the server divides the sum of A by the number of participants, or each row by "
                         "the number of those who changed it, which they send too", choices=("participants", "senders"))
 
@@ -59,7 +59,8 @@ class CoLR(Method):
         return {**shapes, **dense}
 
     def row_basis(self, name, width, draw):
-        """(1), in double precision, times (r/d)^(1/4) with factor_lr=scaled: twice in (2), it is sqrt(r/d)."""
+        """(1), in double precision, times (r/d)^(1/4) with factor_lr=scaled: twice in (2), it is sqrt(r/d). Adam's
+        steps do not follow the gradient's scale, so with it, once."""
         rank = min(self.settings.rank, width)
         if width == 1:
             return torch.ones(1, 1, dtype=torch.float64)

@@ -50,7 +50,8 @@ class FCUCRSettings:
     window: int = setting(0, "rounds whose prototypes the knowledge base keeps; 0: all (Table 4)", low=0,
                           only_if="without!=iupr|both")
     window_rule: str = setting("rounds", "prototypes older than `window` rounds leave (paper), or the first inserted "
-                               "when there are more than `window` times the clients (released code)",
+                               "when there are more than `window` times the participants (released code, "
+                               "where these are all clients)",
                                choices=("rounds", "entries"), only_if="without!=iupr|both")
     transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1,
                                      only_if="without!=iupr|both")
@@ -292,7 +293,7 @@ class FCUCR(Method):
         """Put a round's prototypes (C, n) into the knowledge base (Eq. 4); of a session that has one there already it
         replaces that (released code: revisited=replaced) or is added (paper: revisited=added). Of a window of r rounds
         (Table 4) those remain that are younger than r rounds (paper: window_rule=rounds), or the latest r times the
-        clients to be inserted first (released code: window_rule=entries)."""
+        participants to be inserted first (released code: window_rule=entries)."""
         state, s = self.server_state, self.settings
         whose = (users << 32) + sessions  # clients number their sessions from 0
         new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": whose,
