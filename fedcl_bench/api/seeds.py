@@ -60,7 +60,7 @@ class Execution:
             for text in (*notes_of(self.stream), thin_note(self.stream, config.stream),
                          events_note(config.source, config.stream), masked_note(self.stream),
                          repeated_note(self.stream.steps[0], config.evaluation),
-                         few_candidates_note(self.stream.steps[0], config.evaluation)):
+                         few_candidates_note(self.stream.steps, config.evaluation)):
                 if text:
                     display.note(text)
         return self.stream

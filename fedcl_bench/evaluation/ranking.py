@@ -39,14 +39,14 @@ class UserScores:
         return float(self.values[metric].mean())
 
 
-def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: Tensor | None = None
-                    ) -> dict[str, Tensor]:
+def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: Tensor | None = None,
+                    masks: Sequence[Ragged] = ()) -> dict[str, Tensor]:
     """The sampled items of users for ``valid`` and ``test`` (protocol of PFedRec, GPFedRec and FedRAP), each int64 of
     shape (users, sampled_candidates); empty if all items are ranked.
 
-    Uniform without replacement over the items that the user has in no split of the step; the same in every round and
-    for every method. A user with fewer such items gets all of them, separate lists half of them each; the rest of the
-    row is -1. They are drawn for some users, which changes nobody's; None: for all.
+    Uniform without replacement over the items that the user has in no split of the step and in none of the ``masks``;
+    the same in every round and for every method. A user with fewer such items gets all of them, separate lists half of
+    them each; the rest of the row is -1. They are drawn for some users, which changes nobody's; None: for all.
     """
     if settings.candidates == "all":
         return {}
@@ -57,8 +57,10 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
     for piece in in_pieces(every, step.n_items):
         keys = rng.client_keys(rng.key(seed, "candidates", step.index), piece)
         order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(step.n_items, device=piece.device)))
-        for split in ("train", "valid", "test"):
-            order[step.split(split).select(piece)] = torch.iinfo(torch.int64).max
+        for lists in (*map(step.split, SPLITS), *masks):
+            user, item = lists.select(piece)
+            known = item < step.n_items
+            order[user[known], item[known]] = torch.iinfo(torch.int64).max
         key, item = order.topk(drawn, dim=1, largest=False)
         parts.append(item.masked_fill(key == torch.iinfo(torch.int64).max, -1))
     items = torch.nn.functional.pad(torch.cat(parts), (0, (2 * n if several else n) - drawn), value=-1)
@@ -69,21 +71,24 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
     return {"valid": items[:, :n].masked_fill(column >= half, -1), "test": items.gather(1, half + column)}
 
 
-def few_candidates_note(step: Step, settings: EvaluationSettings) -> str:
-    """A sentence if users are tested among fewer than ``sampled_candidates``, as there are no more; else empty."""
+def few_candidates_note(steps: Sequence[Step], settings: EvaluationSettings) -> str:
+    """A sentence if in a block users are tested among fewer than ``sampled_candidates``, as there are no more; else
+    empty."""
     lists, wanted = 2 if settings.candidate_lists == "separate" else 1, settings.sampled_candidates
-    if step.sessions or settings.candidates == "all" or not len(step.test.values):
-        return ""
-    most = int((step.train.lengths + step.valid.lengths + step.test.lengths).max())  # of different items or fewer
-    if step.n_items - most >= lists * wanted:
-        return ""
-    everything = step.train.before(step.valid).before(step.test)
-    drawn = ((step.n_items - everything.distinct().lengths) // lists)[step.test.lengths > 0]
-    few = int((drawn < wanted).sum())
-    if not few:
-        return ""
-    return (f"{few:,} of {len(drawn):,} users to test have fewer than {wanted} items to sample in each list, down to "
-            f"{int(drawn.min())}, and are ranked among those; with a smaller sampled_candidates all have as many.")
+    for number, step in enumerate(steps):
+        if step.sessions or settings.candidates == "all" or not len(step.test.values):
+            continue
+        known = steps[:number + 1] if settings.mask_history else [step]
+        most = sum(int(each.split(split).lengths.max()) for each in known for split in SPLITS)
+        if step.n_items - most >= lists * wanted:
+            continue
+        drawn = ((step.n_items - had_in(known, step).distinct().lengths) // lists)[step.test.lengths > 0]
+        if few := int((drawn < wanted).sum()):
+            where = f" in block {number}" * (len(steps) > 1)
+            return (f"{few:,} of {len(drawn):,} users to test{where} have fewer than {wanted} items to sample in each "
+                    f"list, down to {int(drawn.min())}, and are ranked among those; with a smaller sampled_candidates "
+                    f"all have as many.")
+    return ""
 
 
 def had_in(steps: Iterable[Step], last: Step) -> Ragged:

@@ -65,18 +65,18 @@ class Lists:
     @cached_property
     def _validation(self) -> RankingTask:
         metric, k = self.f.validation
-        return RankingTask(self._valid, [self.step.train, *self._had_before(self.step, "valid")], [k],
-                           self._candidates(self.step, "valid", self._valid), [metric])
+        masks = [self.step.train, *self._had_before(self.step, "valid")]
+        return RankingTask(self._valid, masks, [k], self._candidates(self.step, "valid", self._valid, masks), [metric])
 
     def _to_find(self, step: Step, split: str) -> Ragged:
         """The items to find of the users who are evaluated."""
         lists = step.split(split)
         return lists if self.evaluated is None else lists.where(self.evaluated[lists.owners])
 
-    def _candidates(self, step: Step, split: str, to_find: Ragged) -> Tensor | None:
-        """Sampled items of the users with something to find; None if all items are ranked."""
+    def _candidates(self, step: Step, split: str, to_find: Ragged, masks: Sequence[Ragged]) -> Tensor | None:
+        """Sampled items, none of them masked, of the users with something to find; None if all items are ranked."""
         users = (to_find.lengths > 0).nonzero().flatten()
-        return draw_candidates(step, self.f.evaluation, self.f.seed, users).get(split)
+        return draw_candidates(step, self.f.evaluation, self.f.seed, users, masks).get(split)
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """Row R[t, .]: tests of a step's model on this and every earlier step. Candidates are all items accumulated up
@@ -87,11 +87,11 @@ class Lists:
         catalogue = catalogue_of(steps, model.item_vectors, f.population.all_reduce)
         of_items = any(metric.of_items for metric in f.metrics)
         to_find = [self._to_find(earlier, "test") for earlier in steps]
+        masks = [[step.train, step.valid, *self._had_before(earlier, "test")] for earlier in steps]
         tests = [rank_all(f.backbone, self.method, model, RankingTask(
-            wanted, [step.train, step.valid, *self._had_before(earlier, "test")], f.topk,
-            self._candidates(earlier, "test", wanted), f.metrics,
+            wanted, masked, f.topk, self._candidates(earlier, "test", wanted, masked), f.metrics,
             catalogue if of_items or f.on_test or earlier is steps[-1] else None))
-                 for earlier, wanted in zip(steps, to_find)]
+                 for earlier, wanted, masked in zip(steps, to_find, masks)]
         analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.all_reduce)
         if f.attack is not None and f.attack.targets:

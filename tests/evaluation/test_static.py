@@ -116,7 +116,12 @@ def test_candidates(seed, users, items, n, separate):
         assert not set(valid) & set(test)
         assert (len(valid), len(test)) == (min(n, -(-len(free) // 2)), min(n, len(free) // 2))
     tested = [len(row_of(drawn["test"], user)) for user in range(users) if len(step.test.of(user))]
-    note, few = few_candidates_note(step, evaluation), sum(size < n for size in tested)
+    masks = [ragged(*([0, 1] for _ in range(users))), ragged(*([items + 1] for _ in range(users)))]
+    for user in range(users):
+        masked = row_of(draw_candidates(step, evaluation, seed, torch.tensor([user]), masks)["test"], 0)
+        free = set(range(2, items)) - touched(step, user)
+        assert set(masked) <= free and len(masked) == min(n, len(free) // (2 if separate else 1))
+    note, few = few_candidates_note([step], evaluation), sum(size < n for size in tested)
     assert note.startswith(f"{few} of {len(tested)} users to test") and f"down to {min(tested)}," in note if few else \
         note == ""
 
