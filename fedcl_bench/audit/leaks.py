@@ -185,6 +185,10 @@ def audit(dataset: str, changes: Mapping[str, Any], data_dir: Path | None = None
     source = locate(name, data_dir, of_stream)
     stream = load_stream(source, of_stream)
     units = _units(source, stream, of_stream, evaluation)
+    for number, unit in enumerate(units):
+        if not len(unit.step.test.values):
+            raise UserError(f"{stream.name_of(number)} has no test interaction, so nothing can be measured; use fewer "
+                            f"blocks (--set blocks=N), or a split file that has some in every block.")
     units = units[stream.per_step:] or units  # whose mean a run tells
     every = [unit.predictors(_least(of_stream)) for unit in units]
 
@@ -259,7 +263,7 @@ def _times(step: Step, rows: Interactions, block: np.ndarray) -> Times:
     train, test = now & (rows.split == 0), now & (rows.split == 2)
     known = {*zip(rows.user[now & ~test], rows.time[now & ~test])}
     order = np.flatnonzero(test)[np.argsort(rows.user[test], kind="stable")]  # as in step.test
-    tied = torch.tensor([pair in known for pair in zip(rows.user[order], rows.time[order])])
+    tied = torch.tensor([pair in known for pair in zip(rows.user[order], rows.time[order])], dtype=torch.bool)
     first = np.full(step.n_users, np.inf)
     np.minimum.at(first, rows.user[test], rows.time[test])
     return Times(*map(torch.from_numpy, (rows.item[train], rows.time[train], first)), step.test.where(tied))

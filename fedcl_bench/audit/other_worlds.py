@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -37,11 +38,17 @@ def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, 
     for name in splits:
         lists = step.split(name)
         kept = lists.at_most(_lengths(lists.lengths, chosen, 1, longest)).indptr
-        items = [torch.from_numpy(rng.choice(step.n_items, length, replace=False)) if changes else lists.of(user)
+        items = [_renamed(lists.of(user)[:length], step.n_items, rng) if changes else lists.of(user)
                  for user, (length, changes) in enumerate(zip(kept.diff().tolist(), chosen.tolist()))]
         changed[name] = Ragged(kept, torch.cat(items))
     gone = sum(len(step.split(name).values) - len(lists.values) for name, lists in changed.items())
     return replace(step, interactions=step.interactions - gone, **changed)
+
+
+def _renamed(items: Tensor, n_items: int, rng: np.random.Generator) -> Tensor:
+    """Other items, drawn at random; what is there several times still is."""
+    place, different = pd.factorize(items.numpy())
+    return torch.from_numpy(rng.choice(n_items, len(different), replace=False)[place])
 
 
 def _lengths(lengths: Tensor, chosen: Tensor, least: int, longest: bool = False) -> Tensor:

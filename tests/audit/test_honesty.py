@@ -8,9 +8,11 @@ from multiprocessing import forkserver
 
 import numpy as np
 import pytest
-from helpers import Here, lay_log, lay_shop
+import torch
+from helpers import Here, lay_log, lay_shop, one_step
 
 from fedcl_bench.audit import honesty
+from fedcl_bench.audit.other_worlds import with_other_data
 from fedcl_bench.audit.outside import Outside
 from fedcl_bench.cli.main import main
 from fedcl_bench.plugin.sequential import SequentialBackbone
@@ -18,6 +20,7 @@ from fedcl_bench.plugin.silo import ModuleBackbone
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import check_plugin
+from fedcl_bench.testing.worlds import ragged
 
 PLUGINS = {
     "keeps_items": '''
@@ -131,6 +134,15 @@ def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, 
     status, worlds = honest(capsys, method, backbone, rounds=2)
     assert not [world for world in worlds.values() if world["honest"] is False]
     assert status == 0 and len(worlds) == len(honesty.WORLDS)
+
+
+def test_others_repeat_their_items_too():
+    """Who has more rows than there are items has as many with other ones."""
+    lists = ragged([0, 1, 2, 0, 1, 2, 0, 1, 2, 3], [3] * 12)
+    other = with_other_data(one_step(lists, 5, ragged([4], [1]), ragged([3], [0])), longest=True)
+    for user, different in enumerate((3, 1)):
+        assert len(other.train.of(user).unique()) == different and int(other.train.of(user).max()) < 5
+    assert other.train.lengths.tolist() == [6, 8] and not torch.equal(other.train.values[:6], lists.values[:6])
 
 
 @pytest.mark.parametrize("rows", ["popularity", "fold_in"])

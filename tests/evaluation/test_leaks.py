@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, one_step, output_of, refused
+from helpers import ROOT, lay_log, one_step, output_of, refused
 
+from fedcl_bench import UserError
 from fedcl_bench.audit import leaks
 from fedcl_bench.audit.leaks import Times, Unit
 from fedcl_bench.data.files.recbole_files import Interactions
@@ -125,6 +126,18 @@ def test_a_split_file_has_no_times_and_no_core(tmp_path):
     channels = {each.name: each for each in found.channels}
     assert [name for name, each in channels.items() if each.on is None] == ["ties", "later"]
     assert channels["ties"].alone is None and "at least 1 times (k_core); 2 have fewer" in channels["catalogue"].how
+
+
+def test_a_block_without_a_test_is_named(tmp_path, monkeypatch):
+    """In a split file, and where all users have too few rows in it."""
+    lines = [f"{block}\t{user}\t{item}\t{split}" for user in "uv" for block, items in ((0, "abcd"), (1, "ef"))
+             for item, split in zip(items, ("train", "valid", "test") if block == 0 else ("train", "valid"))]
+    (tmp_path / "split.tsv").write_text("\n".join(["block\tuser\titem\tsplit", *lines]))
+    monkeypatch.chdir(tmp_path)
+    few = lay_log("few", [(f"u{n}", f"i{n % 5}", n) for n in range(30)])
+    for dataset, settings in (("ml-100k", {"split_file": str(tmp_path / "split.tsv")}), (str(few), {"k_core": "0"})):
+        with pytest.raises(UserError, match="block [01] has no test interaction.*--set blocks=N"):
+            leaks.audit(dataset, {**settings, "topk": "1", "valid_metric": "hit@1"})
 
 
 @pytest.mark.parametrize("words, message", [
