@@ -145,8 +145,12 @@ def _session_rows(step: Step, split: str, users: Tensor) -> pd.DataFrame:
 def deal(published: Published, stream: Stream, names: Sequence[Tensor], out: Path,
          table: Callable[[Stream, Tensor], pd.DataFrame] = table_of) -> list[Path]:
     """Write the server's folder and one folder per client; returns the clients' tables. ``table``: of some clients, by
-    their numbers."""
+    their numbers. Raises UserError if the folder holds more clients, whose users are dealt to others now."""
     tables = []
+    wanted = {f"client-{number}" for number in range(1, len(names) + 1)}
+    if others := sorted(path.name for path in out.glob("client-*") if path.name not in wanted):
+        raise UserError(f"--out {out}: holds {others[0]} of a deal among more clients; remove the folder, or write "
+                        f"elsewhere.")
     try:
         server = out / "server"
         server.mkdir(parents=True, exist_ok=True)

@@ -410,9 +410,9 @@ class Federation:
             had = torch.cat([step.split(kind).of(user) for kind in kinds]).unique()
             left = n_items - int((had < n_items).sum())
             if left < needed and step.train.lengths[user] > 0:
-                raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with all but "
-                                f"{left} of the {n_items} items, and {needed} must be left to draw "
-                                f"negatives from.")
+                known = f"all but {left} of the {n_items}" if left else f"all {n_items}"
+                raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with {known} "
+                                f"items, and {needed} must be left to draw negatives from.")
 
 
 def bytes_of(*kinds: Tables) -> int:

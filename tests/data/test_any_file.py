@@ -54,7 +54,8 @@ def parquet(frame: pd.DataFrame) -> bytes:
 FORMS = {
     "t.csv": lambda: CSV.encode(), "t.tsv": lambda: CSV.replace(",", "\t").encode(),
     "t.jsonl": lambda: LINES.encode(), "t.json": lambda: LINES.replace("\n", "\r\n\r\n").encode(),
-    "t.jsonl.gz": lambda: gzip.compress(LINES.encode()), "t.csv.bz2": lambda: bz2.compress(CSV.encode()),
+    "t.jsonl.gz": lambda: gzip.compress(LINES.encode()), "T.CSV.GZ": lambda: gzip.compress(CSV.encode()),
+    "blank.csv": lambda: b"\r\n \n" + CSV.encode(), "t.csv.bz2": lambda: bz2.compress(CSV.encode()),
     "t.csv.xz": lambda: lzma.compress(CSV.encode()), "t.csv.zip": lambda: zipped(CSV.encode()),
     "t.jsonl.zip": lambda: zipped(LINES.encode()), "t.parquet": lambda: parquet(pd.DataFrame(ROWS)),
     "t": lambda: parquet(pd.DataFrame(ROWS).astype({"user": "category"})),
@@ -203,6 +204,24 @@ def test_numbers_and_missing_values_of_parquet(capsys):
     Path("t.parquet").write_bytes(parquet(frame))
     assert converted(capsys, "--table", "t.parquet", *NAMED, "--force")[0] == 0
     assert float(lines_of()[1].split("\t")[2]) == 1262304000.0 - 3600
+
+
+def test_whole_numbers_are_the_same_id_in_every_form(capsys):
+    """As pandas' floats beside a missing one are, and what Python's json writes of them."""
+    frame = pd.DataFrame({"user": [1.0, None, 3.0], "item": [5.0, 2.0 ** 40, 7.0], "time": [1.0, 2.0, 3.5]})
+    Path("t.parquet").write_bytes(parquet(frame.astype({"item": "float64"})))
+    Path("t.jsonl").write_text('{"user": 1.0, "item": 5, "time": 1}\n{"user": NaN, "item": 9, "time": 2}\n'
+                               '{"user": 3, "item": 7.0, "time": 3.5}\n')
+    for name in ("t.parquet", "t.jsonl"):
+        status, said = converted(capsys, "--table", name, *NAMED, "--force")
+        assert status == 0 and "left out: 1 row without user, item or session" in said
+        assert lines_of()[1:] == ["1\t5\t1.0", "3\t7\t3.5"] or lines_of()[1:] == ["1\t5\t1", "3\t7\t3.5"]
+    Path("t.parquet").write_bytes(parquet(frame.fillna(2.0 ** 41)))
+    assert converted(capsys, "--table", "t.parquet", *NAMED, "--force")[0] == 0
+    assert [line.split("\t")[:2] for line in lines_of()[1:]] == [["1", "5"], [str(2 ** 41), str(2 ** 40)], ["3", "7"]]
+    Path("t.parquet").write_bytes(parquet(frame.assign(time=pd.to_timedelta([1, 2, 3], "D"))))
+    status, said = converted(capsys, "--table", "t.parquet", *NAMED, "--force")
+    assert status == 2 and "column 'time': found values of type duration" in said
 
 
 ITEMS = [{"item": 7, "title": "A \"first\"\ttitle &amp; more", "tags": ["x", None, "y"]},
@@ -362,6 +381,20 @@ def test_times_are_detected_and_written_in_seconds(times, seconds, words):
     written = [line.split("\t")[2] for line in lines[1:]]
     assert tuple(type(expected)(text) for text, expected in zip(written, seconds)) == seconds
     assert words in done.notes[1]
+
+
+@pytest.mark.parametrize("missing", ["", "NaN"])
+def test_rows_without_a_time_do_not_say_how_times_are_written(capsys, monkeypatch, missing):
+    monkeypatch.setattr(table_reader, "PIECE", 40)
+    table("user,item,time\n" + f"u,i,{missing}\n" * 9 + "u,i,1262304000\nu,j,1262304001\n")
+    words = ["--table", "t.csv", *NAMED]
+    status, said = converted(capsys, *words)
+    assert status == 2 and "9 rows cannot be read; the first:" in said and f"is '{missing}', expected a time" in said
+    status, said = converted(capsys, *words, "--skip-bad")
+    assert status == 0 and lines_of()[1:] == ["u\ti\t1262304000", "u\tj\t1262304001"]
+    assert "times are seconds since 1970 (as 1262304000)" in said
+    table("user,item,time\n" + f"u,i,{missing}\n" * 9)
+    assert "no row is left of 9" in converted(capsys, *words, "--skip-bad", "--force")[1]
 
 
 def test_formats_of_times_are_named(capsys):

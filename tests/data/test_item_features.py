@@ -85,6 +85,12 @@ def test_nothing_is_fitted_on_what_comes_later():
 
 def test_columns_and_vectors_of_ones_own_are_chosen():
     assert made(item_columns=("year",))[1].item_features.shape == (8, 1)
+    lay(header="item_id:token\tkind:token\tyear:token\ttitle:token_seq", kinds="{}")
+    located, stream = made(item_columns=("kind",))
+    assert located.columns == (("kind", "category"),)  # a field with spaces is one
+    assert [row.sum() for row in stream.item_features] == [
+        LABELS[int(token[1:])] in ("red", "red blue", "blue", "blue red") for token in stream.item_tokens]
+    lay()
     Path("vectors").mkdir()
     np.savez("vectors/shop.npz", item_id=[f"i{n}" for n in range(8)], vectors=np.eye(8, 3))
     stream = made(encoder="given:vectors")[1]
@@ -94,6 +100,7 @@ def test_columns_and_vectors_of_ones_own_are_chosen():
 
 @pytest.mark.parametrize("settings, item_file, message", [
     ({"item_columns": ("colour",)}, {}, "unknown column in setting 'item_columns' 'colour'"),
+    ({"item_columns": ("kind", "kind")}, {}, "'item_columns': found 'kind' several times"),
     ({"encoder": "nobody"}, {}, "unknown encoder 'nobody'"),
     ({}, {"header": "item_id:token\tkind:token_seq\tyear:date\ttitle:sound"}, "'title': found type 'sound', accepted"),
     ({"item_columns": ("kind",)}, {"rows": 0}, "has none of the 6 items of shop's first block"),

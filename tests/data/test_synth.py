@@ -132,6 +132,7 @@ def test_uniform_numbers_of_interactions_with_repeats(tmp_path):
     ("x --interactions-per-user 501", "accepted: 1 to 500, half of the 1,000 items"),
     ("x --interactions-per-user nan", "--interactions-per-user: found nan"),
     ("x --drift 1.5", "--drift: found 1.5, accepted: 0 to 1"), ("x --base-share 0", "--base-share: found 0"),
+    ("x --base-share 1", "--base-share: found 1, accepted: below 1"),
     ("x --exponent -1", "--exponent: found -1"), ("x --activity inf", "--activity: found inf")])
 def test_bad_input(words, message, tmp_path, capsys):
     try:

@@ -94,7 +94,9 @@ def test_unknown_items_are_left_out_and_counted(dealt):
 
 
 def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
-    published, _, _, tables = dealt(k_core=70)
+    published, stream, names, tables = dealt(k_core=70)
+    with pytest.raises(UserError, match="holds client-3 of a deal among more clients; remove"):
+        deal(published, stream, names[:2], tmp_path)
     frame = pd.read_csv(tables[0], dtype=str)
     late = published.users[published.steps[0][0]]
     first = replace(published, steps=[(published.steps[0][0], 1, 0), *published.steps[1:]])

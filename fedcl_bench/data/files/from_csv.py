@@ -161,7 +161,7 @@ def _config_of(tables: Tables) -> dict[str, Any]:
     if len(tables.by_split) == 1:
         return {"SESSION_FIELD": "session_id", "settings": settings}
     settings["session_split"] = "column"
-    if tables.columns.user == tables.columns.session:  # nobody has several
+    if tables.columns.user == tables.columns.session or tables.valid is None:  # nobody has several, or some held out
         settings["topology"] = "central"
     return {"SESSION_FIELD": "session_id", "SPLIT_FIELD": "split", "settings": settings}
 
@@ -209,8 +209,10 @@ class _Times:
 
     def seconds(self, texts: np.ndarray) -> np.ndarray:
         """float64 seconds since 1970, NaN where a text is no time."""
+        if not self.note and len(filled := texts[~np.isin(texts, ("", "NaN", "nan"))]):
+            self._decide(filled)
         if not self.note:
-            self._decide(texts)
+            return np.full(len(texts), np.nan)
         if not self.form:
             units.by_unit(_floats(texts), self.counts)
         return self._read(texts)
@@ -360,7 +362,7 @@ class _Writer:
         how = self.times.note
         if self.times.form:
             how = f"such columns are read as {self.times.written}; another format is named with --time-format"
-        how = f" ({how})" * (part == "time")
+        how = f" ({how})" * (part == "time" and bool(how))
         return (f"{table.path}, row {self.bad.row(position, table.header)}{' below the header' * table.header}: column "
                 f"'{self.columns.named[part]}' is {text[:60]!r}, expected {accepted}{how}.")
 

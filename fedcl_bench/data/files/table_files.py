@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from ...core.errors import UserError
-from .table_reader import (COLONS, SEPARATORS, BadRows, TableLayout, codec, fields_of, first_lines, listed,
+from .table_reader import (COLONS, EXACT, SEPARATORS, BadRows, TableLayout, codec, fields_of, first_lines, listed,
                            opened, parquet_batches, parquet_file, reason_of, text_batches)
 
 TEXT, JSON, PARQUET = "text", "JSON Lines", "Parquet"
@@ -165,8 +165,10 @@ def _json_batches(table: TableFile, names: Sequence[str], bad: BadRows) -> Itera
 
 
 def _json_text(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:
         return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:  # as 7.0, which is the item 7
+        value = int(value)
     if isinstance(value, list):
         return " ".join(map(_json_text, value))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

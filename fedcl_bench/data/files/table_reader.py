@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 COLONS = "::"  # as MovieLens 1M has it; its fields are never quoted
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", COLONS: "double colons", " ": "spaces"}
 _FOR_COLONS = "\x1f"  # what pyarrow, whose separators have one character, reads in their place
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
+EXACT = 2.0 ** 53  # beyond it not every whole number is a float
 _HEAD = 1 << 16  # bytes that a header and its separator are found in
 _SHOWN = 3  # bad rows of a message
 _NAMES = 30  # columns of a message
@@ -140,19 +142,20 @@ def _guess(head: bytes) -> str:
 def opened(path: Path) -> Iterator[Any]:
     """The bytes of a file, decompressed by its suffix: .gz, .bz2, .zst, .lz4, .xz, or .zip with one file in it; raises
     OSError or pa.ArrowInvalid if it cannot be read, or what is compressed is damaged."""
+    suffix = path.suffix.lower()
     try:
-        if path.suffix == ".zip":
+        if suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
                 files = [file for file in archive.infolist() if not file.is_dir()]
                 if len(files) != 1:
                     raise OSError(f"the zip holds {len(files)} files, accepted: one; unpack it")
                 with archive.open(files[0]) as stream:
                     yield stream
-        elif path.suffix == ".xz":
+        elif suffix == ".xz":
             with lzma.open(path) as stream:
                 yield stream
         else:
-            with pa.input_stream(str(path), compression="detect") as stream:
+            with pa.input_stream(str(path), compression=_COMPRESSED.get(suffix)) as stream:
                 yield stream
     except (zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, RuntimeError) as error:  # that of a password, too
         raise OSError(reason_of(error)) from None
@@ -194,13 +197,14 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         wrong.append(said())
         return "error"
 
-    read = pa_csv.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
-                              encoding=layout.encoding, use_threads=False)  # rows have numbers in one thread alone
     parse = pa_csv.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator,
                                 quote_char='"' if layout.quoted else False, invalid_row_handler=of_another_width)
     text = pa_csv.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
                                  strings_can_be_null=False)
     try:
+        read = pa_csv.ReadOptions(block_size=PIECE, column_names=list(layout.columns),
+                                  skip_rows=_lines_to_header(path, layout), encoding=layout.encoding,
+                                  use_threads=False)  # rows have numbers in one thread alone
         with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, opened(path) as stream:
             source = _Lines(stream) if layout.quoted else _Rewritten(stream, colons)
             for batch in pa_csv.open_csv(_lend(source, lent), read, parse, text):
@@ -219,6 +223,15 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         end = time.monotonic() + 1.0
         while lent and time.monotonic() < end:  # pyarrow's thread, which aborts a process that ends before it
             time.sleep(0.001)
+
+
+def _lines_to_header(path: Path, layout: TableLayout) -> int:
+    """The number of the header's line, above which lines are empty; 0 without a header."""
+    if not layout.header:
+        return 0
+    with opened(path) as stream:
+        head = stream.read(_HEAD).decode(codec(layout.encoding), errors="replace")
+    return next((number for number, line in enumerate(re.split("\r\n|[\r\n]", head), 1) if line.strip()), 1)
 
 
 class _Lent:
@@ -356,10 +369,19 @@ def parquet_batches(path: Path, label: str, columns: Sequence[str]) -> Iterator[
 
 
 def as_text(values: pa.Array, where: str) -> pa.Array:
-    """Values as text; what is missing is empty, and lists are joined by spaces. Raises UserError for other types."""
+    """Values as text; what is missing is empty, whole numbers have no point, and lists are joined by spaces. Raises
+    UserError for other types."""
     from pyarrow import compute as pc
 
     try:
+        if pa.types.is_duration(values.type):
+            raise pa.ArrowTypeError("lengths of time")
+        if pa.types.is_floating(values.type):
+            numbers = values.cast(pa.float64())
+            numbers = pc.if_else(pc.is_nan(numbers), None, numbers)
+            whole = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less(pc.abs(numbers), EXACT))
+            return pc.if_else(whole, numbers.cast(pa.int64(), safe=False).cast(pa.string()),
+                              values.cast(pa.string())).fill_null("")
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             texts = values.cast(pa.list_(pa.string()))
             values = pc.binary_join(pa.ListArray.from_arrays(texts.offsets, texts.values.fill_null("")), " ")

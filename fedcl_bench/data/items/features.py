@@ -35,7 +35,7 @@ from ..stream import Stream
 
 TFIDF, GIVEN = "tfidf", "given:"
 SIMILAR_DIM = 512  # of vectors by which items with similar texts are found
-KINDS = {"token_seq": "text", "token": "labels", "float": "numbers", "float_seq": "numbers"}  # of types of columns
+KINDS = {"token_seq": "text", "token": "category", "float": "numbers", "float_seq": "numbers"}  # of types of columns
 FFMSR_LAYERS = 3  # of a language model (FFMSR: a)
 _FORMAT = 1
 _DIGEST = 16  # bytes
@@ -265,11 +265,13 @@ def locate_item_features(source: DatasetSource, settings: ItemFeatureSettings) -
 def _chosen(source: DatasetSource, names: Sequence[str]) -> list[tuple[str, str]]:
     """The columns that are asked for, or all, and what is made of each."""
     path, said = item_file(source.path), source.config.item_columns
-    types, accepted = columns_of(path, source.config.ITEM_ID_FIELD), sorted({*KINDS.values()})
+    types, accepted = columns_of(path, source.config.ITEM_ID_FIELD), sorted({*KINDS.values(), "labels"})
     if wrong := [name for name in names if name not in types]:
         raise unknown("column in setting 'item_columns'", wrong[0], types)
     chosen = [(name, said.get(name) or KINDS.get(types[name], "")) for name in names or types]
     for name, kind in chosen:
+        if names.count(name) > 1:
+            raise UserError(f"setting 'item_columns': found '{name}' several times, accepted: once.")
         if kind not in accepted:
             found, where = (f"kind '{kind}'", config_label(source.name)) if kind else (f"type '{types[name]}'", path)
             raise UserError(f"{where}, column '{name}': found {found}, accepted: types {', '.join(KINDS)}, or under "
@@ -298,7 +300,8 @@ def load_item_features(features: FeatureSource, source: DatasetSource, stream: S
         if kind == "text":
             texts = [joined(pair) for pair in zip(texts, fields)]
         else:
-            parts.append((_labels if kind == "labels" else _numbers)(fields, first, f"{path}, column '{name}'"))
+            made = _numbers if kind == "numbers" else partial(_labels, kind)
+            parts.append(made(fields, first, f"{path}, column '{name}'"))
     if any(kind == "text" for _, kind in features.columns):
         parts.append(_of_texts(features, texts, first, source, hearing))
     vectors = np.concatenate(parts, axis=1)
@@ -309,9 +312,10 @@ def load_item_features(features: FeatureSource, source: DatasetSource, stream: S
     return torch.from_numpy(vectors)
 
 
-def _labels(fields: Sequence[str], first: int, where: str) -> np.ndarray:
-    """Whether each item has each of the labels of the first items, (items, labels)."""
-    of_item = [field.split() for field in fields]
+def _labels(kind: str, fields: Sequence[str], first: int, where: str) -> np.ndarray:
+    """Whether each item has each of the labels of the first items, (items, labels); the whole field of a category is
+    one."""
+    of_item = [[field] * bool(field) if kind == "category" else field.split() for field in fields]
     place = {label: number for number, label in enumerate(sorted(set().union(*of_item[:first])))}
     result = np.zeros((len(fields), len(place)), np.float32)
     for item, labels in enumerate(of_item):

@@ -72,6 +72,8 @@ class SyntheticLog:
                 ("base_share", 1e-9, 1.0, "above 0, at most 1")):
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"--{name.replace('_', '-')}: found {getattr(self, name):g}, accepted: {text}.")
+        if self.blocks > 1 and self.base_share == 1.0:
+            raise UserError("--base-share: found 1, accepted: below 1, so that no block is empty; or --blocks 1.")
         if self.items * self.blocks > 10**9:
             raise UserError(f"--items, --blocks: found {self.items:,} items in {self.blocks:,} blocks, accepted: at "
                             f"most 1,000,000,000 of both multiplied.")
