@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import fields
 from functools import cached_property
 from html import escape
@@ -19,7 +20,7 @@ from ..data.datasets import load_stream
 from ..data.settings import StreamSettings
 from ..records.store import LEAKS, Run, leaks, load_runs, why_no_groups
 from ..reports import draw, frame
-from ..reports.comparison import against_each, changed_settings
+from ..reports.comparison import against_each, changed_settings, unequal
 from ..reports.selection import matching
 from ..runs.config import CORE_SETTINGS, resolve, without_effect
 from ..runs.metadata import NO_BACKBONE
@@ -173,7 +174,10 @@ class Results:
                 other, self.runs, self._origin, None if tuned is None else as_path("compare", "tuned", tuned))
         if not named:
             raise UserError("compare: found no other method, accepted: one or more, as compare('ft').")
+        tuned_here = Tuned.of(tuned if isinstance(tuned, Path) else True, self._origin.records)
         for name, runs in named.items():
+            if differ := unequal(self.runs[0], runs[0], self._origin.registry, tuned_here):
+                warnings.warn(f"{self.method} has other settings than {name}: {differ}", stacklevel=3)
             for key in ("backbone", "dataset"):
                 pair = {runs[0].meta[key], self.runs[0].meta[key]}
                 if len(pair) > 1 and NO_BACKBONE not in pair:
@@ -332,6 +336,11 @@ def against(mine: tuple[str, Sequence[Run]], others: dict[str, Sequence[Run]], m
     name, runs = mine
     if same := [other for other, of_other in others.items() if {r.hash for r in of_other} & {r.hash for r in runs}]:
         raise UserError(f"compare: {same[0]} are the same runs as those compared; name another method.")
+    owner: dict[str, str] = {}
+    for other, of_other in others.items():
+        for run in of_other:
+            if (first := owner.setdefault(run.hash, other)) != other:
+                raise UserError(f"compare: {first} and {other} are the same runs; leave one of them out.")
     rows = []
     # A name of its own, so that a variant of the method does not take its place.
     for c in against_each({f"{name} ": runs, **others}, f"{name} ", metric, blocks):

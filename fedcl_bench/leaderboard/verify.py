@@ -144,8 +144,10 @@ def _alike(a: Any, b: Any) -> bool:
 def repeated(again: Run, run: Run, runs: Mapping[str, Sequence[Run]]) -> str:
     """Whether a run that was made again is that of the record, in words; raises Rejected. ``runs``: those of its
     backbone and dataset, by method."""
-    if again.meta["tested"] != run.meta["tested"]:
-        raise Rejected(f"{describe(run.meta)}: tested {run.meta['tested']}, and run again {again.meta['tested']}.")
+    for name in ("tested", "privacy"):
+        if again.meta[name] != run.meta[name]:
+            raise Rejected(f"{describe(run.meta)}: field '{name}' is {run.meta[name]}, and run again "
+                           f"{again.meta[name]}.")
     before, now = (each.meta["environment"] for each in (run, again))
     others = [f"{name} {now.get(name)} instead of {before.get(name)}" for name in _ROUNDING
               if now.get(name) != before.get(name)]
@@ -166,7 +168,13 @@ def _exactly(again: Run, run: Run) -> str:
         if again.meta[name] != run.meta[name]:
             raise Rejected(f"{describe(run.meta)}: run again, field '{name}' is {again.meta[name]}; recorded is "
                            f"{run.meta[name]}.")
-    return f"every mean is that of the record, to {largest:.0e}"
+    keys = ["trained_block", "tested_block", "user", "metric"]
+    said, found = (each.load("users").astype({"metric": str}).set_index(keys)["value"].sort_index()
+                   for each in (run, again))
+    found = found[found.index.get_level_values("metric").isin(said.index.unique("metric"))]
+    if not said.index.equals(found.index) or float((said - found).abs().max()) > TOLERANCE:
+        raise Rejected(f"{describe(run.meta)}: run again, users' scores are not those of the record.")
+    return f"every mean is that of the record, to {largest:.0e}, and so is every user's score"
 
 
 def _numbers(values: Sequence[float]) -> str:

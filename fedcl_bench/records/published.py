@@ -258,6 +258,10 @@ def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     return {name: [row for _, row in sorted(group, key=lambda pair: pair[0])] for name, group in groups.items()}
 
 
+def _index_bytes(folder: Path) -> bytes:
+    return (folder / INDEX).read_bytes() if is_compact(folder) else b""
+
+
 def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callable[[Run], bool]) -> dict[str, Any]:
     """Add full or compact runs to a folder of compact records, which is made if needed; one whose hash is there already
     is the same run. Returns the index, of the form of ``_Index``. Raises UserError if the folder cannot be written, or
@@ -265,7 +269,8 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     run's analysis per item is kept, which is several times larger than all the rest."""
     commands, old_files = {command}, set[str]()
     rows: dict[str, _Row] = {}
-    if is_compact(folder):
+    before = _index_bytes(folder)
+    if before:
         index = _read_index(folder)
         commands |= set(index["commands"])
         old_files = set(index["files"])
@@ -275,15 +280,20 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     for run in (run for run in runs if run.intact):
         row = _row(run, item_analysis(run))  # of two records of one run the one with more analysis is kept
         rows[run.hash] = min(rows.get(run.hash, row), row, key=lambda row: (-len(row["analysis.kind"]), row["meta"]))
-    groups, files = _groups(rows.values()), {}
+    groups, files, new = _groups(rows.values()), {}, {}
+    for group in sorted(groups):
+        for count, content in _files(groups[group]):
+            name = f"{group}-{_hash(content)[:8]}.parquet"
+            files[name] = {"hash": _hash(content), "runs": count, "bytes": len(content)}
+            if name not in old_files:
+                new[name] = content
+    if _index_bytes(folder) != before:
+        raise UserError(f"{folder}: another command has packed runs into it meanwhile; the same command again adds "
+                        f"these to them.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for group in sorted(groups):
-            for count, content in _files(groups[group]):
-                name = f"{group}-{_hash(content)[:8]}.parquet"
-                files[name] = {"hash": _hash(content), "runs": count, "bytes": len(content)}
-                if name not in old_files:
-                    write_atomically(folder / name, content)
+        for name, content in new.items():
+            write_atomically(folder / name, content)
         index = {"format": FORMAT, "schema": SCHEMA, "commands": sorted(commands), "files": files}
         write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
         for name in old_files - set(files):

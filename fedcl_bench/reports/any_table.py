@@ -266,6 +266,11 @@ def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequ
         tested = {cell.key.metric for cell in built.cells() if cell.p is not None}
         if untested := [label(metric) for metric in layout.metrics if metric not in tested]:
             yield (f"Not tested: {', '.join(untested)}; no record of a pair holds it per user, or no seed is common.")
+        there = {cell.key for cell in built.cells() if cell.mean is not None}
+        if cells := [f"{label(cell.key.row)} on {label(cell.key.backbone)}, {label(cell.key.dataset)}"
+                     for cell in built.cells() if cell.key in there and cell.p is None and cell.key.metric in tested
+                     and cell.key.row != layout.against and cell.key._replace(row=layout.against) in there]:
+            yield f"Not tested: {'; '.join(dict.fromkeys(cells))}; no seed is common, or users' scores are missing."
 
 
 def build_any(layout: Layout, source: Source) -> Table:

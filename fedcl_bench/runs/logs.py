@@ -145,6 +145,10 @@ class RunLog:
         self._tests: set[tuple[int, int, str]] = set()
 
     def __enter__(self) -> "RunLog":
+        for target in self._targets:  # before a record is cleared for a run that could not begin
+            there = next(path for path in (target.folder, *target.folder.absolute().parents) if path.exists())
+            if not there.is_dir() or not os.access(there, os.W_OK):
+                raise UserError(f"--log: cannot be written ({target.folder}); name another folder, as --log csv:DIR.")
         return self
 
     def __exit__(self, *exception) -> None:

@@ -127,7 +127,7 @@ class _Checkpoints:
 
     def __init__(self, config: RunConfig, federation: Federation, record: Record, results: Path, watch: Watch,
                  options: RunOptions, began: float):
-        self._config, self._federation, self._watch = config, federation, watch
+        self._config, self._federation, self._watch, self._rerun = config, federation, watch, options.rerun
         self._engine = engine = options.engine
         # In a stream of one step no method acts after it, so there is nothing to share block 0 for.
         shares = config.method.cls.first_step > 0 and len(federation.stream.steps) > 1 and engine.keeps_all
@@ -198,7 +198,8 @@ class _Checkpoints:
             where = f"after round {progress.round}" if progress.round else "at the start"
             if progress.within:
                 where = f"at {progress.fraction_done:.0%} of round {progress.round + 1}"
-            raise Interrupted(f"stopped {where} of block {progress.step}; the same command goes on from there.")
+            command = "command without --rerun" if self._rerun else "command"
+            raise Interrupted(f"stopped {where} of block {progress.step}; the same {command} goes on from there.")
         return progress
 
 

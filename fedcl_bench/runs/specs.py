@@ -13,7 +13,7 @@ from typing import Annotated, Any, Iterable
 
 from msgspec import Meta, Struct
 
-from ..data.source import dataset_name, spelled as spelled_dataset
+from ..data.source import configured, dataset_name, file_there, find_file, spelled as spelled_dataset
 from ..core.errors import UserError
 from ..core.files import read_json, shipped
 from ..core.settings import parse_assignments
@@ -185,6 +185,8 @@ class Tuned:
         except FileNotFoundError:
             if backbone == NO_BACKBONE:  # most of these methods have nothing to tune
                 return {}
+            if dataset not in configured() and file_there(dataset, self.where.data_dir) is None:
+                find_file(dataset, self.where.data_dir)  # says that it is unknown, as one that is misspelt
             named = self.words[1:] and self.words[1] != str(SHIPPED_TUNED)  # by the user
             words = ["run_bench.py", "tune", "--methods", method, "--backbones", backbone, "--datasets", dataset,
                      *(("--out", self.words[1]) if named else ()), *self.where.words()]

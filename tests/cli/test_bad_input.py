@@ -86,6 +86,7 @@ def sessions(method, backbone, assignment=""):
         ("--methods reg --backbones fedmf --vary lambda_reg=1 --set lambda_reg=2", "which --set gives too"),
         ("--methods ft,reg:lambda_reg=1 --backbones fedmf --vary lambda_reg=2", "which reg has of its own"),
         ("--methods ft --backbones biasmf --tuned", "no tuned settings for ft on biasmf"),
+        ("--methods ft --backbones fedmf --datasets ml100k --tuned", "unknown dataset 'ml100k'"),
         ("--methods ft --backbones fedmf --table 2", "--paper"), ("--paper f3crec", "--table is missing"),
         ("--file nowhere.yaml", "nowhere.yaml: cannot be read"))),
     ("grid --methods ft --backbones fedmf --datasets ml-100k,lastfm-2k", ["lastfm-2k", "--data-dir"]),
@@ -223,7 +224,7 @@ def test_bad_commands(refused, made, monkeypatch, command, words):
         (SPLIT.replace("\t", ","), ["'block' is missing", "Separate its columns by tabs"]),
         (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttest\n", ["block 0 has no valid", "fewer than 3 rows in it."]),
         (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttest\n0\t1\t4\ttest\n", ["no valid", "a split file that has some"]),
-        (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["all but 0 of the 2 items"]))),
+        (SPLIT + "0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["all 2 items"]))),
     *(("far/away/mine.yaml", content, "data far/away/mine.inter", words) for content, words in (
         ("USER_FIELD: who\n", ["unknown field", "mine.yaml", "'USER_FIELD'", "USER_ID_FIELD"]),
         ("load_col: {inter: [a]}\n", ["unknown field", "'load_col'"]),

@@ -68,6 +68,8 @@ def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monke
     assert not (folder / "checkpoint.pt").exists() and len(list(Path("results/shared").iterdir())) == 1
     (folder / "plots").mkdir()
     (folder / "plots" / "mine.png").touch()
+    assert main([*job, "--rerun", "--log", f"csv:{folder}/plots/mine.png/x"]) == 2
+    assert (folder / "run.json").exists()  # the run that takes its place cannot begin
     assert main([*job, "--rerun"]) == 0
     assert (folder / "plots" / "mine.png").exists()
     (folder / "users.parquet").unlink()

@@ -128,7 +128,8 @@ def test_a_submission_is_verified(kept, capsys):
     assert main(["verify", str(kept / "board/halved"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     steps = {step["step"]: step["evidence"] for step in found["steps"]}
-    assert found["verified"] and steps["again: halved"] == "every mean is that of the record, to 0e+00"
+    assert found["verified"] and steps["again: halved"] == (
+        "every mean is that of the record, to 0e+00, and so is every user's score")
     assert {"files", "means", "rows", "again: ft", "again: joint", "check: halved"} <= steps.keys()
     seed = verify.drawn(submission.read(kept / "board/halved"), verify.cells_of(kept / "board/halved", "halved"))[1]
     assert f"seed {seed}, by the digest" in steps["drawn"]
@@ -177,6 +178,24 @@ def test_a_mean_that_is_none_of_the_users_is_refused(own, refused):
     resealed(own / "board/halved", alter)
     assert "halved on fedmf, ml-100k, seed 1: ndcg@20 on block 2 after block 2" in refused(
         "verify", own / "board/halved", status=1)
+
+
+@pytest.mark.parametrize("changed, words", [
+    ("users", "run again, users' scores are not those"), ("privacy", "Nobody learns anything.")])
+def test_what_no_mean_shows_is_compared_too(own, refused, changed, words):
+    """Scores that change places among users, which decide p; and what is said of privacy."""
+    def alter(meta, users):
+        if meta["method"] == "halved" and changed == "users":
+            rows = (users["metric"] == "ndcg@20") & (users["trained_block"] == 1) & (users["tested_block"] == 1)
+            users.loc[rows, "value"] = np.sort(users.loc[rows, "value"])
+        elif meta["method"] == "halved":
+            meta["privacy"]["notes"] = ["Nobody learns anything."]
+        return meta, users
+    folder = own / "board/halved"
+    resealed(folder, alter)
+    cells = verify.cells_of(folder, "halved")
+    seal(folder, rows=msgspec.to_builtins(verify.rows_of(folder, cells, "halved", submission.registry_of(folder))))
+    assert words in refused("verify", folder, status=1)
 
 
 @pytest.mark.parametrize("processor, words", [(None, "run again, ndcg@20 after block 1"),

@@ -142,6 +142,15 @@ def test_marks_against_a_baseline_are_holms(built, source):
     assert float(line["p"]) == cell(table, "f3crec").p
 
 
+def test_a_row_without_a_common_seed_is_named(registry, tmp_path):
+    for method, seeds in (("ft", (0, 1)), ("reg", (0, 1)), ("kd", (2,))):
+        for seed in seeds:
+            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(MEANS[method], noise=seed))
+    table = build_any(Layout(methods=("ft", "reg", "kd"), against="ft"), Source(load_runs(tmp_path), registry))
+    said = [note for note in table.notes if note.startswith("Not tested")]
+    assert len(said) == 1 and "kd on fedmf, ml-100k; no seed is common" in said[0] and "reg" not in said[0]
+
+
 def test_p_over_seeds_is_holms_too(registry, tmp_path):
     shifts = dict(zip(("ft", "reg", "kd"), np.random.default_rng(3).normal(0.0, 0.003, (3, 4))))
     for i, (method, shift) in enumerate(shifts.items()):

@@ -189,6 +189,20 @@ def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
     assert [run.hash for run in load_runs(tmp_path / "c")] == [runs[0].hash]
 
 
+def test_two_packs_into_one_folder_at_a_time_lose_no_run(three, tmp_path, monkeypatch):
+    runs, row = load_runs(three), published._row
+
+    def slow(*arguments):
+        monkeypatch.setattr(published, "_row", row)
+        pack(tmp_path / "c", runs[:1])
+        return row(*arguments)
+    monkeypatch.setattr(published, "_row", slow)
+    with pytest.raises(UserError, match="another command has packed runs into it meanwhile"):
+        pack(tmp_path / "c", runs[1:])
+    pack(tmp_path / "c", runs[1:])
+    assert {run.hash for run in load_runs(tmp_path / "c")} == {run.hash for run in runs}
+
+
 def test_changed_compact_records_are_refused(three, tmp_path):
     folder = tmp_path / "c"
     pack(folder, load_runs(three))

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
         first = RunSpec.of(args.reference, backbones_of(args, registry)[0], (args.datasets or ("ml-100k",))[0])
         first = checked_spec(registry, first, settings_of(args))
         args.bound = "central" if expected_settings(registry, first)["stream"] == "sessions" else "joint"
-    if args.reference == args.bound:
+    if args.reference.lower() == args.bound.lower():
         raise UserError(f"--bound: found {args.bound}, which is the reference too; accepted: another method.")
     names = list(dict.fromkeys([args.reference, args.bound, *methods_of(args)]))
     specs, runs = found_by_cell(args, registry, names)

@@ -86,7 +86,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
                              "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
-    parser.add_argument("--rerun", action="store_true", help="run again even if the record exists")
+    parser.add_argument("--rerun", action="store_true", help="run again even if the record exists; if that is stopped, "
+                        "the same command without --rerun goes on")
     parser.add_argument("--save-lists", action="store_true",
                         help="also write users' ranked lists (TREC run files), the items to find (qrels) and their "
                              "origin (ir_metadata) to lists/RUN in the results folder, for ir-measures, ranx, ...")

@@ -153,7 +153,7 @@ def _own_table(args: argparse.Namespace) -> Table:
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
                     tuple(dict.fromkeys(args.methods or ())), args.backbones or (), args.datasets or (),
-                    args.metrics or (), args.against, args.paper, args.by)
+                    tuple(dict.fromkeys(args.metrics or ())), args.against, args.paper, args.by)
     return build_any(layout, source)
 
 
