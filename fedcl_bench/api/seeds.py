@@ -58,7 +58,8 @@ class Execution:
                          *cold_start.notes(federation)):
                 display.warn(text)
             for text in (*notes_of(self.stream), thin_note(self.stream, config.stream),
-                         events_note(config.source, config.stream), masked_note(self.stream),
+                         events_note(config.source, config.stream),
+                         masked_note(self.stream) if self.load_data is None else "",  # a server knows sizes alone
                          repeated_note(self.stream.steps[0], config.evaluation),
                          few_candidates_note(self.stream.steps, config.evaluation)):
                 if text:

@@ -202,12 +202,14 @@ def backbones_of(args: argparse.Namespace, registry: Registry) -> tuple[str, ...
 def found_by_cell(args: argparse.Namespace, registry: Registry, methods: Iterable[str]
                   ) -> tuple[dict[str, RunSpec], dict[tuple[str, str], dict[str, list[Run]]]]:
     """What each method stands for in the first cell; and by backbone and dataset, the runs of each method."""
-    from ..reports.selection import checked_spec, find_all
+    from ..reports.selection import checked_spec, find_all, require_different
     from ..runs.specs import RunSpec
 
     changes, tuned = settings_of(args), tuned_of(args)
     cells = {cell: {text: checked_spec(registry, RunSpec.of(text, *cell), changes, tuned) for text in methods}
              for cell in itertools.product(backbones_of(args, registry), args.datasets or ("ml-100k",))}
+    for row in cells.values():  # one that needs no backbone is the same with each
+        require_different(row.values())
     specs = [spec for row in cells.values() for spec in row.values()]
     runs_of = find_all(source_of(args, registry), specs, args.records)
     say_tuned(tuned, specs)

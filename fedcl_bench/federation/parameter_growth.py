@@ -53,11 +53,11 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
     new_public, new_private = _new_rows(backbone, seed, users, items, dtype)
     if method is not None:
-        drawn_by = rng.names(torch.arange(users.start, users.stop))
-        among = range(int(drawn_by.min()), 1 + int(drawn_by.max())) if users else users
-        with rng.global_client_ids(None):
-            rows = method.new_private(seed, among, backbone)
-        new_private |= {name: table[drawn_by - among.start] for name, table in rows.items()}
+        rows = _private_of(method, backbone, seed, users)
+        if users.start and rows.keys() - model.private.keys():  # of a method that did not act in the steps before
+            every = _private_of(method, backbone, seed, range(users.stop))
+            rows = {name: table if name in model.private else every[name] for name, table in rows.items()}
+        new_private |= rows
         # A method may make state up to the last number it is told; there are no more than the clients that are here.
         method.client_state = {name: values[:step.n_users].to(device) for name, values in method.client_state.items()}
     public = grown(model.public, new_public)
@@ -67,6 +67,15 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     served = grown_each(model.personalised, public) if backbone.serves_tables else {}
     return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served,
                     backbone.remember(step.training, model.client_context))
+
+
+def _private_of(method: Method, backbone: Backbone, seed: int, users: range) -> Tables:
+    """A method's own private parameters that some users start with."""
+    drawn_by = rng.names(torch.arange(users.start, users.stop))
+    among = range(int(drawn_by.min()), 1 + int(drawn_by.max())) if users else users
+    with rng.global_client_ids(None):
+        rows = method.new_private(seed, among, backbone)
+    return {name: table[drawn_by - among.start] for name, table in rows.items()}
 
 
 def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:

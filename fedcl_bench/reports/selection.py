@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
@@ -117,6 +117,13 @@ def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Whe
                      tuned, where, seeds) for (names, dataset, settings), alike in backbones.items())
 
 
+def require_different(specs: Iterable[RunSpec]) -> None:
+    """Raise UserError if one is named twice."""
+    for spec, count in Counter(specs).items():
+        if count > 1:
+            raise UserError(f"{spec.title} is named twice on {spec.backbone}, {spec.dataset}; leave one of them out.")
+
+
 def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[RunSpec, list[Run]]:
     """The runs of every spec, sorted by seed; ``records``: the folder that was read. Raises UserError if a spec has
     none, naming it and the command that makes them, or two specs are the same runs."""
@@ -126,9 +133,7 @@ def find_all(source: Source, specs: Iterable[RunSpec], records: Path) -> dict[Ru
     runs_of: dict[RunSpec, list[Run]] = {}
     missing: dict[RunSpec, str] = {}
     owner: dict[str, RunSpec] = {}
-    for spec in specs:
-        if spec in runs_of:
-            raise UserError(f"{spec.title} is named twice on {spec.backbone}, {spec.dataset}; leave one of them out.")
+    for spec in dict.fromkeys(specs):
         runs_of[spec], reason = find(source, spec)
         if reason:
             missing[spec] = reason

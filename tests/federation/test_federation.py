@@ -111,6 +111,21 @@ def test_a_method_goes_on_with_the_state_of_the_round_that_the_model_is_of(feder
         assert next(progress).server_state["number of rounds"] == expected
 
 
+def test_private_parameters_of_a_method_that_acts_later_are_everybodys(federation, monkeypatch):
+    """Also of users of block 0, in which FT acts; they are what they would be if they had been there before."""
+    def new_private(method, seed, users, backbone):
+        return {"extra": torch.arange(users.start, users.stop, dtype=torch.float64)[:, None]}
+    tables = []
+    for first_step in (0, 1):
+        f = federation(rounds=1, k_core=60)
+        monkeypatch.setattr(type(f.method), "new_private", new_private)
+        monkeypatch.setattr(f.method, "first_step", first_step)
+        *_, progress = run(f)
+        tables.append(progress.model.private["extra"])
+        assert len(tables[-1]) == progress.model.n_users
+    assert torch.equal(*tables)
+
+
 def test_old_rows_survive_growth(federation, ml100k):
     """A block appends rows for new users and items and leaves the others as they were."""
     f = federation(rounds=2)

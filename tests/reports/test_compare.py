@@ -280,6 +280,7 @@ def test_shares_of_headroom(tmp_path, registry, capsys):
     for method, mean in (("ft", 0.10), ("joint", 0.14), ("f3crec", 0.12), ("reg", 0.09)):
         for seed in range(3):
             fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean))
+        fabricate(tmp_path, registry, RunSpec(method, "fedncf", "ml-100k"), 0, level(mean))
     fabricate(tmp_path, registry, RunSpec("popularity", "none", "ml-100k"), 0, level(0.05))
     words = ["headroom", "f3crec", "reg", "popularity", "--backbone", "fedmf", "--records", str(tmp_path)]
     rows = {row["method"]: row for row in json.loads(output_of(capsys, *words, "--json"))["cells"][0]["rows"]}
@@ -290,6 +291,8 @@ def test_shares_of_headroom(tmp_path, registry, capsys):
     printed = output_of(capsys, *words, "--figure", "--format", "svg", "--out", tmp_path / "drawn")
     assert "0.50 (0.50 … 0.50)" in printed and "on purpose (docs/constraints.md): joint (C1), popularity (F4, C1)." in \
         " ".join(printed.split())
+    cells = json.loads(output_of(capsys, *words, "--backbone", "fedncf", "--json"))["cells"]
+    assert [row["method"] for cell in cells for row in cell["rows"]] == 2 * list(rows)
     assert 'id="gain:fedmf, ml-100k:f3crec"' in (tmp_path / "drawn" / "headroom.svg").read_text()
 
 
