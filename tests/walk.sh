@@ -46,7 +46,7 @@ records() { find results/runs -name run.json | wc -l; }
 step "What is installed: the version, the environment, the help"
 bench --version
 says '^fedcl_bench [0-9]+\.[0-9]+'
-bench doctor --quick
+bench doctor
 says '^ok +torch'
 bench --help
 says 'the main job'

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Iterable, Sequence
 
 from ..core.errors import UserError, unknown
-from ..core.files import closed_to_others
 from ..core.tuning import importing
 from ..core.settings import MOST_SEEDS, as_text
 
@@ -66,7 +65,7 @@ def run(method: str, backbone: str | None = None, dataset: str | Path = "ml-100k
     overrides = [("fb.run", settings)]
     configs = [make_config(registry, *names, seed, overrides, data_dir, device) for seed in range(first, first + count)]
     try:
-        with stop_between_rounds() as stop, named(), closed_to_others():
+        with stop_between_rounds() as stop, named():
             done = run_seeds(configs, overrides, Execution(results, stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None

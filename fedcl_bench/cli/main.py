@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Sequence, TextIO
 
 from ..core.errors import RunFailed, UserError, ran_out, unknown
-from ..core.files import NO_SPACE, closed_to_others, no_space
+from ..core.files import NO_SPACE, no_space
 from ..core.text import for_terminal
 from ..core.tuning import importing
 from ..core.version import __version__
@@ -98,11 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows ± as \xb1
     try:
-        with closed_to_others():
-            try:
-                return _status(list(sys.argv[1:] if arguments is None else arguments))
-            finally:
-                sys.stdout.flush()
+        try:
+            return _status(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0

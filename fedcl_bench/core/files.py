@@ -135,18 +135,6 @@ class _Watched(io.BufferedRandom):
 
 
 @contextmanager
-def closed_to_others() -> Iterator[None]:
-    """While the block runs, nothing that the process and its children write can be written by other users, whatever the
-    umask allows."""
-    before = os.umask(0o077)  # it can be asked for only by setting it
-    os.umask(before | 0o022)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error;
     raises UserError if there is no space left for it, OSError for whatever else is in its way, as a folder or a device.

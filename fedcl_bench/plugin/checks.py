@@ -160,6 +160,9 @@ def check_sum(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, v
     shape = tuple(declared[name])
     if isinstance(value, tuple):
         left, right = value
+        if items is not None:
+            raise PluginError(f"{_named(method, 'local.add')} sends '{name}' as a pair of matrices with items; give "
+                              f"all {shape[0]} rows and no items, or the product of the two.")
         check_tensor(method, f"local.add('{name}')", left, (clients, shape[0], left.shape[-1]), "(C, n, k)")
         check_tensor(method, f"local.add('{name}')", right, (clients, left.shape[-1], *shape[1:]), "(C, k, m)")
         return

@@ -64,9 +64,9 @@ class Local(ABC):
     def add(self, name: str, value: Tensor | tuple[Tensor, Tensor], items: Tensor | None = None) -> None:
         """In ``end_local``: send each client's row of ``value``, of which the server is given the sum over all clients
         (see ``Method.sums``). ``value``: (C, *shape), or with ``items`` those of its rows that are not 0, (C, n, ...);
-        or a pair of matrices, (C, n, k) and (C, k, m), whose products (C, n, m) need not be made then; ``items``: which
-        rows these are, int64 of shape (C, n); rows of one index are added up. Raises PluginError if ``Method.sums``
-        does not declare it, or with another shape."""
+        or, without ``items``, a pair of matrices, (C, n, k) and (C, k, m), with all n rows, whose products (C, n, m)
+        need not be made then; ``items``: which rows these are, int64 of shape (C, n); rows of one index are added up.
+        Raises PluginError if ``Method.sums`` does not declare it, or with another shape."""
 
 
 class ClientUpdates(ABC):

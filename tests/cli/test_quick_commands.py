@@ -8,8 +8,6 @@ import sys
 
 from helpers import ROOT
 
-from fedcl_bench.cli.main import main
-
 SLOW = ("torch", "pandas", "numpy", "recbole", "scipy", "pyarrow", "matplotlib", "ray")
 # Commands one after the other in a new process; what they and the package's names imported is asked for after each.
 SCRIPT = """
@@ -39,21 +37,11 @@ def imported(commands, names, then="", **environment):
 def test_nothing_slow_is_imported(registry, tmp_path):
     assert registry.plugins  # all are imported, so that the cache holds them
     commands = {"--help": 0, "--version": 0, "list": 0, "list f3crc": 2, "gird": 2, "--method f3cre": 2,
-                "--method ft --backbone fedfm --dataset ml-100k": 2, "--backbone fedmf": 2, "doctor --quick": 0,
+                "--method ft --backbone fedfm --dataset ml-100k": 2, "--backbone fedmf": 2,
                 f"new-plugin method of-a-test --plugins {tmp_path / 'new'}": 0}
     found = imported([command.split() for command in commands], SLOW,
                      FEDCL_BENCH_CACHE=os.environ["FEDCL_BENCH_CACHE"])
     assert dict(zip(commands, found, strict=True)) == {command: [status] for command, status in commands.items()}
-
-
-def test_quick_doctor_says_what_is_wrong(tmp_path, capsys, output):
-    options = ["doctor", "--quick", "--results", str(tmp_path)]
-    assert "without --quick plugins, data, device and kernels are checked too" in output(*options)
-    (tmp_path / "wrong.py").write_text("def nonsense(\n")
-    for folder, words in ((tmp_path, "wrong.py: is not Python"), (tmp_path / "absent", "is not a folder")):
-        assert main([*options, "--plugins", str(folder)]) == 1
-        out = capsys.readouterr().out
-        assert words in out and "1 to fix." in out
 
 
 def test_readers_of_records_import_what_they_need():

@@ -1,4 +1,4 @@
-"""What surrounds a command: a umask that allows everything, a terminal of ASCII, an output that takes nothing."""
+"""What surrounds a command: a terminal of ASCII, an output that takes nothing."""
 
 import io
 import os
@@ -9,40 +9,11 @@ import sys
 import pytest
 from helpers import ROOT
 
-import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.files import write_atomically
 
-JOB = {"rounds": 1, "k_core": 80, "blocks": 2}
 TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", "--records",
           str(ROOT / "results" / "published" / "f3crec")]
-
-
-@pytest.fixture
-def open_to_all():
-    """The umask 000, under which others may write whatever is written."""
-    before = os.umask(0)
-    yield
-    assert os.umask(before) == 0
-
-
-def test_nothing_that_is_written_is_writable_by_others(open_to_all, tmp_path, monkeypatch, same_process, capsys):
-    monkeypatch.chdir(tmp_path)
-    settings = [f"--set={name}={value}" for name, value in JOB.items()]
-    job = ["--method", "reg", "--backbone", "fedmf", "--quiet", *settings]
-    commands = (
-        [*job, "--log", "csv", "--log", "tensorboard"], ["data", "synth", "made", "--users", "50"],
-        ["data", "prepare", "made"], ["new-plugin", "method", "mine"], ["pack", "--out", "packed"],
-        ["grid", "--methods", "ft", "--backbones", "fedmf", "--quiet", *settings],
-        ["tables", "--methods", "ft,reg", "--out", "tables", "--format", "all"],
-        ["report", "--out", "page/report.html"],
-        ["tune", "--methods", "ft", "--backbones", "fedmf", "--budget", "1", "--quiet", *settings])
-    for words in commands:
-        assert main(words) == 0, (words, capsys.readouterr().err)
-    fb.run("ft", "fedmf", results="others", progress=False, **JOB)
-    written = [path for path in tmp_path.rglob("*") if not path.is_symlink()]
-    assert len(written) > 40
-    assert not [path for path in written if path.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP)]
 
 
 @pytest.mark.parametrize("words", [[*TABLES, "--format", "md"], [*TABLES, "--format", "text"], ["list"]])

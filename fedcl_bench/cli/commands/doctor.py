@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import platform
 import tempfile
@@ -16,8 +15,6 @@ from packaging.requirements import Requirement
 
 from ...core.errors import UserError
 from ...core.files import shipped
-from ...data.source import configured, load_config
-from ...runs.metadata import plugin_files, shipped_folders
 from .. import add_options, located
 
 # Of the extras [privacy], [ray] and [flower]; their modules, which know the same, import PyTorch.
@@ -25,8 +22,6 @@ ACCOUNTANT, RAY, FLOWER = "dp-accounting>=0.6", "ray>=2.60", "flwr>=1.42,<1.43"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true",
-                        help="without what takes seconds: loading plugins, PyTorch, data and compiled kernels")
     add_options(parser, "results", "plugins")
 
 
@@ -105,24 +100,6 @@ def _plugins(folders: Iterable[Path]) -> str:
     return f"{len(registry.plugins)} plugins load"
 
 
-def _plugin_texts(folders: Iterable[Path]) -> str:
-    folders = [*shipped_folders(), *folders]
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"--plugins: '{folder}' is not a folder.")
-    paths = [path for folder in folders for path in plugin_files(folder)]
-    for path in paths:
-        try:
-            ast.parse(path.read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise UserError(f"{path}: is not Python: {error}") from None
-    return f"{len(paths)} plugin files are Python; not loaded"
-
-
-def _configurations() -> str:
-    return f"{len([load_config(name) for name in configured()])} dataset configurations can be read"
-
-
 def run(args: argparse.Namespace) -> int:
     """Print every check; return 0 if all pass, else 1."""
     python = f"Python {platform.python_version()}"
@@ -130,15 +107,12 @@ def run(args: argparse.Namespace) -> int:
                                        lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
                                        lambda: _optional(RAY, "--ray cannot be used"),
                                        lambda: _optional(FLOWER, "--engine flower cannot be used")]
-    checks += [lambda: _plugin_texts(args.plugins), _configurations] if args.quick else [
-        lambda: _plugins(args.plugins), _data, _device, _kernels]
     failed = 0
-    for check in [*checks, lambda: _results(args.results)]:
+    for check in [*checks, lambda: _plugins(args.plugins), _data, _device, _kernels, lambda: _results(args.results)]:
         try:
             print(f"ok    {check()}")
         except UserError as error:
             failed += 1
             print(f"FIX   {' '.join(str(error).split())}")
-    order = "What was checked is in order; without --quick plugins, data, device and kernels are checked too."
-    print(f"{failed} to fix." if failed else order if args.quick else "Everything is in order.")
+    print(f"{failed} to fix." if failed else "Everything is in order.")
     return 1 if failed else 0
