@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -51,13 +50,6 @@ class Cluster:
         """Processor cores of every machine that has some, by the machine's id in the cluster."""
         cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
         return {name: number for name, number in cores.items() if number}
-
-    @property
-    def raylet(self) -> tuple[str, int]:
-        """Where Ray answers on this machine."""
-        own = self.ray.get_runtime_context().get_node_id()
-        return next((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in self.ray.nodes()
-                    if node["NodeID"] == own)
 
     @property
     def cores(self) -> int:
@@ -126,22 +118,6 @@ def last_word() -> Iterator[None]:
             other.communicate(b"left")
 
 
-def end_with(raylet: tuple[str, int], left: threading.Event) -> None:
-    """End this process as soon as the raylet does not answer, as Ray would at its next call; ``left``: set before the
-    cluster is left."""
-    while not left.is_set():
-        try:
-            with socket.create_connection(raylet, REACH) as connection:
-                connection.settimeout(None)
-                while connection.recv(1 << 12):  # a greeting comes, then nothing while both are there
-                    pass
-        except ConnectionRefusedError:
-            if not left.is_set():
-                os._exit(1)
-        except OSError:
-            left.wait(1.0)
-
-
 @contextmanager
 def joined(address: str, cores: int) -> Iterator[Cluster]:
     """Join the cluster at an address, or start one of so many cores on this machine, and leave or end it afterwards.
@@ -165,14 +141,11 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
                         f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "
                         f"one first.") from None
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), last_word():
-        left = threading.Event()
         try:
             cluster = Cluster(ray)
             if not cluster.machines():
                 raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
                                 f"`ray start --address HOST:PORT`.")
-            threading.Thread(target=end_with, args=(cluster.raylet, left), daemon=True).start()
             yield cluster
         finally:
-            left.set()
             ray.shutdown()

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,27 +207,6 @@ def test_a_cluster_that_does_not_start_is_said(monkeypatch):
     with pytest.raises(UserError, match=r"--ray local: Ray did not start here \(The current node timed out\)"):
         with joining.joined(joining.LOCAL, 1):
             pass
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_a_command_ends_with_its_raylet(monkeypatch, left):
-    """Something greets, as a raylet does, and is gone; unless the command has left the cluster by then."""
-    statuses, event = [], threading.Event()
-
-    def end(status):
-        statuses.append(status)
-        event.set()
-    monkeypatch.setattr(os, "_exit", end)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        watching = threading.Thread(target=joining.end_with, args=(server.getsockname(), event))
-        watching.start()
-        greeted = server.accept()[0]
-        greeted.send(b"hello")
-        if left:
-            event.set()
-    greeted.close()
-    watching.join(20)
-    assert statuses == ([] if left else [1])
 
 
 @pytest.mark.parametrize("end, lines", [("pass", 0), ("os._exit(1)", 2), ("os.kill(os.getpid(), 9)", 2)])
