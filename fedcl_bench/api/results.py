@@ -167,16 +167,17 @@ class Results:
         for other in several:
             if not isinstance(other, (str, Results)):
                 raise UserError(f"compare: found {quoted(other)}, accepted: methods, as 'ft', and other results.")
+        folder = None if tuned is None else as_path("compare", "tuned", tuned)
         named: dict[str, Sequence[Run]] = {}
         for other in several:
             name = other if isinstance(other, str) else other._name_beside(named)
             named[name] = other.runs if isinstance(other, Results) else runs_of(
-                other, self.runs, self._origin, None if tuned is None else as_path("compare", "tuned", tuned))
+                other, self.runs, self._origin, folder)
         if not named:
             raise UserError("compare: found no other method, accepted: one or more, as compare('ft').")
-        tuned_here = Tuned.of(tuned if isinstance(tuned, Path) else True, self._origin.records)
+        choices = Tuned.of(folder or True, self._origin.records)
         for name, runs in named.items():
-            if differ := unequal(self.runs[0], runs[0], self._origin.registry, tuned_here):
+            if differ := unequal(self.runs[0], runs[0], self._origin.registry, choices):
                 warnings.warn(f"{self.method} has other settings than {name}: {differ}", stacklevel=3)
             for key in ("backbone", "dataset"):
                 pair = {runs[0].meta[key], self.runs[0].meta[key]}

@@ -303,6 +303,9 @@ def test_sessions_that_are_split_by_files(capsys):
                              "--session", "session", "--force")
     assert status == 0 and lines_of()[9] == "u0\t0\tvalid-1\tvalid\t100", said
     assert "topology" not in load_config("mine").settings and main(["data", "mine"]) == 0
+    status, said = converted(capsys, "--table", "train.csv", "--test", "test.csv", *NAMED, "--session", "session",
+                             "--force")
+    assert status == 0 and load_config("mine").settings["topology"] == "central", said  # whose training is held out of
     Path("usual.csv").write_text("user_id,visit,item_id,timestamp\nu0,1,0,0\nu1,1,0,0\n")
     assert converted(capsys, "--table", "usual.csv", "--session", "visit", "--force")[0] == 0
     assert lines_of()[1:] == ["u0\t0\t1\t0", "u1\t0\t1\t0"]
