@@ -97,7 +97,7 @@ def federation(registry, tmp_path, simulations):
             self.data = load_stream(self.config.source, self.config.stream, self.config.features)
             self.published = Published.of(self.config.source, self.config.stream, self.data)
             self.names = cut(self.data)
-            self.tables = deal(self.published, self.data, self.names, tmp_path / "dealt")
+            self.tables = deal(self.published, self.data, self.names, tmp_path / f"dealt to {len(self.names)}")
             self.link, self.notes, self.least, self.timeout = Link(), [], least, timeout
             self.wanted = wanted or len(self.names)
             for number in range(self.wanted):
