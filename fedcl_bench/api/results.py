@@ -335,16 +335,14 @@ def against(mine: tuple[str, Sequence[Run]], others: dict[str, Sequence[Run]], m
     """The first method against each of the others, one row per other method; the columns are those of
     ``Results.compare``. Errors as of ``against_each``."""
     name, runs = mine
-    if same := [other for other, of_other in others.items() if {r.hash for r in of_other} & {r.hash for r in runs}]:
-        raise UserError(f"compare: {same[0]} are the same runs as those compared; name another method.")
-    owner: dict[str, str] = {}
+    owner = {run.hash: "these results" for run in runs}
     for other, of_other in others.items():
         for run in of_other:
             if (first := owner.setdefault(run.hash, other)) != other:
                 raise UserError(f"compare: {first} and {other} are the same runs; leave one of them out.")
     rows = []
-    # A name of its own, so that a variant of the method does not take its place.
-    for c in against_each({f"{name} ": runs, **others}, f"{name} ", metric, blocks):
+    mine_named = f"{name} (these results)"  # so that a variant of the method does not take its place
+    for c in against_each({mine_named: runs, **others}, mine_named, metric, blocks):
         by_seed = {f"seed_{what}": getattr(c.seeds, what, None) for what in ("difference", "t", "p")}
         rows.append({"against": c.other, "difference": c.users.difference, "low": c.users.low, "high": c.users.high,
                      "t": c.users.t, "p": c.users.p, "p_holm": c.p_holm, "p_sign_flip": c.users.p_permutation,
