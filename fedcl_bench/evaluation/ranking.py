@@ -53,13 +53,18 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int, users: 
     n, several = settings.sampled_candidates, settings.candidate_lists == "separate"
     drawn = min(2 * n if several else n, step.n_items)
     parts = []
-    known = [*map(step.split, SPLITS), *(lists.where(lists.values < step.n_items) for lists in masks)]
+    own = [step.split(split) for split in SPLITS]
+    masks = [lists for lists in masks if all(lists is not each for each in own)]
     every = torch.arange(step.n_users, device=step.train.values.device) if users is None else users
     for piece in in_pieces(every, step.n_items):
         keys = rng.client_keys(rng.key(seed, "candidates", step.index), piece)
         order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(step.n_items, device=piece.device)))
-        for lists in known:
+        for lists in own:
             order[lists.select(piece)] = torch.iinfo(torch.int64).max
+        for lists in masks:  # which may have items that came later
+            user, item = lists.select(piece)
+            inside = item < step.n_items
+            order[user[inside], item[inside]] = torch.iinfo(torch.int64).max
         key, item = order.topk(drawn, dim=1, largest=False)
         parts.append(item.masked_fill(key == torch.iinfo(torch.int64).max, -1))
     items = torch.nn.functional.pad(torch.cat(parts), (0, (2 * n if several else n) - drawn), value=-1)

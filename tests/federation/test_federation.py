@@ -95,6 +95,27 @@ def test_tests_are_made_with_the_best_round(federation, ml100k):
     assert torch.equal(progress.best.model.public[ITEM], progress.model.public[ITEM]) is False
 
 
+def test_no_sampled_candidate_is_masked(federation, monkeypatch):
+    """With mask_history neither, nor in tests of earlier blocks, whose users have trained on others since."""
+    f, tasks = federation(rounds=1, candidates="sampled", mask_history=True), []
+
+    def ranked(backbone, method, model, task):
+        tasks.append(task)
+        return rank_all(backbone, method, model, task)
+    monkeypatch.setattr("fedcl_bench.federation.protocols.rank_all", ranked)
+    for _ in run(f):
+        pass
+    assert len(tasks) == 4 + 4 + 3 + 2 + 1
+    for task in tasks:
+        users = (task.target.lengths > 0).nonzero().flatten()
+        n_items = 1 + int(torch.cat([lists.values for lists in task.masks]).max())
+        masked = torch.zeros(len(users), n_items, dtype=torch.bool)
+        for lists in task.masks:
+            masked[lists.select(users)] = True
+        assert (task.candidates >= 0).all() and not masked.gather(1, task.candidates.clamp(max=n_items - 1))[
+            task.candidates < n_items].any()
+
+
 @pytest.mark.parametrize("init_from", ["last", "best"])
 def test_a_method_goes_on_with_the_state_of_the_round_that_the_model_is_of(federation, monkeypatch, init_from):
     f = federation(patience=1, rounds=100, lr=2.0, init_from=init_from)
