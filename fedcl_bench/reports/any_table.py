@@ -281,11 +281,12 @@ def build_any(layout: Layout, source: Source) -> Table:
     label, table = _names(layout, list(domains.values()), blocks), _table(layout, specs, blocks)
     source = replace(source, assignments=())  # the specs of the rows have them
     runs = {name: find(source, spec)[0] for name, spec in specs.items()}
+    seeds = max((run.seed + 1 for several in runs.values() for run in several), default=5)  # as the others have
     for dataset in layout.datasets:
         if of_dataset := [run for name, several in runs.items() if name[2] == dataset for run in several]:
             same_tests(of_dataset, "tables")
     built = filled(Filling(table, source, label, printed=_printed(layout.paper)), _title(layout, label, table.panels),
-                   remake=lambda specs: command_for(specs, source.tuned, source.where))
+                   remake=lambda specs: command_for(specs, source.tuned, source.where, seeds))
     about = _about(layout, label, built, [run for several in runs.values() for run in several],
                    all(domains.values()))
     names = {f"{label(name[0])}: other settings than {label(against[0])}: {differ}." for name, several in runs.items()

@@ -172,7 +172,7 @@ def test_what_is_missing_is_named_and_a_papers_numbers_stand_beside_ours(built):
     assert cell(table, "f3crec:without=arm").mean is None and " & --" in text and "--: no number of ours." in text
     commands = [line for line in text.splitlines() if "grid --methods" in line]
     assert "run_bench.py grid --methods f3crec --backbones fedmf" in commands[0] and "--set without=arm" in commands[0]
-    assert all(line.startswith("% missing: ") and "--seeds 5" in line for line in commands)
+    assert all(line.startswith("% missing: ") and "--seeds 3" in line for line in commands)
     without, beside = (built(methods=("ft", "kd"), paper=paper) for paper in (None, "f3crec"))
     assert cell(without, "kd").printed is None and cell(beside, "kd").printed.text == "0.0938"
     assert cell(beside, "kd").mean == cell(without, "kd").mean and "(0.0938)" in markdown(beside)
