@@ -380,8 +380,8 @@ def test_settings_are_looked_up_in_order(in_folder, tmp_path):
     mine.write_text('{"settings": {"lr": 0.25}}')
     assert Tuned.of(True, tmp_path).settings(*names) == Tuned.of(mine.parent, tmp_path).settings(*names) == {"lr": 0.25}
     assert Tuned.of(None, tmp_path) is None
-    with pytest.raises(UserError, match="no file .*/my-tuned/xing-b-ft.json or results/tuned/xing-b-ft.json.\n"
-                                        "Make it with: run_bench.py tune --methods ft --backbones b --datasets xing --plugins p"):
+    with pytest.raises(UserError, match="no file .*/my-tuned/xing-b-ft.json or results/tuned/xing-b-ft.json.\nMake it "
+                                        "with: run_bench.py tune .* --backbones b --datasets xing --plugins p"):
         Tuned.of(True, tmp_path, Where((Path("p"),))).settings("ft", "b", "xing")
 
 
