@@ -172,7 +172,7 @@ def _exactly(again: Run, run: Run) -> str:
     said, found = (each.load("users").astype({"metric": str}).set_index(keys)["value"].sort_index()
                    for each in (run, again))
     found = found[found.index.get_level_values("metric").isin(said.index.unique("metric"))]
-    if not said.index.equals(found.index) or float((said - found).abs().max()) > TOLERANCE:
+    if not (said.index.equals(found.index) and np.allclose(said, found, rtol=0.0, atol=TOLERANCE, equal_nan=True)):
         raise Rejected(f"{describe(run.meta)}: run again, users' scores are not those of the record.")
     return f"every mean is that of the record, to {largest:.0e}, and so is every user's score"
 

@@ -27,7 +27,7 @@ from . import times as units
 from ..items.item_texts import item_file, item_table
 from ..source import write_config
 from .table_files import TableFile, detect
-from .table_reader import BadRows, content_of, joined
+from .table_reader import EXACT, BadRows, content_of, joined
 
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
@@ -221,7 +221,7 @@ class _Times:
         if self.form:
             return units.read(texts, self.form)
         seconds = _floats(texts) / self.scale
-        return np.where(np.abs(seconds) < 2.0 ** 53, seconds, np.nan)  # beyond it not each second is a number
+        return np.where(np.abs(seconds) < EXACT, seconds, np.nan)
 
     def _decide(self, texts: np.ndarray) -> None:
         numbers = _floats(texts)
