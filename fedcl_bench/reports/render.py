@@ -70,6 +70,22 @@ def _begins(stub: Sequence[Sequence[Any]], row: int) -> bool:
     return row > 1 and len(stub) > 1 and bool(stub[0][row])
 
 
+def _widths(columns: Sequence[Sequence[Sequence[Text]]]) -> list[list[int]]:
+    """In characters, of each column of labels and of numbers, with the gap beside it."""
+    return [[max(map(len, column)) + 2 for column in kind] for kind in columns]
+
+
+def _parts(stub: Sequence[int], columns: Sequence[int], width: int) -> list[range]:
+    """The columns in as few parts as fit the width beside the stub, of about the same number each."""
+    free = max(width - sum(stub), max(columns))
+    for count in range(1, len(columns) + 1):
+        size = -(-len(columns) // count)
+        parts = [range(i, min(i + size, len(columns))) for i in range(0, len(columns), size)]
+        if all(sum(columns[i] for i in part) <= free for part in parts):
+            return parts
+    return [range(i, i + 1) for i in range(len(columns))]
+
+
 # Markdown
 
 def _md_cell(cell: Cell | None) -> str:
@@ -100,9 +116,8 @@ def markdown(table: Table) -> str:
 
 # LaTeX
 
-PAGE_POINTS = 500.0  # width of a page with two columns, in points; the usual classes have 455 to 516
-PAGE_HEIGHT = 640.0  # of its text, in points, and so the width of a rotated table; the usual classes have 600 to 700
-SHRINK = 1.15  # a rotated table may be wider by this factor, and is made as much smaller
+PAGE_WIDTH = 130  # of two columns, in characters of \scriptsize; `adjustbox` makes smaller what is wider in the end
+PAGE_HEIGHT = 200  # and so of a rotated table, which may be made a little smaller
 FEW_LINES = 20  # of a table that is split and not rotated
 MOST_LINES = 48  # on a page, with captions and notes
 COLUMN_GAP = 3  # points on either side of a column
@@ -120,44 +135,15 @@ def _tex_cell(cell: Cell | None) -> str:
     return text
 
 
-def _points(texts: Sequence[str]) -> float:
-    """About how wide a column is in points: its longest text, in LaTeX's 7-point type."""
-    def width(text: str) -> float:
-        tiny = "".join(re.findall(r"\{\\tiny\$\\pm\$([^}]*)\}", text))
-        bold = "".join(re.findall(r"\\textbf\{([^}]*)\}", text))
-        text = re.sub(r"\{\\tiny[^}]*\}|\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text)
-        of_plain, of_bold, of_tiny = (sum(map(_letter, letters)) for letters in (text, bold, tiny))
-        return of_plain + 0.15 * of_bold + 0.85 * of_tiny + (5.5 if tiny else 0.0)
-    return max(map(width, texts)) + 2 * COLUMN_GAP
-
-
-def _letter(character: str) -> float:
-    """About how wide a character is in LaTeX's 7-point type, in points."""
-    return 3.0 if character in " .,()-|:;'il" else 6.2 if character in "@%#+=&_mw" or character.isupper() else 4.1
-
-
-def _parts(stub: Sequence[float], columns: Sequence[float], width: float) -> list[range]:
-    """The columns in as few parts as fit the width beside the stub, of about the same number each."""
-    free = max(width - sum(stub), max(columns))
-    for count in range(1, len(columns) + 1):
-        size = -(-len(columns) // count)
-        parts = [range(i, min(i + size, len(columns))) for i in range(0, len(columns), size)]
-        if all(sum(columns[i] for i in part) <= free for part in parts):
-            return parts
-    return [range(i, i + 1) for i in range(len(columns))]
-
-
 def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     """The environment of a panel's floats, and the lines of each.
 
     Where one tabular would be wider than a page it is rotated. If that does not help, or there are few lines, it is
     split into several below each other. What is too high for a page goes to the next.
     """
-    stub, numbers = (list(map(_points, columns)) for columns in _tex_columns(table, panel.lines))
-    widths = [stub, _below_groups(table, numbers)]
-    parts = _parts(*widths, PAGE_POINTS)
-    if len(parts) > 1 and FEW_LINES < len(panel.lines) <= MOST_LINES \
-            and sum(map(sum, widths)) <= SHRINK * PAGE_HEIGHT:
+    widths = _widths(_columns(table, panel.lines, _plain, _drawn_cell, _innermost(table)))
+    parts = _parts(*widths, PAGE_WIDTH)
+    if len(parts) > 1 and FEW_LINES < len(panel.lines) <= MOST_LINES and sum(map(sum, widths)) <= PAGE_HEIGHT:
         return "sidewaystable*", [_tabular(table, panel.lines, range(len(table.heads)))]
     floats: list[list[str]] = []
     room = 0
@@ -173,9 +159,9 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     return "table*", floats
 
 
-def _tex_columns(table: Table, lines: Sequence[Line]) -> tuple[list[list[str]], list[list[str]]]:
-    """The columns as LaTeX, those of numbers under the innermost of their labels."""
-    return _columns(table, lines, tex, _tex_cell, [column[-1] if column else "" for column in table.columns])
+def _innermost(table: Table) -> list[str]:
+    """The headings of columns of numbers, without those that stand above several."""
+    return [column[-1] if column else "" for column in table.columns]
 
 
 def _groups(columns: Sequence[tuple[str, ...]]) -> list[list[tuple[str, int]]]:
@@ -196,18 +182,6 @@ def _group_heads(columns: Sequence[tuple[str, ...]], stub: int) -> list[str]:
     return out
 
 
-def _below_groups(table: Table, widths: Sequence[float]) -> list[float]:
-    """The widths of columns, where necessary wider, so that the headings above several fit."""
-    widths = list(widths)
-    for groups in _groups(table.columns):
-        begin = 0
-        for label, count in groups:
-            more = max(_points([tex(label)]) - sum(widths[begin:begin + count]), 0.0) / count
-            widths[begin:begin + count] = [width + more for width in widths[begin:begin + count]]
-            begin += count
-    return widths
-
-
 def _pages(lines: Sequence[Line]) -> list[list[Line]]:
     """Lines in as few parts as pages hold, each beginning with a new first label if that is possible."""
     parts: list[list[Line]] = [[]]
@@ -222,7 +196,7 @@ def _pages(lines: Sequence[Line]) -> list[list[Line]]:
 
 def _tabular(table: Table, lines: Sequence[Line], part: Sequence[int]) -> list[str]:
     """Some lines and columns as LaTeX; no wider than what surrounds it."""
-    stub, numbers = _tex_columns(table, lines)
+    stub, numbers = _columns(table, lines, tex, _tex_cell, _innermost(table))
     head, *rows = (" & ".join(row) + r" \\" for row in zip(*stub, *(numbers[i] for i in part)))
     ruled = [line for i, row in enumerate(rows, 1) for line in ([r"\midrule"] if _begins(stub, i) else []) + [row]]
     return [r"\begin{adjustbox}{max width=\linewidth}", rf"\begin{{tabular}}{{{'l' * len(stub)}{'r' * len(part)}}}",
@@ -289,9 +263,8 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
     console = Console(width=10_000, highlight=False, force_terminal=color, no_color=True, file=io.StringIO())
     for panel in table.panels:
         console.print(_plain(_heading(table, panel)))
-        stub, numbers = _columns(table, panel.lines, _plain, _drawn_cell)
-        widths = [[max(map(len, column)) + 2 for column in columns] for columns in (stub, numbers)]
-        for part in _parts(*widths, width or 10_000):
+        stub, numbers = columns = _columns(table, panel.lines, _plain, _drawn_cell)
+        for part in _parts(*_widths(columns), width or 10_000):
             console.print(_drawn(stub, [numbers[i] for i in part]))
     notes = [*table.notes, *table.tested, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
