@@ -9,6 +9,7 @@ from typing import Sequence
 from ..core.errors import UserError
 from ..core.files import read_bytes, write_atomically
 from ..core.text import for_markdown
+from ..evaluation.metrics import sign_of
 from ..reports.cells import DASH
 from ..reports.dashboard import Number, TableRow
 from ..reports.html import document, table
@@ -46,7 +47,8 @@ def entries(board: Path) -> list[Entry]:
         for row in submission.rows:
             groups.setdefault((row.dataset, row.backbone, row.stream, row.metric), []).append((name, submission, row))
     return [(*each, p) for key in sorted(groups) for each, p in sorted(
-        zip(groups[key], holm([row.p for _, _, row in groups[key]])), key=lambda pair: -pair[0][2].mean)]
+        zip(groups[key], holm([row.p for _, _, row in groups[key]])),
+        key=lambda pair: -sign_of(pair[0][2].metric) * pair[0][2].mean)]
 
 
 def lines(every: Sequence[Entry]) -> list[TableRow]:

@@ -312,6 +312,9 @@ def test_the_page_has_every_row(two):
     assert page.count("<tr") == 1 + 2 and f'data-order="{row.mean!r}"' in page and f"{row.mean:.4f} ±" in text
     assert "<b>" not in page and "a &lt;b&gt;|later&lt;/b&gt; one" in page and "a &lt;b>\\|later&lt;/b> one" in text
     assert not re.findall(r"(?:src|href)=|https?://|fetch\(", page) and "default-src 'none'" in page
+    for name, mean in (("halved", 0.9), ("later", 0.8)):
+        seal(two / name, rows=[{**msgspec.to_builtins(row), "metric": "rmse", "mean": mean}])
+    assert [folder for folder, *_ in board.entries(two)] == ["later", "halved"]  # of an error less is better
 
 
 DRIVE = """
