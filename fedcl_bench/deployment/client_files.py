@@ -180,6 +180,7 @@ def read_client(path: Path, published: Published) -> ClientData:
     user, block or split that the federation does not have."""
     frame = read_table(path)
     sessions = published.stream.stream == "sessions"
+    cut_by_time = not sessions and not published.stream.split_file
     user = pd.Index(published.users).get_indexer(frame["user"])
     if (user < 0).any():
         raise UserError(f"{path}: user '{frame['user'][user < 0].iloc[0]}' does not take part in the federation; its "
@@ -188,11 +189,11 @@ def read_client(path: Path, published: Published) -> ClientData:
     names, user = np.unique(user, return_inverse=True)
     frame = frame.assign(user=user, item=item)[item >= 0]
     wanted = {"block", "split", *(("session", "timestamp") if sessions else ())}
-    if "split" not in frame and "timestamp" in frame and not sessions:
+    if "split" not in frame and "timestamp" in frame and cut_by_time:
         frame = _blocks_and_splits(frame, names, published)
     elif not wanted <= set(frame):
         raise UserError(f"{path}: found the columns {', '.join(frame)}, accepted: user, item and "
-                        f"{'' if sessions else 'timestamp, or user, item, '}block and split"
+                        f"{'timestamp, or user, item, ' * cut_by_time}block and split"
                         f"{', with session and timestamp' if sessions else ''}.")
     if not set(frame["split"]) <= set(SPLITS):
         wrong = next(split for split in frame["split"] if split not in SPLITS)

@@ -35,8 +35,10 @@ def deal_all(published: Published, source: DatasetSource, stream: Stream, names:
     """
     if not stream.domains:
         tables = deal(published, stream, names, out)
-        if (described := item_file(source.path)).is_file():  # of all items, which the server publishes
-            shutil.copyfile(described, item_file(out / "server" / FEDERATION))
+        texts = item_file(out / "server" / FEDERATION)  # of all items, which the server publishes
+        texts.unlink(missing_ok=True)  # of other data that were dealt there
+        if (described := item_file(source.path)).is_file():
+            shutil.copyfile(described, texts)
         return tables
     every = domain_rows(source, published.stream)
 

@@ -10,6 +10,7 @@ from helpers import SMALL
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.deployment.client_files import FEDERATION, Published, deal, read_client, read_published, table_of
+from fedcl_bench.deployment.domain_files import deal_all
 from fedcl_bench.experiments.partition import divide, stream_part
 from fedcl_bench.runs.config import make_config
 
@@ -74,6 +75,18 @@ def test_a_table_of_times_is_cut_as_in_a_simulation(dealt, tmp_path, settings):
             assert torch.equal(here.split(split).values, there.split(split).values)
 
 
+def test_a_folder_keeps_no_texts_of_items_of_other_data(registry, tmp_path, growing):
+    config = make_config(registry, "ft", "fedmf", str(growing), overrides=[("test", {"k_core": 0})])
+    stream = load_stream(config.source, config.stream)
+    published = Published.of(config.source, config.stream, stream)
+    (described := growing.with_suffix(".item")).write_text("item_id:token\tname:token_seq\n")
+    deal_all(published, config.source, stream, divide(stream, 2), tmp_path / "dealt")
+    assert (texts := tmp_path / "dealt/server/federation.item").is_file()
+    described.unlink()
+    deal_all(published, config.source, stream, divide(stream, 2), tmp_path / "dealt")
+    assert not texts.exists()
+
+
 def test_ids_are_texts(dealt):
     """Also those that pandas takes for missing values or numbers."""
     published, _, _, tables = dealt(k_core=70)
@@ -102,6 +115,9 @@ def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
     first = replace(published, steps=[(published.steps[0][0], 1, 0), *published.steps[1:]])
     with pytest.raises(UserError, match="item '.*' is in block 0, accepted: from block 1 on"):
         read_client(tables[0], first)
+    frame.drop(columns=["block", "split"]).assign(timestamp=1).to_csv(tables[0], index=False)
+    with pytest.raises(UserError, match="accepted: user, item and block and split"):  # no time says when blocks end
+        read_client(tables[0], replace(published, stream=replace(published.stream, split_file="blocks.tsv")))
     for changed, said in (
             (frame.drop(columns="item"), "no column item; found: user, block, split"),
             (frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
