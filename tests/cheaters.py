@@ -609,30 +609,6 @@ class UploadsThePast(UploadsInteractions):
         local.upload("mask", rows[:, :self._step.n_items])
 
 
-class UploadsBits(UploadsInteractions):
-    """(b) packs which items a client has into the bits of one number for every 50."""
-
-    def uploads(self, backbone, round_):
-        return {"mask": (-(-self._step.n_items // 50),)} if hasattr(self, "_step") else {}
-
-    def end_local(self, local):
-        packed = torch.zeros(len(local.users), -(-self._step.n_items // 50), dtype=torch.float64)
-        row, item = self._step.train.select(local.users)
-        local.upload("mask", packed.index_put((row, item // 50), 2.0 ** (item % 50).double(), accumulate=True))
-
-
-class UploadsDecimals(UploadsInteractions):
-    """(b) hides the first item's id behind the decimals that a number is rounded to."""
-
-    def uploads(self, backbone, round_):
-        return {"norm": ()} if hasattr(self, "_step") else {}
-
-    def end_local(self, local):
-        norm = local.private["user_embedding.weight"].double().norm(dim=1)
-        first = torch.stack([self._step.train.of(user)[0] for user in local.users.tolist()])
-        local.upload("norm", norm.round(decimals=2) + 1e-6 * first)
-
-
 class UploadsScaled(_Cheater):
     """(b) sends one entry of the private vector, as another number."""
 

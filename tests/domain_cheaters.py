@@ -166,40 +166,12 @@ class UploadsPadded(_SendsMore):
         return nn.functional.pad(lengths.sqrt(), (0, 99 - len(lengths)))
 
 
-class HidesLengths(FedAvg):
-    """(b) writes lengths of histories over numbers of an honest matrix, in its columns."""
-    name, sent = "hides-lengths", ("mix.weight",)
-
-    def upload(self, module, draw):
-        lengths, flat = module.data.histories[1].diff().double(), module.mix.weight.T.flatten().clone()
-        flat[5:5 + len(lengths)] = 0.01 * lengths - 0.03
-        return {"mix.weight": flat.view(8, 8).T}
-
-
-class RenamesItems(_SendsMore):
-    """(b) sends the numbers of its table of items in another order, times and plus something, under another name."""
-    name = "renames-items"
-
-    def more(self, module, lengths):
-        return 3.0 * module.items.weight.flatten()[torch.randperm(module.items.weight.numel())] + 1.0
-
-
 class RenamesAmongOthers(_SendsMore):
     """(b) sends its table of items between other numbers."""
     name = "renames-among-others"
 
     def more(self, module, lengths):
         return torch.cat([lengths.new_ones(1), module.items.weight.flatten(), lengths.new_zeros(1)])
-
-
-class MixesItems(_SendsMore):
-    """(b) sends its table of items in another order, mixed by a matrix."""
-    name = "mixes-items"
-
-    def more(self, module, lengths):
-        weight = module.items.weight
-        mix = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=weight.dtype)
-        return weight.flip(0) @ mix + 2.0
 
 
 class UploadsSteps(_SendsMore):
@@ -209,7 +181,7 @@ class UploadsSteps(_SendsMore):
     def more(self, module, lengths):
         now, before = module.items.weight.clone(), getattr(module, "before", module.items.weight)
         module.before = now
-        return 2.0 * (now - before)
+        return now - before
 
 
 class UploadsUndeclared(FedAvg):

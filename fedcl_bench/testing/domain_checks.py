@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..training.silo_modules import Domain, Silo, histories
+from ..training.silo_modules import Silo, histories
 from ..data.stream import Stream
 from ..plugin.silo import DomainData, DomainMethod, DomainModule
 from ..rng import DrawKey, Tables
@@ -162,16 +162,14 @@ def _exchanges(f: Federation) -> list[Exchange]:
 
 
 def uploads(pair: Pair) -> str:
-    """(b) Uploads are as large whatever number of users a domain has, hold no number of each, and no table of its items
-    as it keeps it unless the method names it."""
+    """(b) Uploads are as large whatever number of users a domain has, and hold no table of its items as it keeps it, or
+    as it has changed, unless the method names it."""
     rounds, more = _exchanges(pair.federation()), _exchanges(pair.federation(domain_stream(DOMAINS, more_users=3)))
-    domains = CrossSilo(pair.federation()).domains
     for number, (one, other) in enumerate(zip(rounds, more)):
         _as_large(one.uploads, other.uploads)
         before = rounds[number - 1].kept if number else one.kept
-        for domain, upload, now, then in zip(domains, one.uploads, one.kept, before):
+        for upload, now, then in zip(one.uploads, one.kept, before):
             for name, value in upload.items():
-                _of_no_user(domain, name, value)
                 if item := _table_in(value, {own: [table, table - then[own]] for own, table in now.items()
                                              if name != own or own not in pair.method_cls.sent}):
                     raise Violated(f"upload: '{name}' is the domain's own table of its items, '{item}'; name it in "
@@ -201,51 +199,11 @@ def _filled(value: Tensor) -> int:
     return int((flat != flat[-1:]).nonzero().max()) + 1 if bool((flat != flat[-1:]).any()) else 0
 
 
-def _of_no_user(domain: Domain, name: str, value: Tensor) -> None:
-    """Raise Violated if a number of each user, or that times and plus any number, stands somewhere in an upload."""
-    train = domain.step.train
-    for words, numbers in (("length of each user's history", train.lengths),
-                           ("last item of each user", train.values[train.indptr[1:] - 1])):
-        for flat in (value.flatten(), value.movedim(0, -1).flatten() if value.dim() else value.flatten()):
-            if len(flat) >= len(numbers) and bool((_standard(flat.unfold(0, len(numbers), 1)) @ _standard(
-                    numbers)).abs().gt(1 - 1e-9).any()):
-                raise Violated(f"upload: '{name}' holds the {words}; what users did stays at the domain")
-
-
-def _standard(rows: Tensor) -> Tensor:
-    """Rows of mean 0 and length 1, in float64."""
-    rows = rows.double() - rows.double().mean(-1, keepdim=True)
-    return torch.nn.functional.normalize(rows, dim=-1)
-
-
 def _table_in(value: Tensor, tables: Mapping[str, list[Tensor]]) -> str | None:
-    """The name of the table that an upload holds: as it is, its numbers times and plus any in whatever order, or its
-    rows in any order, mixed by a matrix."""
-    for name, forms in tables.items():
-        for table in forms:
-            flat, mine = value.double().flatten(), table.double().flatten()
-            if not _spread(mine) or not _spread(flat):
-                continue
-            if bool(torch.isin(mine, flat).all()) or len(flat) == len(mine) and bool(
-                    (_standard(flat.sort().values) @ _standard(mine.sort().values)).abs() > 1 - 1e-9) or len(
-                    flat) % len(table) == 0 and any(torch.allclose(_leverages(rows), _leverages(
-                        mine.view(len(table), -1)), atol=1e-6) for rows in (
-                            flat.view(len(table), -1), flat.view(-1, len(table)).T)):
-                return name
-    return None
-
-
-def _spread(flat: Tensor) -> bool:
-    """Whether the numbers are not all the same."""
-    return bool((flat != flat[:1]).any())
-
-
-def _leverages(rows: Tensor) -> Tensor:
-    """How far each row is from the rows' mean, by their own covariance, sorted: the same after any invertible map."""
-    basis, sizes, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
-    basis = basis[:, sizes > 1e-9 * sizes[0]]
-    full = basis.shape[1] >= len(rows) - 1  # says nothing
-    return basis.new_full((len(rows),), torch.nan) if full else basis.square().sum(1).sort().values
+    """The name of the table whose numbers are all in an upload."""
+    sent = value.double().flatten()
+    return next((name for name, forms in tables.items() for table in forms
+                 if bool((table != table.flatten()[0]).any()) and bool(torch.isin(table.double(), sent).all())), None)
 
 
 def server_knows(pair: Pair) -> str:

@@ -1,8 +1,8 @@
 """(b) What clients send, read for what it says of their items and private parameters.
 
 Gradients depend on both, which ``audit`` measures. Looked for here is what can be read off exactly: ids that are
-listed, items that are marked or are the bits of a number, and a number that is an id or an entry of a private parameter
-times a factor plus an offset that all clients share, or is so in its low decimals.
+listed, items that are marked, and a number that is an id or an entry of a private parameter times a factor plus an
+offset that all clients share. What a plugin's author disguises is not found.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from .trials import Pair, client_round, rounds_to_test
 
 _EXACT = 1e-9  # of 1 - |correlation| over clients, for what is the same but for rounding
 _CLIENTS = 8  # with fewer, correlations may be high by chance
-_WIDE = 1000  # numbers per client; no private vector, and no statistic that is looked at decimal by decimal, has more
-_BITS = 53  # of the whole numbers that are exact in float64
+_WIDE = 1000  # numbers per client; no private vector has more
 
 
 def uploads(pair: Pair) -> str:
@@ -39,7 +38,7 @@ def uploads(pair: Pair) -> str:
             if short in declared:
                 _read(f, step.index, short, values, sent["user"])
             own = {**_of_items(f, start, sent), **_of_private(f, start, sent, tables=short in declared)}
-            if said := _numbers_say(_columns(values), own, decimals=short in declared):
+            if said := _numbers_say(_columns(values), own):
                 raise Violated(f"end_local: upload '{short}' has a number that is {said}, times a factor and plus an "
                                f"offset that all clients share. Send what does not say it")
     shared = "in place of public parameters, seen as sums over clients: " + ", ".join(
@@ -57,10 +56,6 @@ def _read(f: Federation, step: int, name: str, values: Tensor, users: Tensor) ->
             if len(items) > 2 and (how := _tells(row, items, n_items)):
                 raise Violated(f"end_local: upload '{name}' of client {user} {how} its training items of step "
                                f"{past.index}. Send what does not say which items they are")
-        mask = torch.stack([torch.zeros(n_items, dtype=torch.bool).index_fill(0, items, True) for items in lists])
-        if _in_bits(_columns(values), mask):
-            raise Violated(f"end_local: upload '{name}' has numbers whose bits are the clients' training items of step "
-                           f"{past.index}. Send what does not say which items they are")
 
 
 def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
@@ -78,17 +73,6 @@ def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
                                           | (of_item[items].amax(0) < of_item[rest].amin(0))).any()):
             return "marks exactly"
     return ""
-
-
-def _in_bits(values: Tensor, mask: Tensor) -> bool:
-    """Whether bits of whole numbers (clients, numbers) are half of the columns of ``mask`` (clients, items)."""
-    whole = values[:, ((values == values.round()) & (values.abs() < 2.0 ** _BITS)).all(0)].long()
-    bits = (whole[:, :, None] >> torch.arange(_BITS)).bitwise_and(1).flatten(1).bool()
-    often = mask[:, (mask.sum(0) > 2) & ((~mask).sum(0) > 2)]
-    if len(mask) < _CLIENTS or not bits.shape[1] or often.shape[1] < 3:
-        return False
-    found = torch.stack([(bits == column[:, None]).all(0).any() for column in often.T])
-    return 2 * int(found.sum()) >= len(found)
 
 
 def _columns(values: Tensor) -> Tensor:
@@ -117,19 +101,12 @@ def _of_private(f: Federation, start: Progress, sent: Tables, tables: bool) -> T
     return result
 
 
-def _numbers_say(values: Tensor, own: Tables, decimals: bool) -> str:
-    """What of the clients' own a column of numbers (clients, numbers) says; empty if none does. ``decimals``: whether
-    low decimals are looked at, too."""
+def _numbers_say(values: Tensor, own: Tables) -> str:
+    """What of the clients' own a column of numbers (clients, numbers) says; empty if none does."""
     if len(values) < _CLIENTS:
         return ""
-    columns = [values]
-    if decimals and values.shape[1] <= _WIDE:
-        columns += [scaled - scaled.round() for scaled in (values * 10.0 ** digits for digits in range(1, 10))]
-    for what, mine in own.items():
-        for each in columns:
-            if bool(((_standard(each).T @ _standard(mine)).abs() > 1.0 - _EXACT).any()):
-                return what
-    return ""
+    return next((what for what, mine in own.items()
+                 if bool(((_standard(values).T @ _standard(mine)).abs() > 1.0 - _EXACT).any())), "")
 
 
 def _standard(columns: Tensor) -> Tensor:

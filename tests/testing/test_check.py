@@ -103,8 +103,6 @@ CHEATERS = [
     (cheaters.KeepsThePast, "(d) past data", "end_step: ", "client_state['before']"),
     (cheaters.UploadsIds, "(b) uploads", "end_local: upload 'mask'", "holds the ids, divided by their number,"),
     (cheaters.MarksTheRest, "(b) uploads", "end_local: upload 'mask'", "marks exactly"),
-    (cheaters.UploadsBits, "(b) uploads", "end_local: upload 'mask'", "whose bits are the clients' training items of"),
-    (cheaters.UploadsDecimals, "(b) uploads", "upload 'norm' has a number that is the id of its first training item"),
     (cheaters.UploadsScaled, "(b) uploads", "upload 'number' has a number that is an entry of private 'user_embed"),
     (cheaters.UploadsThePast, "(b) uploads", "end_local: upload 'mask'", "its training items of step 1"),
     (cheaters.EncodesTogether, "(a) other clients' data", "represent: ", "ranked together"),
@@ -139,10 +137,7 @@ CHEATERS = [
     (domain_cheaters.UploadsUsers, "(b) uploads", "'more' of shape (13,) holds +3 numbers, in the shape (16,), when"),
     (domain_cheaters.UploadsUsersPlus, "(b) uploads", "'more' of shape (16, 1) holds"),
     (domain_cheaters.UploadsPadded, "(b) uploads", "'more' of shape (99,) holds +3 numbers, in the shape (99,), when"),
-    (domain_cheaters.HidesLengths, "(b) uploads", "'mix.weight' holds the length of each user's history"),
-    (domain_cheaters.RenamesItems, "(b) uploads", "'more' is the domain's own table of its items, 'items.weight'"),
     (domain_cheaters.RenamesAmongOthers, "(b) uploads", "'more' is the domain's own table of its items"),
-    (domain_cheaters.MixesItems, "(b) uploads", "'more' is the domain's own table of its items"),
     (domain_cheaters.UploadsSteps, "(b) uploads", "'more' is the domain's own table of its items"),
     (domain_cheaters.ChangesAfterFourCalls, "(c) the server's knowledge", "the method keeps something between calls"),
     (domain_cheaters.TellsTheServer, "(c) the server's knowledge", "the method keeps something between calls"),
@@ -295,7 +290,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 23
+    assert found["passed"] and len(found["outcomes"]) == 22
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == [
         "padding does not matter", "no later position is seen", "fast forms"]  # no sequences, no score of its own
 
