@@ -164,7 +164,11 @@ def _of_first_users(parts: Sequence[DomainPart], lengths: Tensor, n_users: int, 
     """So many interactions of each domain: as ``one`` session, or each as one."""
     count = torch.zeros(n_users, dtype=torch.int64)
     count[[part.users.start for part in parts]] = torch.ones_like(lengths) if one else lengths
-    each = lengths if one else torch.ones(int(lengths.sum()), dtype=torch.int64)
+    return sessions_of_sizes(count, lengths if one else torch.ones(int(lengths.sum()), dtype=torch.int64))
+
+
+def sessions_of_sizes(count: Tensor, lengths: Tensor) -> Sessions:
+    """Sessions of which only their number at each user and their lengths are known."""
     rows = int(lengths.sum())
-    return Sessions(starts_of(count), starts_of(each), torch.zeros(rows, dtype=torch.int64),
+    return Sessions(starts_of(count), starts_of(lengths), torch.zeros(rows, dtype=torch.int64),
                     torch.zeros(rows, dtype=torch.float64))

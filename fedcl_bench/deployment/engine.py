@@ -6,7 +6,7 @@ import json
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor
 from ..core import errors
 from ..core.errors import UserError
 from ..data.datasets import with_item_features
-from ..data.stream import Ragged, Sessions, Step, Stream, starts_of
+from ..data.files.recbole_files import SPLITS
+from ..data.stream import Ragged, Step, Stream, starts_of
 from ..experiments.cluster import versions
 from ..experiments.partition import check_divisible, progress_part
 from ..experiments.shards import parts_of
@@ -31,7 +32,7 @@ from ..runs.config import RunConfig
 from ..runs.runner import Engine
 from .client import RunTerms
 from .client_files import Published
-from .domain_files import stream_of_domains
+from .domain_files import sessions_of_sizes, stream_of_domains
 from .flower import VERSION, Letter, SuperLink, pause
 
 
@@ -298,45 +299,26 @@ def stream_of(published: Published, members: Iterable[Member]) -> Stream:
     if published.domains:
         return stream_of_domains(published, [(member.names, member.sizes) for member in members])
     steps, old, members = [], (0, 0), list(members)
+    rated = all(bool(member.sizes.get("rated")) for member in members)
+
+    def lists(name: str, n_users: int, items: Sequence[Tensor] = ()) -> Ragged:
+        """Lists of so many items of all users; which, if it is known, is told member by member."""
+        owners = torch.cat([member.names[:len(member.sizes[name])].repeat_interleave(torch.tensor(member.sizes[name]))
+                            for member in members])
+        values = torch.cat(items)[owners.argsort(stable=True)] if items else torch.zeros_like(owners)
+        return Ragged(starts_of(torch.bincount(owners, minlength=n_users)), values, values.double() if rated else None)
     for t, (n_users, n_items, interactions) in enumerate(published.steps):
-        def of_all(name: str) -> Tensor:
-            lengths = torch.zeros(n_users, dtype=torch.int64)
-            for member in members:
-                lengths[member.names[member.names < n_users]] = torch.tensor(member.sizes[name])
-            return lengths
-        rated = all(bool(member.sizes.get("rated")) for member in members)
-        splits = {split: _lists(of_all(f"{t}/{split}"), rated) for split in ("train", "valid", "test")}
-        for member in members if t and published.stream.stream == "blocks" else ():  # as ``sizes_of`` does
-            train = splits["train"]
-            train.values[_places(train.indptr, member.names[member.names < n_users])] = \
-                torch.tensor(member.sizes[f"{t}/new"]) * old[1]
+        new = [torch.tensor(member.sizes[f"{t}/new"]) * old[1] for member in members
+               ] if t and published.stream.stream == "blocks" else ()  # as ``sizes_of`` has them
+        splits = {split: lists(f"{t}/{split}", n_users, new if split == "train" else ()) for split in SPLITS}
         sessions = {}
-        if published.stream.stream == "sessions":
-            sessions = {split: _sessions(of_all(f"{t}/{split}/sessions"), members, f"{t}/{split}/lengths")
-                        for split in splits}
+        for split in SPLITS if published.stream.stream == "sessions" else ():
+            of_user = lists(f"{t}/{split}/sessions", n_users, [torch.tensor(member.sizes[f"{t}/{split}/lengths"])
+                                                               for member in members])
+            sessions[split] = sessions_of_sizes(of_user.lengths, of_user.values)
         steps.append(Step(t, n_users, n_items, *old, interactions, **splits, sessions=sessions))
         old = n_users, n_items
     return Stream(tuple(steps), *(np.array(ids, dtype=str) for ids in (published.users, published.items)))
-
-
-def _lists(lengths: Tensor, rated: bool) -> Ragged:
-    items = lengths.new_zeros(int(lengths.sum()))
-    return Ragged(starts_of(lengths), items, items.double() if rated else None)
-
-
-def _places(starts: Tensor, users: Tensor) -> Tensor:
-    """Where the elements of some users' lists are, in the order of the users."""
-    return Ragged(starts, torch.arange(int(starts[-1]))).part(users).values
-
-
-def _sessions(count: Tensor, members: Iterable[Member], name: str) -> Sessions:
-    """Sessions of all users, of which only the lengths are known."""
-    of_user = starts_of(count)
-    lengths = count.new_zeros(int(count.sum()))
-    for member in members:
-        lengths[_places(of_user, member.names)] = torch.tensor(member.sizes[name])
-    rows = int(lengths.sum())
-    return Sessions(of_user, starts_of(lengths), count.new_zeros(rows), torch.zeros(rows, dtype=torch.float64))
 
 
 @dataclass
