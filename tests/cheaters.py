@@ -219,17 +219,6 @@ class UploadsIds(UploadsInteractions):
         local.upload("mask", ids)
 
 
-class KnowsPopularity(_Cheater):
-    """(c) the server weighs its rows by how often clients interact with them."""
-
-    def begin_round(self, step, round_, backbone):
-        self._count = torch.bincount(step.train.values, minlength=step.n_items)
-
-    def aggregate(self, public):
-        return {name: table * (1.0 + 0.01 * self._count.to(table).view(-1, *[1] * (table.dim() - 1)))
-                for name, table in public.items()}
-
-
 class CarriesPrivate(_Cheater):
     """(c) puts private parameters into the server's state after a step."""
 
@@ -312,13 +301,6 @@ class CountsMemories(_Remembers):
             return public
         return {name: table + 0.01 * torch.bincount(self.client_state["memory"].flatten(), minlength=len(table)).view(
             -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
-
-
-class RehearsesCommon(_Rehearses, _Remembers):
-    """(a) a client rehearses the items that are most common in all memories."""
-
-    def replayed_items(self, users, draw):
-        return self.common(3).expand(len(users), 3)
 
 
 class DistilsCommon(_Remembers):

@@ -150,14 +150,6 @@ class UploadsUsers(_SendsMore):
         return lengths
 
 
-class UploadsUsersPlus(_SendsMore):
-    """(b) sends something of each user and three numbers more, in a column."""
-    name = "uploads-users-plus"
-
-    def more(self, module, lengths):
-        return torch.cat([lengths.sqrt(), lengths.new_ones(3)])[:, None]
-
-
 class UploadsPadded(_SendsMore):
     """(b) sends something of each user in a vector of the same size everywhere."""
     name = "uploads-padded"
@@ -184,25 +176,6 @@ class UploadsSteps(_SendsMore):
         return now - before
 
 
-class UploadsUndeclared(FedAvg):
-    """(b) sends more than it says."""
-    name, sent = "uploads-more", ("mix.weight",)
-
-    def upload(self, module, draw):
-        return {"mix.weight": module.mix.weight, "mix.bias": module.mix.bias}
-
-
-class RemembersUploads(FedAvg):
-    """(c) the server's answer is a mean with those it gave before."""
-    name = "remembers-uploads"
-
-    def aggregate(self, uploads, weights, draw):
-        made = super().aggregate(uploads, weights, draw)
-        self.before = getattr(self, "before", made[0])
-        self.before = {name: (value + self.before[name]) / 2 for name, value in made[0].items()}
-        return [self.before] * len(uploads)
-
-
 class ChangesAfterFourCalls(FedAvg):
     """(c) the server answers otherwise from its fourth call on."""
     name, calls = "changes-after-four-calls", 0
@@ -224,14 +197,6 @@ class TellsTheServer(FedAvg):
         told, self.told = self.told, 0.0
         return [{name: value + told for name, value in made.items()}
                 for made in super().aggregate(uploads, weights, draw)]
-
-
-class AnswersNothingThereIs(FedAvg):
-    """answers a table that no module has."""
-    name = "answers-nothing"
-
-    def aggregate(self, uploads, weights, draw):
-        return [{"nothing": weights}] * len(uploads)
 
 
 class TrainsItemsOfOthers(FedAvg):

@@ -59,30 +59,25 @@ def assert_passed(report: Report) -> None:
 
 
 class CheckDisplay:
-    """Shows verdicts as they come: a line that moves on a terminal, and every failure at once; ``quiet``: show nothing.
-    """
+    """Shows on a terminal what is being tried, and in the end all verdicts; ``quiet``: show nothing meanwhile."""
 
     def __init__(self, plugin: Plugin, quiet: bool = False):
-        self.plugin, self.quiet = plugin, quiet
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-        self.status = None
+        self.plugin = plugin
+        self.status = Console(stderr=True, quiet=quiet or not sys.stderr.isatty()).status(
+            f"{plugin.kind} {plugin.name}: starting")
         self.count: Counter = Counter()
 
     def __enter__(self) -> "CheckDisplay":
-        if not self.quiet and sys.stderr.isatty():
-            self.status = self.console.status(f"{self.plugin.kind} {self.plugin.name}: starting")
-            self.status.start()
+        self.status.start()
         return self
 
     def __exit__(self, *error) -> None:
-        if self.status is not None:
-            self.status.stop()
+        self.status.stop()
 
     def add(self, verdict: Verdict) -> None:
         self.count[verdict.passed] += 1
-        if self.status is not None:
-            self.status.update(f"{self.plugin.kind} {self.plugin.name}: {self.count[True]} passed, {self.count[False]} "
-                               f"failed; {verdict.pair or 'alone'}: {verdict.property}")
+        self.status.update(f"{self.plugin.kind} {self.plugin.name}: {self.count[True]} passed, {self.count[False]} "
+                           f"failed; {verdict.pair or 'alone'}: {verdict.property}")
 
     def conclude(self, report: Report) -> None:
         print(f"{report.kind} {report.name}: {self.plugin.cls.title}")

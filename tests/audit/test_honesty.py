@@ -127,8 +127,7 @@ def honest(capsys, method, backbone="fedmf", rounds=3):
 
 @pytest.mark.parametrize("method, backbone", [
     ("keeps-items", "fedmf"),
-    *(pytest.param(*pair, marks=[pytest.mark.long] * (pair != ("f3crec", "fedmf")))
-      for pair in SHIPPED)])
+    *(pytest.param(*pair, marks=pytest.mark.long) for pair in SHIPPED)])
 def test_who_keeps_to_it_is_not_accused(workplace, monkeypatch, capsys, method, backbone):
     monkeypatch.setattr(honesty, "ForkedProcess", Here)
     status, worlds = honest(capsys, method, backbone, rounds=2)

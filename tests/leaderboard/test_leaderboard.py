@@ -91,6 +91,13 @@ def few_partners(monkeypatch):
 
 
 @pytest.fixture
+def again(kept, monkeypatch):
+    """What is run again comes out as it was, without training."""
+    monkeypatch.setattr("fedcl_bench.api.seeds.run_seeds", lambda configs, *rest: [
+        {"record": kept / "results/runs" / configs[0].name}])
+
+
+@pytest.fixture
 def refused(capsys):
     """Runs a command that must be refused; its message."""
     def run(*words, status=2):
@@ -111,6 +118,13 @@ def resealed(folder, alter):
     (folder / "index.json").unlink()
     published.write(folder, runs, "a test", lambda run: False)
     seal(folder)
+
+
+def with_new_rows(folder, alter):
+    """Alter the records of a submission, and all that follows from them."""
+    resealed(folder, alter)
+    rows = verify.rows_of(folder, verify.cells_of(folder, "halved"), "halved", submission.registry_of(folder))
+    seal(folder, rows=msgspec.to_builtins(rows))
 
 
 def altered(meta, users, run):
@@ -182,7 +196,7 @@ def test_a_mean_that_is_none_of_the_users_is_refused(own, refused):
 
 @pytest.mark.parametrize("changed, words", [
     ("users", "run again, users' scores are not those"), ("privacy", "Nobody learns anything.")])
-def test_what_no_mean_shows_is_compared_too(own, refused, changed, words):
+def test_what_no_mean_shows_is_compared_too(own, again, refused, changed, words):
     """Scores that change places among users, which decide p; and what is said of privacy."""
     def alter(meta, users):
         if meta["method"] == "halved" and changed == "users":
@@ -191,16 +205,13 @@ def test_what_no_mean_shows_is_compared_too(own, refused, changed, words):
         elif meta["method"] == "halved":
             meta["privacy"]["notes"] = ["Nobody learns anything."]
         return meta, users
-    folder = own / "board/halved"
-    resealed(folder, alter)
-    cells = verify.cells_of(folder, "halved")
-    seal(folder, rows=msgspec.to_builtins(verify.rows_of(folder, cells, "halved", submission.registry_of(folder))))
-    assert words in refused("verify", folder, status=1)
+    with_new_rows(own / "board/halved", alter)
+    assert words in refused("verify", own / "board/halved", status=1)
 
 
 @pytest.mark.parametrize("processor, words", [(None, "run again, ndcg@20 after block 1"),
                                               ("Other", "lies")])
-def test_runs_that_do_not_come_out_again_are_refused(own, refused, processor, words):
+def test_runs_that_do_not_come_out_again_are_refused(own, again, refused, processor, words):
     """All scores of the method are raised alike, and all that follows from them."""
     def alter(meta, users):
         if processor:
@@ -213,16 +224,12 @@ def test_runs_that_do_not_come_out_again_are_refused(own, refused, processor, wo
                 meta["metrics"]["ndcg@20"]["per_block"][t] += 0.25
             meta["metrics"]["ndcg@20"]["avg_incremental"] += 0.25
         return meta, users
-    folder = own / "board/halved"
-    resealed(folder, alter)
-    cells = verify.cells_of(folder, "halved")
-    rows = msgspec.to_builtins(verify.rows_of(folder, cells, "halved", submission.registry_of(folder)))
-    seal(folder, rows=rows)
-    message = refused("verify", folder, status=1)
+    with_new_rows(own / "board/halved", alter)
+    message = refused("verify", own / "board/halved", status=1)
     assert "halved on fedmf" in message and words in message
 
 
-def test_another_processor_acts_like_another_seed(own, capsys):
+def test_another_processor_acts_like_another_seed(own, again, capsys):
     def alter(meta, users):
         meta["environment"]["processor"] = "Other"
         return meta, users

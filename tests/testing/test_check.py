@@ -29,7 +29,7 @@ CHEATERS = [
     (cheaters.KnowsWhoAddsToSums, "(c) the server's knowledge", "aggregate_sums: ", "left something behind"),
     (cheaters.AddsForOthers, "(a) other clients' data", "end_local with other"),
     (cheaters.ReceivesTogether, "(a) other clients' data", "receive with other interactions, private 'user_emb"),
-    (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
+    (cheaters.ReadsOthersState, "(a) other clients' data", "replayed_items", "never left them"),
     (cheaters.WeighsByNumber, "(a) clients' numbers", "numbered the other way round, loss in round"),
     (cheaters.CountsOnce, "worlds of their own", "other clients, in which the items of half of the clients differ: ",
      "block 0, round 1: public", "(aggregate (cheaters.py:"),
@@ -46,7 +46,6 @@ CHEATERS = [
     (cheaters.UploadsUndeclared, "runs", "sends 'norm', which uploads() does not declare"),
     (cheaters.UploadsOtherShape, "runs", "expected (18,) = (C, ...)"),
     (cheaters.UploadsInteractions, "(b) uploads", "marks exactly its training items"),
-    (cheaters.KnowsPopularity, "(c) the server's knowledge", "aggregate: 'item_embedding.weight' differs"),
     (cheaters.CarriesPrivate, "(c) the server's knowledge", "end_step: 'mean' differs"),
     (cheaters.PassesPrivateAround, "(c) the server's knowledge", "aggregate: 'item_embedding.weight' differs"),
     (cheaters.RereadsThePast, "(d) past data", "training reads data of the past"),
@@ -82,7 +81,6 @@ CHEATERS = [
     (cheaters.WrongShape, "runs", "method 'wrong-shape': local_loss returned a torch.float64 tensor of shape ()"),
     (cheaters.DropsATable, "runs", "expected the public item tables in their order: item_embedding.weight"),
     (cheaters.CountsMemories, "(c) the server's knowledge", "aggregate: ", "client_state['memory']"),
-    (cheaters.RehearsesCommon, "(a) other clients' data", "replayed_items", "client_state['memory']"),
     (cheaters.DistilsCommon, "(a) other clients' data", "soft_targets", "client_state['memory']"),
     (cheaters.DistilsInSessions, "runs", "soft_targets returned lists to a sequential backbone,\nexpected None"),
     (cheaters.DistilsWithoutAList, "runs", "soft_targets returned a torch.float32 tensor of shape (3, 1),\nexpected a "
@@ -135,15 +133,11 @@ CHEATERS = [
     (domain_cheaters.MisnamesRows, "runs", "rows names 'mix.bias', of shape (8,)"),
     (domain_cheaters.LeavesAnItemOut, "runs", "(B, items): of all of the domain"),
     (domain_cheaters.UploadsUsers, "(b) uploads", "'more' of shape (13,) holds +3 numbers, in the shape (16,), when"),
-    (domain_cheaters.UploadsUsersPlus, "(b) uploads", "'more' of shape (16, 1) holds"),
     (domain_cheaters.UploadsPadded, "(b) uploads", "'more' of shape (99,) holds +3 numbers, in the shape (99,), when"),
     (domain_cheaters.RenamesAmongOthers, "(b) uploads", "'more' is the domain's own table of its items"),
     (domain_cheaters.UploadsSteps, "(b) uploads", "'more' is the domain's own table of its items"),
     (domain_cheaters.ChangesAfterFourCalls, "(c) the server's knowledge", "the method keeps something between calls"),
     (domain_cheaters.TellsTheServer, "(c) the server's knowledge", "the method keeps something between calls"),
-    (domain_cheaters.UploadsUndeclared, "runs", "sends 'mix.bias', which is not declared"),
-    (domain_cheaters.RemembersUploads, "(c) the server's knowledge", "the method keeps something between calls"),
-    (domain_cheaters.AnswersNothingThereIs, "runs", "answers 'nothing'"),
     (domain_cheaters.TrainsItemsOfOthers, "(a) other clients' data", "whom the server answered the same"),
 ]
 
@@ -241,6 +235,7 @@ def test_slow_epochs_change_no_verdict(monkeypatch):
 
 
 def test_some_properties_alone():
+    assert check_backbone(cheaters.FedMF, partners=["ft"], only=["names of hooks", "finite losses"]).passed
     report = check_method(cheaters.IgnoresASetting, partners=["fedmf"], only=["threads"])
     assert report.passed and [verdict.property for verdict in report.verdicts] == ["runs", "threads"]
     assert not check_method(cheaters.DropsATable, partners=["fedmf"], only=["threads"]).passed
@@ -249,7 +244,7 @@ def test_some_properties_alone():
 
 
 SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind)]
-QUICK = {"fcucr", "fedmf", "none"}  # f3crec is checked by the command below; others take seconds and are long
+QUICK = {"fcucr", "none"}  # f3crec on fedmf is checked by the command below; others take seconds and are long
 PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft", "dmi-gnn": "ft",
             "hearint": "ft", "miasrec": "ft", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec",
             "mergerec": "unisrec", "none": "popularity"}
@@ -306,11 +301,8 @@ def test_a_plugin_that_cannot_be_imported_is_not_checked(tmp_path, capsys):
 @pytest.mark.parametrize("option,name,evidence", [
     ("--method", "wrong-shape", "method 'wrong-shape': local_loss returned a torch.float32 tensor of shape (),\n"
      "expected a floating tensor of shape ("),
-    ("--method", "uploads-other-shape", "sends 'norm' of shape"),
-    ("--method", "drops-a-table", "method 'drops-a-table': aggregate returned ,\nexpected the public item tables"),
     ("--backbone", "unknown-rate", "backbone 'unknown-rate': learning_rates names 'bias.weight', a parameter that does "
      "not exist;\ndeclared: item_embedding.weight, user_embedding.weight."),
-    ("--backbone", "leaves-a-client-out", "backbone 'leaves-a-client-out': score leaves 1 of"),
 ])
 def test_a_run_names_plugin_hook_and_expected_shape(tmp_path, monkeypatch, capsys, option, name, evidence):
     monkeypatch.chdir(tmp_path)
