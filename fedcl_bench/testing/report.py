@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,8 +62,8 @@ class CheckDisplay:
 
     def __init__(self, plugin: Plugin, quiet: bool = False):
         self.plugin = plugin
-        self.status = Console(stderr=True, quiet=quiet or not sys.stderr.isatty()).status(
-            f"{plugin.kind} {plugin.name}: starting")
+        terminal = False if quiet else None  # None: if there is one
+        self.status = Console(stderr=True, force_terminal=terminal).status(f"{plugin.kind} {plugin.name}: starting")
         self.count: Counter = Counter()
 
     def __enter__(self) -> "CheckDisplay":
