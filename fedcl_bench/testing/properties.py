@@ -469,6 +469,22 @@ def _hidden(plugin) -> str:
     return f"self.{kept[0]} is no part of client_state or server_state" if kept else ""
 
 
+def neutral_server(pair: Pair) -> str:
+    """A server's optimiser and an aggregator of single updates that come to the mean change nothing."""
+    neutral = {"server_optimiser": "momentum", "server_momentum": 0.0, "server_optimiser_lr": 1.0,
+               "aggregator": "norm_bound", "norm_bound": 1e9}
+    try:
+        f = pair.federation(parts=pair.parts(**neutral))
+    except UserError as refused:
+        raise Inapplicable(str(refused).partition("\n")[0]) from None
+    mean = pair.points[-1]
+    if pair.federation().server.optimiser is not None:  # by the backbone's own defaults
+        mean = finished(pair.federation(parts=pair.parts(server_optimiser="none")))
+    if mismatch := runs_differ(mean, finished(f)):
+        raise Violated(f"with server_optimiser and aggregator that come to the mean, {mismatch}")
+    return "server_optimiser and aggregator that come to the mean change nothing"
+
+
 def fast_forms(pair: Pair) -> str:
     """What a backbone does by hand or faster (``score_all``, ``sgd_step``, ``factors``) is what ``score`` says."""
     f = pair.federation()
@@ -553,6 +569,7 @@ OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("random numbers", random_numbers),
     ("resumes", resumes),
     ("items that arrive later", arriving_items),
+    ("neutral server", neutral_server),
     ("fast forms", fast_forms),
 ]
 

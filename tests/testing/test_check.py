@@ -285,7 +285,7 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 22
+    assert found["passed"] and len(found["outcomes"]) == 23
     assert [o["property"] for o in found["outcomes"] if not o["passed"]] == [
         "padding does not matter", "no later position is seen", "fast forms"]  # no sequences, no score of its own
 
