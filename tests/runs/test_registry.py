@@ -17,7 +17,6 @@ import fedcl_bench
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import RunFailed, UserError
-from fedcl_bench.core.files import shipped
 from fedcl_bench.core.settings import assemble, setting
 from fedcl_bench.runs import registry as registry_module
 from fedcl_bench.runs.config import make_config, resolve
@@ -225,20 +224,6 @@ def test_one_name_cannot_mean_two_things(tmp_path):
     (tmp_path / "mine.py").write_text(SHRINK.replace("shrink: float", "rounds: float"))
     with pytest.raises(UserError, match="'rounds' is declared by both"):
         make_config(discover([tmp_path]), "shrink", "fedmf", "ml-100k")
-
-
-def test_doctor_and_setup_agree():
-    import configparser
-
-    from fedcl_bench.cli.commands.doctor import ACCOUNTANT, RAY
-    from fedcl_bench.stats import accounting
-    from fedcl_bench.experiments import cluster
-    assert (ACCOUNTANT, RAY) == (accounting.ACCOUNTANT, cluster.REQUIREMENT)
-    parser = configparser.ConfigParser()
-    parser.read(shipped("plugins").parent / "setup.cfg")
-    for extra, requirement in (("privacy", ACCOUNTANT), ("ray", RAY)):
-        assert requirement in parser["options.extras_require"][extra].splitlines()
-        assert requirement in parser["options.extras_require"]["test"].splitlines()
 
 
 def test_settings_accept_what_they_say():

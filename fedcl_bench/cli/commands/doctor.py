@@ -6,7 +6,6 @@ import argparse
 import os
 import platform
 import tempfile
-from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Callable, Iterable
@@ -14,25 +13,24 @@ from typing import Callable, Iterable
 from packaging.requirements import Requirement
 
 from ...core.errors import UserError
-from ...core.files import shipped
 from .. import add_options, located
 
-# Of the extras [privacy], [ray] and [flower]; their modules, which know the same, import PyTorch.
-ACCOUNTANT, RAY, FLOWER = "dp-accounting>=0.6", "ray>=2.60", "flwr>=1.42,<1.43"
+# Of extras, and what is so without them.
+OPTIONAL = {"privacy": "epsilons of clipped uploads are looser bounds", "ray": "--ray cannot be used",
+            "flower": "--engine flower cannot be used"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "results", "plugins")
 
 
-def _requirements() -> list[Requirement]:
+def _requirements(extra: str = "") -> list[Requirement]:
+    """What the suite needs here, or one of its extras alone; of a checkout that is not installed nothing is known."""
     try:
-        names = [r for r in requires("fedcl_bench") or [] if "extra ==" not in r]
-    except PackageNotFoundError:  # a checkout that is not installed
-        setup = ConfigParser()
-        setup.read(shipped("setup.cfg"), encoding="utf-8")
-        names = setup.get("options", "install_requires", fallback="").splitlines()
-    return [Requirement(name) for name in names if name and not name.startswith("#")]
+        every = [Requirement(text) for text in requires("fedcl_bench") or []]
+    except PackageNotFoundError:
+        return []
+    return [each for each in every if (each.marker.evaluate({"extra": extra}) if each.marker else not extra)]
 
 
 def _package(requirement: Requirement) -> str:
@@ -46,11 +44,11 @@ def _package(requirement: Requirement) -> str:
     return f"{requirement.name} {installed}"
 
 
-def _optional(requirement: str, without: str) -> str:
+def _optional(extra: str) -> str:
     try:
-        return _package(Requirement(requirement))
+        return ", ".join(map(_package, _requirements(extra)))
     except UserError as error:
-        return f"optional: {error}; {without} until then"
+        return f"optional: {error}; {OPTIONAL[extra]} until then"
 
 
 def _data() -> str:
@@ -104,9 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Print every check; return 0 if all pass, else 1."""
     python = f"Python {platform.python_version()}"
     checks: list[Callable[[], str]] = [lambda: python, *(lambda r=r: _package(r) for r in _requirements()),
-                                       lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
-                                       lambda: _optional(RAY, "--ray cannot be used"),
-                                       lambda: _optional(FLOWER, "--engine flower cannot be used")]
+                                       *(lambda e=e: _optional(e) for e in OPTIONAL if _requirements(e))]
     failed = 0
     for check in [*checks, lambda: _plugins(args.plugins), _data, _device, _kernels, lambda: _results(args.results)]:
         try:
