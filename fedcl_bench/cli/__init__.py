@@ -156,7 +156,7 @@ def where_of(args: argparse.Namespace) -> Where:
 
     if hasattr(args, "records"):
         return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
-    return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
+    return Where.of_runs(args.results, args.plugins, args.data_dir)
 
 
 def tuned_of(args: argparse.Namespace) -> Tuned | None:

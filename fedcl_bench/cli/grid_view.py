@@ -26,7 +26,7 @@ from ..experiments.pool import Folders, GridState, Pool, PoolWatch, Running
 from ..experiments.tune import Result
 from ..runs.specs import seed_text
 from ..stats.significance import ALIKE
-from . import cores, interrupted, print_json
+from . import cores, interrupted, print_json, where_of
 from .show import print_table
 
 
@@ -168,7 +168,7 @@ def show_outcomes(outcomes: Sequence[Outcome], args: argparse.Namespace, seconds
             status = {"failed": "failed" if outcome.new else "failed before", "busy": "busy elsewhere"}.get(
                 outcome.status, "did not finish")
             print(f"{status}: {outcome.task.label}\n{indent(for_terminal(outcome.error), '  ')}\n"
-                  f"  alone: {outcome.task.command(args.results, args.data_dir, args.plugins)}")
+                  f"  alone: {outcome.task.command(where_of(args))}")
     if any(outcome.status == "failed" and not outcome.new for outcome in outcomes):
         print("Runs that failed before are run again with --retry-failed.")
 

@@ -17,7 +17,7 @@ from ..core.text import quoted
 from ..runs.config import RunConfig, make_config
 from ..records.record import Record
 from ..runs.registry import Registry
-from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
+from ..runs.specs import Layers, RunSpec, Tuned, Where, spelled_spec
 from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text, split_methods
 
 
@@ -166,17 +166,14 @@ class Task:
     def record(self, results: Path) -> Record:
         return Record.of(self.config.name, results)
 
-    def command(self, results: Path, data_dir: Path | None, plugins: Iterable[Path]) -> str:
+    def command(self, where: Where) -> str:
+        """The command that does this run alone."""
         words = ["run_bench.py", "--method", self.spec.method, "--backbone", self.spec.backbone,
                  "--dataset", self.spec.dataset, "--seed", str(self.config.seed)]
         for name, value in {name: value for _, layer in self.layers for name, value in layer.items()}.items():
             words += ["--set", f"{name}={as_text(value)}"]
-        words += ["--data-dir", str(data_dir)] if data_dir else []
         words += ["--device", self.config.device] if self.config.device != "cpu" else []
-        words += ["--results", str(results)] if results != Path("results") else []
-        for folder in plugins:
-            words += ["--plugins", str(folder)]
-        return shlex.join(words)
+        return shlex.join([*words, *where.words()])
 
 
 def make_tasks(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,

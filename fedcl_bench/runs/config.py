@@ -155,7 +155,7 @@ class RunConfig:
         """The phases of training; one, but for some methods of domains."""
         from ..federation.cross_silo import stages_of
 
-        return stages_of(self.method.cls(self.method_settings), self.backbone.cls(self.backbone_settings))
+        return stages_of(*self.instances())
 
     @property
     def rounds(self) -> int:
@@ -168,12 +168,16 @@ class RunConfig:
         plugins = f"{self.method.name}-{self.backbone.name}".replace(":", "-")
         return f"{plugins}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
 
+    def instances(self) -> tuple[Any, Any]:
+        """The method and the backbone with their settings, made anew, as a method has state."""
+        return self.method.cls(self.method_settings), self.backbone.cls(self.backbone_settings)
+
     def federation(self, stream: Stream) -> Federation:
         from ..federation.parts import Federation
 
-        method = self.method.cls(self.method_settings)
+        method, backbone = self.instances()
         with self.registry.naming():
-            backbone = method.trained_backbone(self.backbone.cls(self.backbone_settings), stream.steps[-1].n_users)
+            backbone = method.trained_backbone(backbone, stream.steps[-1].n_users)
         return Federation(stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
                           torch.device(self.device), metrics=metrics_of(self.registry, self.evaluation),
                           topology=self.stream.topology_in_effect,
@@ -188,7 +192,7 @@ class RunConfig:
         s = self.stream
         kind = compatibility.StreamKind(s.of_domains, s.stream == "sessions" and not s.split_file,
                                         s.of_domains and s.known_users, self.features is not None)
-        backbone, method = self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings)
+        method, backbone = self.instances()
         try:
             backbone = method.trained_backbone(backbone, 1)  # how many train it changes no more than rates
             compatibility.check(backbone, method, kind, s.topology_in_effect, self.local, self.server)

@@ -135,10 +135,14 @@ class Where:
     records: Path | None = None  # a results folder that new runs are to be added to; None: ``./results``
 
     @classmethod
+    def of_runs(cls, results: Path, plugins: Iterable[Path] = (), data_dir: Path | None = None) -> Where:
+        """Of a command that makes runs."""
+        return cls(tuple(plugins), data_dir, results if results != Path("results") else None)
+
+    @classmethod
     def of_records(cls, records: Path, plugins: Iterable[Path] = (), data_dir: Path | None = None) -> Where:
         """Of a command that reads records; no run can be added to compact ones."""
-        addable = (records / "runs").is_dir() and records != Path("results")
-        return cls(tuple(plugins), data_dir, records if addable else None)
+        return cls.of_runs(records if (records / "runs").is_dir() else Path("results"), plugins, data_dir)
 
     def words(self) -> list[str]:
         words = ["--results", str(self.records)] if self.records else []

@@ -47,7 +47,8 @@ def failed(config: RunConfig, message: str, updates: Sequence[int] = ()) -> dict
 
 def method_uploads(config: RunConfig) -> list[str]:
     """What clients send besides public parameters."""
-    return list(config.method.cls(config.method_settings).uploads(config.backbone.cls(config.backbone_settings), 0))
+    method, backbone = config.instances()
+    return list(method.uploads(backbone, 0))
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def _privacy_notes(config: RunConfig, progress: Progress, stream: Stream | None)
     rounds = len(progress.curve)
     if stream and config.server.upload_clip:  # without it, noise guarantees nothing
         rounds = most_rounds(config.federation(stream), progress.curve)
-    method = config.method.cls(config.method_settings)
+    method, _ = config.instances()
     return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config),
                                                      learns=[each.learns for each in config.server.disclosures])]
 
@@ -260,24 +261,24 @@ def _of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
 
 def _who_has(config: RunConfig, model: Snapshot, state: Tables, sends: bool) -> dict[str, list[str]]:
     """What clients upload, if they send anything, and what they keep; where there is no server, neither."""
+    nothing: dict[str, list[str]] = {"uploaded": [], "kept_at_client": []}
     if config.stream.topology_in_effect == "central":
-        return {"uploaded": [], "kept_at_client": []}
+        return nothing
+    method, backbone = config.instances()
     if config.stream.of_domains:
         public, dense = ([*dict.fromkeys(name.rpartition("/")[2] for name in tables)]
                          for tables in (model.public, model.dense))
         shared = dense if config.stream.topology == "federated" else []
-        backbone = config.backbone.cls(config.backbone_settings)
         together = isinstance(backbone, ModuleBackbone) and backbone.prepares_together
         texts = ["features"] if shared and together else []
-        if shared and (sent := getattr(config.method.cls, "sent", ())):
+        if shared and (sent := getattr(method, "sent", ())):
             uploaded = [name for name in dense if name.startswith(sent)]
             others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
             return {"uploaded": [*uploaded, *others, *texts],
                     "kept_at_client": [*public, *(name for name in dense if name not in uploaded)]}
         return {"uploaded": [*shared, *texts], "kept_at_client": [*public, *([] if shared else dense)]}
-    method, backbone = config.method.cls(config.method_settings), config.backbone.cls(config.backbone_settings)
     if method.trains != "clients" and method.first_step == 0:
-        return {"uploaded": [], "kept_at_client": []}
+        return nothing
     shared = [*method.sums(backbone, model.n_items)] or [*model.sent]
     return {"uploaded": [*shared, *method_uploads(config)] if sends else [],
             "kept_at_client": [*model.private, *state]}

@@ -18,7 +18,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid
 from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.kernels.memory import peak_mib, reset_peak
-from fedcl_bench.runs.specs import RunSpec, seed_text
+from fedcl_bench.runs.specs import RunSpec, Where, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
 from fedcl_bench.experiments.processes import ForkedProcess, Processes
@@ -133,7 +133,7 @@ def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     task, = grid.make_tasks(registry, [spec], [3], device="cuda")
     assert (task.config.device, task.config.seed) == ("cuda", 3)
-    assert task.command(Path("results"), None, ()) == \
+    assert task.command(Where()) == \
         "run_bench.py --method ft --backbone fedmf --dataset ml-100k --seed 3 --device cuda"
     on_cpu, = grid.make_tasks(registry, [spec], [3])
     (found,), _ = grid_json(capsys, *arguments[1:], "auto", "--first-seed", "3", "--dry-run",
