@@ -21,18 +21,15 @@ from fedcl_bench.core.settings import inactive, inherited, setting
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 SMALL = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--quiet"]
-# Of every setting that an ablation leaves inactive another value, far from the default.
-OTHERS = {"f3crec": {"eps": 0.5, "beta": 0.2, "lambda_kd": 0.9, "top_n": 3, "kd_reduction": "sum",
-                     "refresh_lists": "all"},
-          "fcucr": {"lambda_tasd": 0.3, "distillation": "fixed", "teacher": "previous", "neighbours": 1,
-                    "fusion": "mean", "window": 1, "window_rule": "entries", "transfer_interval": 2,
-                    "prototype_noise": 0.5, "transfer": "before", "prototype": "mean", "revisited": "added"}}
-ABLATIONS = [("f3crec", "cc"), ("f3crec", "arm"), ("f3crec", "sc"), ("f3crec", "itm"), ("fcucr", "tasd"),
-             ("fcucr", "iupr"), ("fcucr", "both")]
-
-
-def inactive_of(registry, method: str, **settings) -> dict[str, str]:
-    return inactive([registry.get("method", method).cls.Settings(**settings)])
+OF_DISTILLATION = {"lambda_tasd": 0.3, "distillation": "fixed", "teacher": "previous"}
+OF_PROTOTYPES = {"neighbours": 1, "fusion": "mean", "window": 1, "window_rule": "entries", "transfer_interval": 2,
+                 "prototype_noise": 0.5, "transfer": "before", "prototype": "mean", "revisited": "added"}
+# What each ablation leaves inactive, with another value, far from the default.
+ABLATIONS = {("f3crec", "cc"): {"eps": 0.5, "lambda_kd": 0.9, "top_n": 3, "kd_reduction": "sum",
+                                "refresh_lists": "all"},
+             ("f3crec", "arm"): {"eps": 0.5}, ("f3crec", "sc"): {"beta": 0.2}, ("f3crec", "itm"): {},
+             ("fcucr", "tasd"): OF_DISTILLATION, ("fcucr", "iupr"): OF_PROTOTYPES,
+             ("fcucr", "both"): {**OF_DISTILLATION, **OF_PROTOTYPES}}
 
 
 def few_rounds(registry, method: str, **settings) -> Federation:
@@ -50,37 +47,22 @@ def few_rounds(registry, method: str, **settings) -> Federation:
                       5)
 
 
-def numbers(f):
-    return numbers_of(finish(f))
-
-
-def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
-
-
 @pytest.mark.parametrize("method,without", ABLATIONS)
 def test_inactive_settings_change_no_number(registry, method, without):
-    """All inactive ones at once and the default give the same to the bit; another value of an active setting gives
-    something else."""
-    usual = numbers(few_rounds(registry, method, without=without))
-    without_effect = inactive_of(registry, method, without=without)
-    assert same(usual, numbers(few_rounds(registry, method, without=without,
-                                          **{name: OTHERS[method][name] for name in without_effect})))
-    acting = {name: value for name, value in OTHERS[method].items() if name not in without_effect}
-    for name, value in acting.items():
-        if name not in ("window_rule", "refresh_lists"):  # act with a window, and where somebody has no data in a block
-            assert not same(usual, numbers(few_rounds(registry, method, without=without, **{name: value}))), name
+    """All inactive ones at once and the default give the same to the bit."""
+    others, cls = ABLATIONS[method, without], registry.get("method", method).cls.Settings
+    assert set(inactive([cls(without=without)])) == set(others) and inactive([cls()]) == {}
+    if others:
+        usual, changed = (numbers_of(finish(few_rounds(registry, method, without=without, **settings)))
+                          for settings in ({}, others))
+        assert usual.keys() == changed.keys() and all(torch.equal(usual[name], changed[name]) for name in usual)
 
 
-def test_what_is_inactive(registry):
-    for method, others in OTHERS.items():
-        assert inactive_of(registry, method) == {}
+def test_every_ablation_is_known(registry):
+    for method in ("f3crec", "fcucr"):
         choices = next(f for f in fields(registry.get("method", method).cls.Settings) if f.name == "without")
-        assert {("none", *(without for name, without in ABLATIONS if name == method))} \
-            == {tuple(choices.metadata["choices"])}
-    assert inactive_of(registry, "f3crec", without="sc") == {"beta": "with without=sc"}
-    assert set(inactive_of(registry, "f3crec", without="cc")) == set(OTHERS["f3crec"]) - {"beta"}
-    assert set(inactive_of(registry, "fcucr", without="both")) == set(OTHERS["fcucr"])
+        assert {"none", *(without for name, without in ABLATIONS if name == method)} == {*choices.metadata["choices"]}
+    assert inactive([registry.get("method", "f3crec").cls.Settings(without="sc")]) == {"beta": "with without=sc"}
 
 
 @dataclass(frozen=True)
@@ -130,22 +112,6 @@ def test_hashes(registry):
     assert "beta" not in first.settings and first.inactive["beta"] == "with without=sc"
     assert config(registry, beta=0.5).hash != config(registry).hash
     assert not config(registry).inactive.keys() & config(registry).settings.keys()
-
-
-def test_both_betas_are_one_run(registry, tmp_path, capsys, monkeypatch):
-    """The second is not run; the record and the user are told what has no effect."""
-    monkeypatch.chdir(tmp_path)
-    command = ["--method", "f3crec", "--backbone", "fedmf", *SMALL, "--set", "without=sc", "--json"]
-    assert main([*command, "--set", "beta=0.9"]) == 0
-    first = capsys.readouterr()
-    result = json.loads(first.out)
-    assert result["inactive_settings"]["beta"] == "with without=sc" and "beta" not in result["settings"]
-    assert not result["inactive_settings"].keys() & result["settings"].keys()
-    assert "setting 'beta' (--set) has no effect with without=sc." in first.err
-    again = json.loads(output_of(capsys, *command, "--set", "beta=0.5"))
-    assert again["reused"] and again["hash"] == result["hash"]
-    assert main(command) == 0
-    assert "has no effect" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reading, expected", [
@@ -198,14 +164,23 @@ def test_readings_that_there_are_not(registry, method, backbone, reading, messag
 
 
 def test_command_line(tmp_path, capsys):
-    """The record says which reading it is, and a method written with it finds the same record."""
-    words = ["--method", "f3crec", "--backbone", "fedmf", *SMALL, "--results", str(tmp_path)]
-    record = json.loads(output_of(capsys, *words, "--reading", "paper", "--json"))
+    """The record says which reading it is and what is inactive, as does the command; another value of that is the same
+    run, and a method written with the reading finds its record."""
+    words = ["--method", "f3crec", "--backbone", "fedmf", *SMALL, "--set", "without=sc", "--results", str(tmp_path),
+             "--json"]
+    assert main([*words, "--reading", "paper", "--set", "beta=0.9"]) == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
     assert record["readings"] == ["paper"] and record["settings"]["kd_reduction"] == "sum"
-    assert json.loads(output_of(capsys, *words, "--set", "reading=paper", "--json"))["reused"]
+    assert record["inactive_settings"]["beta"] == "with without=sc"
+    assert not record["inactive_settings"].keys() & record["settings"].keys()
+    assert "setting 'beta' (--set) has no effect with without=sc." in err
+    assert main([*words, "--set", "reading=paper"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["reused"] and "has no effect" not in err
     assert main(["--method", "ft", "--backbone", "fedmf", *SMALL, "--set", "inc_split=random", "--set",
                  "item_lr=plain", "--results", str(tmp_path)]) == 0
     capsys.readouterr()
-    shared = ["--set", "rounds=1", "--set", "k_core=80", "--set", "blocks=2", "--records", str(tmp_path)]
-    assert "reading=paper" in output_of(capsys, "compare", "f3crec:reading=paper", "ft:inc_split=random,item_lr=plain",
-                                        "--backbone", "fedmf", *shared)
+    assert "reading=paper" in output_of(
+        capsys, "compare", "f3crec:reading=paper,without=sc", "ft:inc_split=random,item_lr=plain", "--backbone",
+        "fedmf", *SMALL[:-1], "--records", tmp_path)
