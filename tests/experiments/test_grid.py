@@ -1,7 +1,6 @@
 """Grids: what is planned, what is run, and that failures, kills and interruptions cost no more than they must."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,8 +20,7 @@ from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.runs.specs import RunSpec, Where, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
-from fedcl_bench.experiments.processes import ForkedProcess, Processes
-from fedcl_bench.experiments.worker import serve
+from fedcl_bench.experiments.processes import _ended
 
 QUICK = ["--set", "rounds=2", "--set", "k_core=80", "--set", "blocks=2"]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", *QUICK]
@@ -277,29 +275,32 @@ def test_a_failing_run_leaves_the_others(same_process, tmp_path, capsys):
     assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", True), ("finished", False)]
 
 
-class Forked(Processes):
-    """Workers that need not import all again, to spare a test their start."""
+MINE = """from fedcl_bench import Method
 
-    def hire(self):
-        return ForkedProcess(serve, 1, preloads=("fedcl_bench.runs.runner",))
+class Mine(Method):
+    name, title, first_step = "mine", "ends the program", 0
+
+    def check(self, step):
+        __import__("os")._exit(0)
+"""
 
 
-def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, monkeypatch):
-    killed = []
+def test_a_worker_that_dies_costs_its_run_only(tmp_path, capsys):
+    """Another does the next run."""
+    (tmp_path / "mine.py").write_text(MINE)
+    assert main(["grid", "--methods", "mine,ft", "--backbones", "fedmf", *QUICK, "--plugins", str(tmp_path),
+                 "--results", str(tmp_path / "results"), "--jobs", "1"]) == 1
+    said = "".join(capsys.readouterr())
+    assert "1 of 2 runs finished" in said and "Traceback" not in said
+    assert "did not finish: mine on fedmf" in said and "exit code 0 in the middle of its run" in said
+    (record,) = records(tmp_path / "results").values()  # the other is not marked as failed
+    assert (record["method"], record["status"]) == ("ft", "finished")
 
-    def show(board):
-        if not killed and any(running.at for running in board.running):
-            killed.append(board.running[0].task.label)
-            multiprocessing.active_children()[0].kill()
-    two = tasks("ft", seeds=2, rounds=12)
-    with Pool(pool.Folders(tmp_path), jobs=1, watch=pool.PoolWatch(show), crew=Forked(1)) as workers:
-        first, second = workers.run(two)
-        assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
-        assert second.status == "finished"
-        assert grid.state(two[0], tmp_path).status != "failed"  # nothing is wrong with the run itself
-    monkeypatch.setattr(pool, "Processes", SameProcess)
-    with Pool(pool.Folders(tmp_path), jobs=1) as workers:
-        assert [o.status for o in workers.run(two)] == ["finished", "finished"]
+
+@pytest.mark.parametrize("code, says", [(-signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
+                                        (-signal.SIGSEGV, "was killed by SIGSEGV"), (3, "ended with exit code 3")])
+def test_why_a_worker_ended(code, says):
+    assert _ended(code) == f"the worker {says}"
 
 
 def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeypatch):

@@ -356,14 +356,6 @@ def test_grids_and_python_say_the_same_of_a_hook(tmp_path, capsys, same_process)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_hook_that_ends_the_program_fails_the_run_of_a_grid(tmp_path, capsys):
-    write(tmp_path, "mine", HOOK.format("__import__('os')._exit(0)"))
-    assert main(["grid", "--methods", "mine", "--backbones", "fedmf", "--set", "k_core=80", "--plugins", str(tmp_path),
-                 "--results", str(tmp_path / "results"), "--jobs", "1"]) == 1
-    said = "".join(capsys.readouterr())
-    assert "mine on fedmf" in said and "exit code 0 in the middle of its run" in said and "Traceback" not in said
-
-
 MINE = '''"""Mine."""
 from fedcl_bench import Method
 
