@@ -21,7 +21,6 @@ from ..records.record import Record
 from .config import RunConfig
 from .summary import test_means
 
-KINDS = ("tensorboard", "csv", "wandb")
 Row = Mapping[str, Any]
 
 
@@ -116,21 +115,27 @@ _WRITERS = {"tensorboard": TensorBoardWriter, "csv": CsvWriter, "wandb": WandbWr
 
 @dataclass(frozen=True)
 class Target:
-    """A log that was asked for: its kind, of ``KINDS``, and a folder that holds a folder per run."""
+    """A log that was asked for: its kind, and a folder that holds a folder per run."""
 
     kind: str
     folder: Path
 
 
-def targets(asked: Iterable[tuple[str, Path | None]], results: Path) -> list[Target]:
-    """The logs asked for as (kind, folder or None for ``RESULTS/logs/KIND``). Raises UserError if a package is missing
-    or two logs of one kind have one folder."""
-    chosen = [Target(kind, folder or results / "logs" / kind) for kind, folder in asked]
-    for target in chosen:
-        if chosen.count(target) > 1:
-            raise UserError(f"--log: found {target.kind} in {target.folder} twice; leave one of the two out.")
-        if target.kind == "wandb":
+def targets(asked: Iterable[str], results: Path) -> list[Target]:
+    """The logs asked for as KIND:DIR, or KIND for ``RESULTS/logs/KIND``. Raises UserError for another kind, if a
+    package is missing or two logs of one kind have one folder."""
+    chosen: list[Target] = []
+    for text in asked:
+        kind, colon, folder = text.partition(":")
+        if kind not in _WRITERS or colon and not folder:
+            raise UserError(f"--log: found '{text}', accepted: {', '.join(_WRITERS)}, each also with a folder, as "
+                            f"csv:DIR.")
+        target = Target(kind, Path(folder) if folder else results / "logs" / kind)
+        if target in chosen:
+            raise UserError(f"--log: found {kind} in {target.folder} twice; leave one of the two out.")
+        if kind == "wandb":
             _wandb()
+        chosen.append(target)
     return chosen
 
 

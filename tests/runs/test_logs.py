@@ -15,7 +15,6 @@ import torch
 import yaml
 from helpers import lay_shop, refused
 
-from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.data.datasets import load_stream
@@ -151,7 +150,6 @@ def test_a_column_that_comes_later(tmp_path):
 
 
 def test_a_missing_package_and_a_folder_that_is_a_file_are_named(tmp_path, capsys, monkeypatch, finished, registry):
-    assert command.LOGS == logs.KINDS == tuple(logs._WRITERS)
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "python -m pip install wandb" in refused(capsys, *RUN, "--results", tmp_path / "results", "--log", "wandb")
     assert not (tmp_path / "results").exists()

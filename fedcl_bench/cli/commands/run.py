@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ...runs.config import RunConfig
     from ...runs.specs import Layers
 
-LOGS = ("tensorboard", "csv", "wandb")
 EXAMPLES = """\
 examples:
   run_bench.py --method f3crec --backbone fedmf              the main job: F3CRec on FedMF over MovieLens 100K
@@ -83,7 +82,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     real.add_argument("--federation", type=Path, metavar="DIR",
                       help="with an address: what the server publishes, as `data deal` writes it")
     add_options(parser, "results")
-    parser.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
+    parser.add_argument("--log", action="append", default=[], metavar="KIND[:DIR]",
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
                              "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     parser.add_argument("--rerun", action="store_true", help="run again even if the record exists; if that is stopped, "
@@ -99,15 +98,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "quiet", "json", by="also show results of groups of users or items")
     parser.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_options(parser, "plugins")
-
-
-def _log(text: str) -> tuple[str, Path | None]:
-    """argparse type of ``--log``; the kinds are those of ``runs/logs.py``, which imports PyTorch."""
-    kind, colon, folder = text.partition(":")
-    if kind not in LOGS or (colon and not folder):
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: {', '.join(LOGS)}, each also with a folder, as "
-                                         f"csv:DIR")
-    return kind, Path(folder) if folder else None
 
 
 _FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": seeds, "device": str,
