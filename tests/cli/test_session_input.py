@@ -111,9 +111,9 @@ def test_sessions_longer_than_the_encoders_length(run_json):
             tails = [[(5 * user + 3 * number + i) % 40 for i in range(16)] for number in range(4)]
             users.append([((before * tail)[:-1] + tail, split)  # of its own items, so that no other is known to it
                           for tail, split in zip(tails, ("train", "train", "valid", "test"))])
-        return run_json(*job("fcucr", "sasrec"), *xing(first + users), "--set", "rounds=3")[0]["metrics"]
+        return run_json(*job("fcucr", "sasrec"), *xing(first + users), "--set", "rounds=2")[0]["metrics"]
 
-    assert metrics(0) == metrics(1) == metrics(3)
+    assert metrics(0) == metrics(3)
 
 
 def test_a_single_test_session_is_said_to_be_one(output, run_json):
