@@ -4,20 +4,20 @@ checkpoint that a run writes is gone on from; a damaged or another run's is set 
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, same_numbers
+from helpers import same_numbers
 
+from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.federation.loop import run
+from fedcl_bench.records import record as record_files
 from fedcl_bench.records.record import Record
 from fedcl_bench.runs import checkpoints, runner
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
@@ -47,85 +47,54 @@ def uninterrupted(registry, stream, tmp_path_factory):
     return execute(config, lambda: stream, tmp_path_factory.mktemp("whole"))
 
 
-# Processes, forked before PyTorch has a thread. Two run the command line and are asked to stop after round 2 of blocks
-# 1 and 2; then one after the other trains until it kills itself.
-CHILDREN = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from fedcl_bench.api.progress_bars import Display
-from fedcl_bench.cli.main import main
-from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.records import record
-from fedcl_bench.runs import runner
-from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.registry import discover
-from fedcl_bench.toolbox.recbole_model import build_model
-
-torch.set_num_threads(1)
-build_model("BPR", 1, 1, {"embedding_size": 1})  # imports what each process would else import
-config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d, "k_core": 80})])
-stream = load_stream(config.source, config.stream)
-write = record.write_atomically
-
-def status_of(function, *arguments):
-    child = os.fork()
-    if not child:
-        try:
-            function(*arguments)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-def asked(number, step):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_asked_to_stop(uninterrupted, tmp_path, capsys, monkeypatch, number):
+    """Ctrl-C and a scheduler's SIGTERM end it with status 130; the same command then has the numbers to the bit."""
+    command = ["--method", "f3crec", "--backbone", "fedmf", "--set", f"rounds={ROUNDS}", "--set", "k_core=80",
+               "--results", str(tmp_path)]
     update = Display.update
 
-    def watched(self, stream, progress):
+    def asked(self, stream, progress):
         update(self, stream, progress)
-        if (progress.step, progress.round) == (step, 2):
-            os.kill(os.getpid(), number)
-    Display.update = watched
-    os._exit(main(sys.argv[2:]))
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def train(step, round_):
-    def watch(stream, progress):
-        if step < 4 and (progress.step, progress.round) == (step, round_):
-            die()
-
-    def write_then_die(path, content):
-        write(path, content)
-        if path.name == "users.parquet":
-            die()
-    if step == 4:  # while the finished record is being written: after its third file
-        record.write_atomically = write_then_die
-    runner.execute(config, lambda: stream, Path(sys.argv[1]), runner.Watch(watch))
-
-for number, step in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
-    print(status_of(asked, number, step))
-for step, round_ in ((0, 3), (1, 2), (2, 2), (3, 1), (4, 0)):
-    print(status_of(train, step, round_), (Path(sys.argv[1]) / "runs" / config.name / "run.json").exists())
-""" % ROUNDS
-
-
-def test_stopped_and_killed_and_resumed(uninterrupted, tmp_path, config, stream, capsys):
-    """Ctrl-C and a scheduler's SIGTERM end the command line with status 130 and one line. SIGKILL in block 0, 1, 2, 3
-    and while writing, one after the other. Whoever goes on has the numbers to the bit."""
-    command = ["--method", "f3crec", "--backbone", "fedmf", "--set", f"rounds={ROUNDS}", "--set", "k_core=80",
-               "--results", str(tmp_path / "asked")]
-    done = subprocess.run([sys.executable, "-u", "-c", CHILDREN, str(tmp_path / "killed"), *command, "--threads", "1"],
-                          cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["130"] * 2 + [f"{-signal.SIGKILL} False"] * 5, done.stderr
-    assert done.stderr.count("the same command goes on from there") == 2 and "resuming in block 1" in done.stderr
-    assert "Traceback" not in done.stderr
+        if (progress.step, progress.round) == (1, 2):
+            signal.raise_signal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "update", asked)
+        assert main(command) == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
     assert main([*command, "--json"]) == 0
     said = capsys.readouterr()
-    assert "resuming in block 2" in said.err
+    assert "resuming in block 1, after round 2" in said.err
     same_numbers(json.loads(said.out), json.loads(json.dumps(uninterrupted, default=str)))
+
+
+class PowerCut(BaseException):
+    """Nothing catches it, as nothing does SIGKILL (see tests/hostile/test_kills.py)."""
+
+
+def test_cut_off_again_and_again(uninterrupted, tmp_path, config, stream, monkeypatch):
+    """In block 0, 1, 2, 3 and while the record is written, one after the other; whoever goes on has the numbers."""
+    write = record_files.write_atomically
+
+    def train(step, round_):
+        def watch(_, progress):
+            if (progress.step, progress.round) == (step, round_):
+                raise PowerCut
+        with pytest.raises(PowerCut):
+            execute(config(), lambda: stream, tmp_path, Watch(watch))
+
+    def write_some(path, content):
+        write(path, content)
+        if path.name == "users.parquet":  # the third file
+            raise PowerCut
+    for place in ((0, 3), (1, 2), (2, 2), (3, 1)):
+        train(*place)
+    with monkeypatch.context() as patch:
+        patch.setattr(record_files, "write_atomically", write_some)
+        train(4, None)
+    assert not (tmp_path / "runs" / config().name / "run.json").exists()
     notes = []
-    found = execute(config(), lambda: stream, tmp_path / "killed", Watch(note=notes.append))
+    found = execute(config(), lambda: stream, tmp_path, Watch(note=notes.append))
     assert notes == ["all blocks are trained, writing the record."]
     same_numbers(found, uninterrupted)
 
