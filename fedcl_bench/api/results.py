@@ -164,9 +164,10 @@ class Results:
             raise UserError("compare: found no blocks, accepted: one or more, or None for all but block 0.")
         folder = None if tuned is None else Path(tuned)
         named: dict[str, Sequence[Run]] = {}
-        for other in [others] if isinstance(others, (str, Results)) else others:
+        several = [others] if isinstance(others, (str, Results)) else list(others)
+        for other in several:
             if isinstance(other, Results):
-                named[other._name_beside(named)] = other.runs
+                named[other._name_beside([*named, *several])] = other.runs
             else:
                 named[other] = runs_of(other, self.runs, self._origin, folder)
         if not named:
@@ -182,7 +183,7 @@ class Results:
                                     f"{self.runs[0].meta[key]}; compare results on the same one.")
         return against((self.method, self.runs), named, metric or self.metric, chosen)
 
-    def _name_beside(self, taken: dict[str, Any]) -> str:
+    def _name_beside(self, taken: Sequence[Any]) -> str:
         number, name = 1, self.method
         while name in taken:
             number += 1

@@ -81,6 +81,7 @@ class Registry:
     failed: dict[str, str] = field(default_factory=dict)  # the errors of those that cannot be used, by name
     # The files not yet imported, and their content when they were found.
     waiting: dict[Path, bytes] = field(default_factory=dict)
+    _doubled: dict[tuple[str, str], str] = field(default_factory=dict)  # what is wrong with a name that two have
     _digests: dict[Path, str] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
 
@@ -88,6 +89,8 @@ class Registry:
     def plugins(self) -> dict[tuple[str, str], Plugin]:
         """All plugins, by kind and name. Raises UserError if two have one name."""
         self._load(self.waiting)
+        if self._doubled:
+            raise UserError(next(iter(self._doubled.values())))
         return self.loaded
 
     @property
@@ -109,20 +112,23 @@ class Registry:
             content = b"".join([content, *helpers.values()])
             self._add(module, content, path, tuple(helpers))
             self._digests[path] = digest(content)
-        if self._digests and not self.waiting:
+        if self._digests and not self.waiting and not self._doubled:
             files = {OWN_METRICS: digest(OWN_METRICS.read_bytes()), **self._digests}
             self._digests = {}
             keep({path: (of_file, self.metadata(path)) for path, of_file in files.items()
                   if path.stem not in self.failed})
 
     def _find(self, kind: str, name: str) -> Plugin | None:
-        """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to."""
+        """A plugin, after the files are imported that give a plugin this name in any case; all, if none seems to.
+        Raises UserError if two have the name."""
         if name and self.waiting and name not in self._asked:
             self._asked.add(name)
             self._load([path for path, content in self.waiting.items() if name.lower() in _names_in(content)])
             if not any(name.lower() == known.lower() for _, known in self.loaded) \
                     and not name.lower().startswith(RECBOLE):
                 self._load(self.waiting)
+        if (kind, name) in self._doubled:
+            raise UserError(self._doubled[kind, name])
         return self.loaded.get((kind, name))
 
     def names(self, kind: str) -> list[str]:
@@ -146,8 +152,8 @@ class Registry:
         """The plugin of this kind and name, whatever its case. Raises UserError if there is none (naming the nearest)
         or its file cannot be imported."""
         name = self.spelled(kind, name)
-        if (kind, name) in self.loaded:
-            return self.loaded[kind, name]
+        if plugin := self._find(kind, name):
+            return plugin
         if kind in ("method", "backbone") and name.lower().startswith(RECBOLE):
             return _recbole(spelled(name, kind), kind)
         raise self.unknown(kind, name, self.names(kind))
@@ -227,10 +233,10 @@ class Registry:
             if isinstance(found, str):
                 self.failed[path.stem] = found
                 continue
-            if other := self.loaded.get((found.kind, found.name)):
-                raise UserError(f"two {found.kind} plugins are named '{found.name}': {other.path} and {path}.\n"
-                                f"Rename one of them.")
-            self.loaded[found.kind, found.name] = found
+            key = found.kind, found.name
+            if (other := self.loaded.setdefault(key, found)) is not found:
+                self._doubled[key] = (f"two {found.kind} plugins are named '{found.name}': {other.path} and {path}.\n"
+                                      f"Rename one of them.")
 
 
 @functools.lru_cache(1000)  # many registries may come of the same modules

@@ -238,6 +238,8 @@ def test_compare_is_the_commands(results, folder, capsys):
     pd.testing.assert_frame_equal(results.compare(fb.load(folder, "ft")), results.compare(["ft"]))
     with pytest.raises(fb.UserError, match="ft and ft \\(2\\) are the same runs; leave one"):
         results.compare([fb.load(folder, "ft"), fb.load(folder, "ft")])
+    with pytest.raises(fb.UserError, match="ft \\(2\\) and ft are the same runs"):
+        results.compare([fb.load(folder, "ft"), "ft"])
     last = results.compare("ft", metric="recall@20", blocks=[3])
     assert last["difference"].iloc[0] != row["difference"]
     pd.testing.assert_frame_equal(results.compare("ft", metric="recall@20", blocks=3), last)

@@ -169,10 +169,6 @@ def sessions(method, backbone, assignment=""):
     (sessions("ft", "sasrec", "heads=3"), ["'heads'", "found 3", "a divisor of dim=50"]),
     (sessions("ft", "sasrec", "topk=1395"), ["topk", "found 1395", "1394"]),
     (sessions("ft", "sasrec", "sampled_candidates=9"), ["topk", "found 10", "at most sampled_candidates, 9"]),
-    (sessions("fcucr", "sasrec", "upload_noise=-0.1"), ["'upload_noise'", "found '-0.1'", "at least 0"]),
-    (sessions("fcucr", "sasrec", "neighbors=5"), ["'neighbors'", "'neighbours'"]),
-    (sessions("ft", "sasrec", "lambda_tasd=1"), ["'lambda_tasd'", "ft on sasrec"]),
-    (sessions("ft", "gru4rec", "heads=2"), ["'heads'", "ft on gru4rec"]),
     (sessions("ft", "sasrec", "blocks=2"), ["'blocks'", "no effect with stream=sessions"]),
     *((sessions("fcucr", "sasrec", assignment), [f"'{assignment.split('=')[0]}'",
                                                  "no effect with a sequential backbone"])

@@ -130,7 +130,7 @@ def test_list_data_doctor(output):
     out = output("data", "ml-100k")
     assert "587" in out and "46,552" in out and "91.19" in out and "All counts are those expected" in out
     assert "expected" not in output("data", "ml-100k", "--set", "k_core=5")
-    assert "Everything is in order." in output("doctor")
+    assert "Everything is in order." in output("doctor", "--results", "not/there/yet")
 
 
 def test_data_reports_a_difference(capsys, tmp_path):

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import helpers
 import pytest
 import torch
 from helpers import ROOT, records, same_numbers
@@ -133,13 +134,10 @@ def listener():
 
 
 def refused(capsys, tmp_path, *arguments):
-    """The message, of one or two lines, of a command with exit status 2 that leaves nothing behind."""
-    results = tmp_path / "results"
-    assert main([*arguments, "--results", str(results), "--quiet"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.strip().splitlines()) in (1, 2)
-    assert not [path for path in results.rglob("*") if path.is_file()]
-    return captured.err
+    """The message of a command that leaves nothing behind."""
+    said = helpers.refused(capsys, *arguments, "--results", tmp_path / "results", "--quiet")
+    assert not [path for path in tmp_path.rglob("results/**/*") if path.is_file()]
+    return said
 
 
 GRID = ["grid", "--methods", "ft", "--backbones", "fedmf"]
@@ -147,7 +145,7 @@ GRID = ["grid", "--methods", "ft", "--backbones", "fedmf"]
 
 @pytest.mark.parametrize("command", [GRID, RUN])
 @pytest.mark.parametrize("address, message", [
-    ("127.0.0.1:1", r"--ray 127.0.0.1:1: nothing answers there \(Connection refused\).\nStart a cluster with"),
+    ("127.0.0.1:1", r"--ray 127.0.0.1:1: nothing answers there \(Connection refused\). Start a cluster with"),
     ("nowhere", "--ray: found 'nowhere', accepted: local, or HOST:PORT"),
     ("host:99999", "--ray: found 'host:99999', accepted"),
     ("ray://127.0.0.1:10001", "--ray: found 'ray://127.0.0.1:10001', accepted")])

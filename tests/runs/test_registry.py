@@ -201,7 +201,7 @@ def test_one_name_cannot_mean_two_things(tmp_path):
     """Neither of plugins nor of settings."""
     (tmp_path / "mine.py").write_text(SHRINK.replace('"shrink"\n', '"ft"\n'))
     with pytest.raises(UserError, match=r"two method plugins are named 'ft': .*ft.py and .*mine.py"):
-        discover([tmp_path]).get("method", "ft")
+        discover([tmp_path]).pair("ft", "fedmf")  # which asks several times
     (tmp_path / "mine.py").write_text(SHRINK.replace("shrink: float", "rounds: float"))
     with pytest.raises(UserError, match="'rounds' is declared by both"):
         make_config(discover([tmp_path]), "shrink", "fedmf", "ml-100k")

@@ -80,7 +80,7 @@ def _kernels() -> str:
 
 
 def _results(folder: Path) -> str:
-    parent = folder if folder.exists() else folder.absolute().parent
+    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())  # runs make all below
     try:
         with tempfile.TemporaryFile(dir=parent):
             pass
