@@ -50,9 +50,8 @@ RUNS = [
     *[(method, "fedmf", SMALL) for method in ("spp", "frozen", "ifedrec")],  # f3crec is in what follows
     *[pytest.param(method, "fedmf", SMALL, marks=pytest.mark.long)
       for method in ("ader", "ft", "f3crec", "fedprox", "reg", "kd", "rlp2", "joint", "joint-warm")],
-    *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("fedncf", "fedrap")],
     *[pytest.param("f3crec", backbone, {**SMALL, **STABLE[backbone]}, marks=pytest.mark.long)
-      for backbone in ("biasmf", "pfedrec", "gpfedrec", "ncf")],
+      for backbone in ("fedncf", "fedrap", "biasmf", "pfedrec", "gpfedrec", "ncf")],
     ("f3crec", "fedmf", {**SMALL, "blocks": 3, "client_ratio": 0.3, "weighting": "interactions",
                          "server_optimiser": "adam", "server_optimiser_lr": 0.01, "fold_in": 3}),
     ("ft", "fedmf", {**SMALL, "local_epochs": 3, "stragglers": 0.5, "client_dropout": 0.3, "availability": "activity"}),
