@@ -277,18 +277,17 @@ def build_any(layout: Layout, source: Source) -> Table:
     """A table of any records; raises UserError for an unknown name, metric or dimension; for records that cannot stand
     in one table."""
     layout, specs, domains = _completed(layout, source)
-    blocks = max(run.head["blocks"] for run in source.runs)
-    label, table = _names(layout, list(domains.values()), blocks), _table(layout, specs, blocks)
     source = replace(source, assignments=())  # the specs of the rows have them
     runs = {name: find(source, spec)[0] for name, spec in specs.items()}
-    seeds = max((run.seed + 1 for several in runs.values() for run in several), default=5)  # as the others have
+    shown = [run for several in runs.values() for run in several]
+    blocks = max(run.head["blocks"] for run in shown or source.runs)
+    seeds = max((run.seed + 1 for run in shown), default=5)  # as the others have
+    label, table = _names(layout, list(domains.values()), blocks), _table(layout, specs, blocks)
     for dataset in layout.datasets:
-        if of_dataset := [run for name, several in runs.items() if name[2] == dataset for run in several]:
-            same_tests(of_dataset, "tables")
+        same_tests([run for name, several in runs.items() if name[2] == dataset for run in several], "tables")
     built = filled(Filling(table, source, label, printed=_printed(layout.paper)), _title(layout, label, table.panels),
                    remake=lambda specs: command_for(specs, source.tuned, source.where, seeds))
-    about = _about(layout, label, built, [run for several in runs.values() for run in several],
-                   all(domains.values()))
+    about = _about(layout, label, built, shown, all(domains.values()))
     names = {f"{label(name[0])}: other settings than {label(against[0])}: {differ}." for name, several in runs.items()
              if (against := (layout.against, *name[1:])) in runs and several and runs[against]
              and (differ := unequal(several[0], runs[against][0], source.registry, source.tuned))}

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..core.errors import UserError
 from ..core.text import JOIN
-from ..evaluation.metrics import RATING_ERRORS
+from ..evaluation.metrics import sign_of
 from ..experiments.papers import Key, PaperTable, get
 from ..records.store import Run, averaged_blocks, incremental, one_data, one_protocol, why_no_groups
 from ..runs.metadata import NO_BACKBONE
@@ -313,7 +313,7 @@ def _rank(filling: Filling) -> None:
             compared = key._replace(row="") if table.panels or table.apart else key._replace(row="", backbone="")
             groups.setdefault(compared, []).append(cell)
     for compared, group in groups.items():
-        highest = (table.best == "max") != (compared.metric in RATING_ERRORS)
+        highest = (table.best == "max") == (sign_of(split_group(compared.metric)[0]) > 0)
         shown = sorted({round(cell.mean, cell.decimals) for cell in group}, reverse=highest)
         for cell in group if len(shown) > 1 else ():
             rank = shown.index(round(cell.mean, cell.decimals)) + 1

@@ -12,7 +12,7 @@ from itertools import accumulate, product
 
 import numpy as np
 import pytest
-from fabricate import USERS, fabricate, fabricate_methods, level
+from fabricate import USERS, fabricate, fabricate_methods, fabricate_sessions, level
 from helpers import ROOT, output_of, refused
 from scipy import stats
 
@@ -83,13 +83,16 @@ def test_what_needs_no_backbone_stands_beside_every_backbone(registry, tmp_path)
     assert build_any(Layout(methods=("popularity",)), source).heads == ("none ml-100k",)
 
 
-def test_rows_and_columns_are_those_of_the_datasets_asked_for(registry, tmp_path):
+def test_rows_columns_and_blocks_are_those_of_the_datasets_asked_for(registry, tmp_path):
     for spec in (RunSpec("ft", "fedmf", "ml-100k"), RunSpec("kd", "fedncf", "ml-100k"),
                  RunSpec("ft", "fedmf", "lastfm-2k", (("rounds", 5),))):
         fabricate(tmp_path, registry, spec, 0, level(0.1))
     table = build_any(Layout(datasets=("lastfm-2k",)), Source(load_runs(tmp_path), registry))
     assert table.heads == ("fedmf lastfm-2k",) and [line.labels for line in table.panels[0].lines] == [
         ("ft (rounds=5)",)] and not table.missing
+    fabricate_sessions(tmp_path, registry, RunSpec("ft", "sasrec", "xing"), 0, 0.2)
+    layout = Layout(datasets=("xing",), backbones=("sasrec",), columns=("block",))
+    assert build_any(layout, Source(load_runs(tmp_path), registry)).heads == ("block 0", "mean")
 
 
 def test_without_records_of_default_settings_rows_are_the_settings_that_there_are(registry, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import fabricate, fabricate_sessions, level
+from fabricate import alter, fabricate, fabricate_sessions, level
 from helpers import output_of, refused
 from scipy import stats
 from synthetic import flat_runs, make_run
@@ -16,6 +16,7 @@ import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.settings import split_methods
+from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.comparison import against_each, changed_settings, over_grid, unequal
 from fedcl_bench.reports.dashboard import gather, leaderboard
 from fedcl_bench.reports.frame import parse_blocks, seed_averages
@@ -314,7 +315,8 @@ def test_of_errors_less_is_better(tmp_path, registry, capsys):
     """By hand: FT .10, joint .14, KD .12, users alike; the same numbers as N@20 and as RMSE."""
     for method, mean in (("ft", 0.10), ("joint", 0.14), ("kd", 0.12)):
         for backbone in ("fedmf", "fedncf"):
-            fabricate(tmp_path, registry, RunSpec(method, backbone, "ml-100k"), 0, level(mean), errors=True)
+            record = fabricate(tmp_path, registry, RunSpec(method, backbone, "ml-100k"), 0, level(mean), errors=True)
+            alter(record, groups={"new-users": {"users": [9] * 4, "rmse": [mean] * 4}})
     names, records = ["ft", "joint", "kd"], ["--records", str(tmp_path), "--json"]
     for metric, sign in (("ndcg@20", -1.0), ("rmse", 1.0)):
         of = ["--metric", metric, *records]
@@ -326,6 +328,9 @@ def test_of_errors_less_is_better(tmp_path, registry, capsys):
         assert [row["against"]["gain"][0] for row in rows[1:]] == pytest.approx([-0.04 * sign, -0.02 * sign])
         cell, _ = gather(load_runs(tmp_path), registry)
         assert leaderboard(replace(cell, metric=metric))[0]["method"] == ("ft" if sign > 0 else "joint")
+    for by in ((), ("new-users",)):
+        table = build_any(Layout(backbones=("fedmf",), metrics=("rmse",), by=by), Source(load_runs(tmp_path), registry))
+        assert {cell.key.row: cell.rank for cell in table.cells()} == {"ft": 1, "kd": 2, "joint": 0}
 
 
 def test_settings_that_records_leave_out_at_their_default_count(tmp_path, registry):
