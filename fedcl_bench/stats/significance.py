@@ -249,27 +249,22 @@ class Headroom:
     share: tuple[float, float, float] | None
 
 
-def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = DRAWS) -> list[Headroom]:
-    """(method - reference) / (bound - reference) of each method, from a score of each per seed and unit, (seeds,
-    units), in the same order.
+def headroom(method: _Floats, reference: _Floats, bound: _Floats, draws: int = DRAWS) -> Headroom:
+    """(method - reference) / (bound - reference), from a score of each per seed and unit, (seeds, units), in the same
+    order.
 
-    Every bootstrap sample draws seeds and units with replacement, the same for all, so that the interval of the share
-    has the uncertainty of its denominator too. Raises TooFew for fewer than 2 units.
+    Every bootstrap sample draws seeds and units with replacement, the same for gain and bound, so that the interval of
+    the share has the uncertainty of its denominator too. Raises TooFew for fewer than 2 units.
     """
-    gains, above = [method - reference for method in methods], bound - reference
+    gained, above = method - reference, bound - reference
     seeds, units = above.shape
     if units < 2:
         raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
     rng, parts = np.random.default_rng(0), []
     for size in (min(_AT_A_TIME, draws - at) for at in range(0, draws, _AT_A_TIME)):
         of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
-        parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (*gains, above)], 1))
+        parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (gained, above)], 1))
     samples = np.concatenate(parts)
-    return [_of_samples(gained, above, samples[:, [number, -1]]) for number, gained in enumerate(gains)]
-
-
-def _of_samples(gained: _Floats, above: _Floats, samples: _Floats) -> Headroom:
-    """One method's, from the means of its gain and the bound's in each sample, (draws, 2)."""
     low, high = np.percentile(samples, [2.5, 97.5], axis=0)
     gain = float(gained.mean()), float(low[0]), float(high[0])
     if not low[1] > 0.0:
