@@ -76,15 +76,9 @@ class Record:
         write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
 
     def clear(self) -> None:
-        """Remove the run's files, ``run.json`` first; whatever else is in the folder stays. Raises UserError before
-        anything is removed, if a folder has the name of one of them."""
-        paths = [self.folder / name for name in (RUN, *FILES, MODEL, MODEL_SUM, self.checkpoint.name)]
-        for path in paths:
-            if path.is_dir() and not path.is_symlink():
-                raise UserError(f"{path}: is a folder where the run has a file; nothing was removed. Move it away, and "
-                                f"give the same command again.")
-        for path in paths:
-            path.unlink(missing_ok=True)
+        """Remove the run's files, ``run.json`` first; whatever else is in the folder stays."""
+        for name in (RUN, *FILES, MODEL, MODEL_SUM, self.checkpoint.name):
+            (self.folder / name).unlink(missing_ok=True)
         sweep(self.folder)
 
     def set_aside(self) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ..core.settings import as_text
 from ..core.text import for_latex, for_markdown
-from ..records.store import LEAKS, Run, leaks
+from ..records.store import LEAKS, Run, describe, leaks, why_failed
 from ..runs.registry import Registry
 from ..runs.specs import Tuned, read_tuned, seed_text
 from .comparison import NAMES, changes_of, words_of
@@ -126,8 +126,7 @@ def _versions(of: Answered) -> str:
 
 
 def _failed(of: Answered) -> str:
-    return f"{len(of.failed)}" + "".join(f"; {head['method']} on {head['backbone']}, {head['dataset']}, seed "
-                                         f"{head['seed']}: {head['error'].splitlines()[0]}" for head in of.failed)
+    return "; ".join([str(len(of.failed)), *(f"{describe(head)}: {why_failed(head)}" for head in of.failed)])
 
 
 QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {

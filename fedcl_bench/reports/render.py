@@ -148,7 +148,7 @@ def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
     floats: list[list[str]] = []
     room = 0
     for lines in _pages(panel.lines):
-        high = len(lines) + 2 + len(_groups(table.columns))
+        high = len(lines) + 1 + len(table.columns[0])
         for part in parts:
             if room < high:
                 floats.append([])
@@ -164,17 +164,12 @@ def _innermost(table: Table) -> list[str]:
     return [column[-1] if column else "" for column in table.columns]
 
 
-def _groups(columns: Sequence[tuple[str, ...]]) -> list[list[tuple[str, int]]]:
-    """For every level of labels but the innermost, from the outermost: each label with the number of columns below."""
-    levels = len(columns[0]) - 1 if columns else 0
-    return [[(labels[-1], len(list(group))) for labels, group in
-             itertools.groupby(columns, lambda column, level=level: column[:level + 1])] for level in range(levels)]
-
-
 def _group_heads(columns: Sequence[tuple[str, ...]], stub: int) -> list[str]:
-    """A line of headings per level of ``_groups``, each heading above all its columns with a rule below it."""
+    """A line per level of labels but the innermost, each label above all its columns with a rule below it."""
     out = []
-    for groups in _groups(columns):
+    for level in range(1, len(columns[0])):
+        groups = [(labels[-1], len(list(group))) for labels, group in
+                  itertools.groupby([column[:level] for column in columns])]
         ends = list(itertools.accumulate((count for _, count in groups), initial=stub))
         heads = [rf"\multicolumn{{{count}}}{{c}}{{{tex(label)}}}" for label, count in groups]
         rules = [rf"\cmidrule(lr){{{begin + 1}-{end}}}" for begin, end in zip(ends, ends[1:])]
