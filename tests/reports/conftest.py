@@ -6,6 +6,7 @@ import os
 import pytest
 
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.reports import draw
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 
@@ -29,6 +30,18 @@ def records_of_two_rounds(registry, tmp_path_factory):
                                  [("test", {"rounds": 2, "k_core": 60, **settings})])
             execute(config, lambda: load_stream(config.source, config.stream), folder / "results")
     return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that commands draw, by their files, which are left empty: to render one takes long."""
+    figures = {}
+
+    def save(figure, path):
+        figures[path.name] = figure
+        path.write_bytes(b"")
+    monkeypatch.setattr(draw, "save", save)
+    return figures
 
 
 @pytest.fixture

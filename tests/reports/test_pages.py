@@ -192,13 +192,15 @@ def source(registry, tmp_path_factory):
     return Source(load_runs(folder), registry)
 
 
-def judged(source, number=2):
-    table = f3crec.TABLES[number]
-    return judge("f3crec", table, build("f3crec", table, source).cells(), source)
+@pytest.fixture(scope="module")
+def judged(source):
+    """The numbers of a table of F3CRec, by its number."""
+    return {number: judge("f3crec", table, build("f3crec", table, source).cells(), source)
+            for number, table in f3crec.TABLES.items() if number in (2, 3)}
 
 
-def test_rows_are_compared_with_ft_and_reasons_are_those_of_the_cell(source):
-    found = judged(source)
+def test_rows_are_compared_with_ft_and_reasons_are_those_of_the_cell(source, judged):
+    found = judged[2]
     key = Key("ml-100k", "fedmf", "kd", "ndcg@20", "D2")
     runs = {row: [run for run in source.runs if run.head["method"] == row and run.head["backbone"] == "fedmf"]
             for row in ("kd", "ft")}
@@ -212,7 +214,7 @@ def test_rows_are_compared_with_ft_and_reasons_are_those_of_the_cell(source):
     assert found[key._replace(column="change")].against.printed == 9.72
     assert found[key._replace(row="ft")].against is None  # FT itself
     assert found[key._replace(backbone="pfedrec", row="rlp2")].against is None  # FT has no record there
-    ablation = judged(source, 3)[Key("ml-100k", "fedmf", "f3crec", "ndcg@20", "avg")]
+    ablation = judged[3][Key("ml-100k", "fedmf", "f3crec", "ndcg@20", "avg")]
     assert ablation.against.printed == pytest.approx(0.1034 - 0.0855)
     assert found[Key("ml-100k", "fedmf", "f3crec", "ndcg@20", "D3")].standing == Standing(DIFFERS, IN_EFFECT)
     assert "re-implementation" in found[Key("ml-100k", "pfedrec", "rlp2", "ndcg@20", "D3")].standing.reason
@@ -232,9 +234,9 @@ def test_claim_standing(printed, low, high, expected):
     assert claim_standing(printed, 0.0002, found) == expected
 
 
-def test_claims_are_paired_by_user_and_by_seed(source):
+def test_claims_are_paired_by_user_and_by_seed(source, judged):
     """Means and intervals of scipy's tests; each unit is averaged over the other."""
-    found = judged(source)[Key("ml-100k", "fedmf", "kd", "ndcg@20", "avg")].claim
+    found = judged[2][Key("ml-100k", "fedmf", "kd", "ndcg@20", "avg")].claim
     runs = {row: {run.seed: run for run in source.runs
                   if (run.head["method"], run.head["backbone"]) == (row, "fedmf")} for row in ("kd", "ft")}
     by_seed = np.array([user_scores([runs["kd"][seed]], "ndcg@20", (1, 2, 3)).to_numpy()
@@ -248,16 +250,16 @@ def test_claims_are_paired_by_user_and_by_seed(source):
     assert found.base == "ft" and found.printed == pytest.approx(np.mean(numbers["kd"]) - np.mean(numbers["ft"]))
 
 
-def test_what_the_number_of_the_base_would_get(source):
+def test_what_the_number_of_the_base_would_get(judged):
     """FT's number in the place of others': the same rule, and none for FT itself and for changes. Repeated numbers are
     counted once."""
-    found = judged(source)
+    found = judged[2]
     cell = Key("ml-100k", "fedmf", "kd", "ndcg@20", "D2")
     of_ft = found[cell._replace(row="ft")].cell
     there = standing(replace(of_ft, printed=found[cell].cell.printed, decimals=found[cell].cell.decimals))
     assert found[cell].base_kind == there.kind and found[cell._replace(row="ft")].base_kind == ""
     assert found[cell._replace(column="change")].base_kind == ""
     assert found[cell._replace(backbone="pfedrec", row="rlp2")].base_kind == ""  # FT has no record there
-    table, found = f3crec.TABLES[3], judged(source, 3)
+    table, found = f3crec.TABLES[3], judged[3]
     kept = {key.row for key, each in found.items() if counted("f3crec", table, each)}
     assert kept == set(table.rows) - {"ft", "f3crec"}
