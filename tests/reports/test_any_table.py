@@ -21,7 +21,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports import render
 from fedcl_bench.reports.render import csv_text, latex, markdown, tex
-from fedcl_bench.reports.selection import Source
+from fedcl_bench.reports.selection import Source, matching
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.stats.significance import holm
@@ -132,9 +132,8 @@ def test_rows_need_not_go_with_all_backbones(registry, tmp_path):
 
 def test_marks_against_a_baseline_are_holms(built, source):
     table = built(methods=tuple(MEANS), against="ft")
-    scores = {name: user_scores([run for run in source.runs if run.meta["settings"].get("eps") != 0.01
-                                 and (run.meta["method"], run.meta["dataset"], run.meta["backbone"])
-                                 == (name, "ml-100k", "fedmf")], "ndcg@20") for name in MEANS}
+    scores = {name: user_scores(matching(source.runs, source.registry, RunSpec(name, "fedmf", "ml-100k")), "ndcg@20")
+              for name in MEANS}
     expected = holm([stats.ttest_rel(scores[name], scores["ft"]).pvalue for name in ("reg", "kd", "f3crec")])
     assert [cell(table, name).p for name in ("reg", "kd", "f3crec")] == pytest.approx(expected)
     assert cell(table, "reg").star and cell(table, "f3crec").worse and cell(table, "ft").p is None

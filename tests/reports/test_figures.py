@@ -50,7 +50,7 @@ def improvements():
                 for m in names}
         return FigurePanel(f"{dataset}, {backbone}", "%", ours, 0.0, {m: float(rng.normal(10, 9)) for m in names})
     return [[panel(dataset, backbone) for backbone in ("FedMF", "FedNCF", "PFedRec")]
-            for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
+            for dataset in ("ML-100K", "ML-Latest-Small")]
 
 
 def settings(missing=()):
@@ -110,7 +110,7 @@ def grid_test(methods):
 EVERY = {
     "improvements": lambda: estimates(improvements(), LOOK, "N@20, improvement over FT in percent, ± std over seeds"),
     "one panel": lambda: estimates([improvements()[0][:1]], LOOK, "N@20, improvement over FT"),
-    "uneven panels": lambda: estimates([improvements()[0], improvements()[1][:1]], LOOK, "N@20, improvement over FT"),
+    "uneven panels": lambda: estimates([improvements()[0][:2], improvements()[1][:1]], LOOK, "N@20"),
     "domains": lambda: estimates(domains(), {"FFMSR": looks({"f": "FFMSR"})["f"]}, "Table 4, books+games"),
     "sensitivity": lambda: sensitivity(settings((0.1, 0.5)), LOOK["f3crec"], "N@20",
                                        "F3CRec on FedMF, ML-Latest-Small"),
@@ -377,7 +377,6 @@ def test_records_without_the_paper_s_metric_are_drawn_by_their_own(registry, dra
     (["--datasets", "ml-1m"], ["unknown dataset 'ml-1m'", "ml-100k"]),
     ([], ["no records in results of ft", "grid --methods ft"]),  # these runs have rounds=2
     ([*QUICK, "--datasets", "lastfm-2k"], ["no records in results", "grid --methods", "lastfm-2k"]),
-    ([*QUICK, "--metric", "ndcg@2O"], ["unknown metric", "Did you mean 'ndcg@20'"]),
     ([*QUICK, "--figure", "cd", "--methods", "ft,kd"], ["cd: not drawn", "3 methods; found 2 and 2"]),
     ([*QUICK, "--figure", "3", "--methods", "kd,f3crec"], ["figure 3: not drawn: needs ft"]),
     ([*QUICK, "--figure", "4", "--backbones", "fedncf"], ["figure 4: not drawn", "eps, lambda_kd, beta"]),

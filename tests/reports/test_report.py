@@ -142,18 +142,17 @@ def test_the_leaderboard_is_the_records(page, folder):
         assert row["forgetting"][1] == ("" if None in forgetting else repr(float(np.mean(forgetting))))
 
 
-def test_tests_are_those_of_users_with_holm(page, folder):
+def test_tests_are_those_of_users_with_holm(page, folder, registry):
     rows = rows_of(page[1], "tests-1")
-    runs = {}
-    for run in load_runs(folder):
-        if run.meta["dataset"] == "ml-100k":
-            runs.setdefault((run.meta["method"], run.meta["settings"].get("eps") == 0.01), []).append(run)
-    names = {"f3crec": ("f3crec", False), "f3crec (eps=0.01)": ("f3crec", True), "kd": ("kd", False)}
-    assert [row["method"][0] for row in rows] == list(names) and {row["against"][0] for row in rows} == {"ft"}
+    specs = {"f3crec": ("f3crec", ()), "f3crec (eps=0.01)": ("f3crec", (("eps", 0.01),)), "kd": ("kd", ()),
+             "ft": ("ft", ())}
+    runs = {name: matching(load_runs(folder), registry, RunSpec(method, "fedmf", "ml-100k", settings))
+            for name, (method, settings) in specs.items()}
+    assert [(row["method"][0], row["against"][0]) for row in rows] == [(name, "ft") for name in [*specs][:3]]
     raw = []
     for row in rows:
-        mine = runs[names[row["method"][0]]]
-        base = [run for run in runs["ft", False] if run.seed in {run.seed for run in mine}]
+        mine = runs[row["method"][0]]
+        base = [run for run in runs["ft"] if run.seed in {run.seed for run in mine}]
         test = stats.ttest_rel(user_scores(mine, "ndcg@20"), user_scores(base, "ndcg@20"))
         assert float(row["t"][1]) == pytest.approx(test.statistic) and float(row["p"][1]) == pytest.approx(test.pvalue)
         raw.append(test.pvalue)
