@@ -131,7 +131,8 @@ def _table(rows: list[_Row]) -> pa.Table:
     arrays = {"meta": pa.array([row["meta"] for row in rows])}
     for name in columns:
         kept = [row.get(name) for row in rows]
-        kind = next(values.dtype for values in kept if values is not None)
+        # Of what one run has in each round and another in some alone, as lost clients: whole numbers beside nan.
+        kind = np.result_type(*(values.dtype for values in kept if values is not None))
         arrays[name] = pa.array(kept, pa.list_(pa.from_numpy_dtype(kind)))
     return pa.table(arrays)
 

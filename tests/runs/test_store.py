@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +170,16 @@ def test_the_record_with_more_analysis_is_kept(three, tmp_path):
     pack(tmp_path / "all", runs)
     pack(tmp_path / "all", runs, items=False)
     assert contents(tmp_path / "few") == contents(tmp_path / "all")
+
+
+def test_what_one_run_has_in_each_round_and_another_in_some_is_packed(three, tmp_path):
+    def with_dropped(run, dropped):
+        return replace(run, load=lambda name: run.load(name).assign(dropped=dropped) if name == "rounds"
+                       else run.load(name))
+    runs, dropped = load_runs(three)[:2], ([1] * 8, [1.0, math.nan] * 4)
+    pack(tmp_path / "c", map(with_dropped, runs, dropped))
+    for run, expected in zip(load_runs(tmp_path / "c"), dropped, strict=True):
+        np.testing.assert_array_equal(run.rounds["dropped"], expected)
 
 
 def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
