@@ -175,8 +175,7 @@ def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
     frame = _users(kept) if name == "users" else pd.DataFrame({
         column: values.astype(np.float64) if values.dtype == np.float32 else values for column, values in kept.items()})
     if name == "analysis":
-        codes = kept.get("kind", np.zeros(0, np.int64))
-        frame["kind"] = pd.Categorical.from_codes(codes.astype(np.int64), KINDS)
+        frame["kind"] = pd.Categorical.from_codes(kept["kind"], KINDS)
     return frame[["block", "kind", "id", "value"]] if name == "analysis" else frame
 
 

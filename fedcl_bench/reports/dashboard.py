@@ -149,7 +149,7 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
             "still improving": Number(rising / blocks, f"{rising} of {blocks}"),
             "users": Number.as_(len(user_scores(variant.runs, cell.metric)), ","),
             "seeds": seed_text(run.seed for run in variant.runs)})
-    return sorted(rows, key=lambda row: -sign_of(cell.metric) * row[cell.metric][0] if cell.metric in row else 0.0)
+    return sorted(rows, key=lambda row: -sign_of(cell.metric) * row[cell.metric].value)
 
 
 @dataclass
