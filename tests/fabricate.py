@@ -15,7 +15,7 @@ from fedcl_bench.federation.parts import Best, Progress
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
 from fedcl_bench.records.record import Record
-from fedcl_bench.runs.summary import frames, summary
+from fedcl_bench.runs.summary import failed, frames, summary
 from fedcl_bench.runs.specs import RunSpec, Tuned
 
 USERS, ITEMS, BLOCKS = 40, 10, 4
@@ -67,10 +67,22 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
     model = Snapshot({"item": torch.zeros(1)}, {"user": torch.zeros(1)})
     progress = Progress(step=BLOCKS, trained=True, best=Best(model), curve=curve, tests=tuple(tests),
                         analysis=tuple(analysis))
+    return _finished(results, config, progress)
+
+
+def _finished(results: Path, config: RunConfig, progress: Progress) -> Path:
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
     record.finish(summary(config, progress, 1.0, False), frames(progress))
     return record.folder
+
+
+def fabricate_failed(results: Path, registry, spec: RunSpec, seed: int, error: str) -> None:
+    """Write the record of a run that failed."""
+    config = config_of(registry, spec, seed)
+    record = Record(results / "runs" / config.name)
+    record.folder.mkdir(parents=True)
+    record.fail(failed(config, error))
 
 
 def alter(folder: Path, without: Sequence[str] = (), **changes) -> None:
@@ -118,7 +130,4 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
                         tests=((0, 0, UserScores(ids, values)),),
                         analysis=((0, "target_probability", ids, probabilities),
                                   (0, "negative_probability", ids, 1.0 - probabilities)))
-    record = Record(results / "runs" / config.name)
-    record.folder.mkdir(parents=True)
-    record.finish(summary(config, progress, 1.0, False), frames(progress))
-    return record.folder
+    return _finished(results, config, progress)

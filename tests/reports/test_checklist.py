@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from fabricate import fabricate, fabricate_methods, level
+from fabricate import fabricate, fabricate_failed, fabricate_methods, level
 from helpers import output_of, refused
 
 from fedcl_bench.cli.main import main
@@ -46,7 +46,9 @@ def test_tuning_is_that_of_the_files_of_tune(folder, capsys):
 def test_leaks_and_failures_are_said(registry, tmp_path, capsys):
     spec = RunSpec("ft", "fedmf", "ml-100k", (("stream", "static"), ("negative_pool", "untouched")))
     fabricate(tmp_path, registry, spec, 0, level(0.1))
+    fabricate_failed(tmp_path, registry, RunSpec("kd", "fedmf", "ml-100k"), 1, "the loss is not finite.\nmore")
     found = answered(capsys, "--records", tmp_path)
+    assert found["Which runs failed?"] == "1; kd on fedmf, ml-100k, seed 1: the loss is not finite"
     assert found["Does information of the test reach training or ranking?"] == "1 of 1 runs: leaks test items"
     changed = "negative_pool=untouched, stream=static (ft on fedmf, ml-100k)"  # and not what follows from the stream
     assert found["Which settings beside the defaults?"] == changed

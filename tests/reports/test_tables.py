@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fabricate import USERS, config_of, fabricate, level
+from fabricate import USERS, fabricate, fabricate_failed, level
 from helpers import output_of, refused
 from scipy import stats
 from test_any_table import headings
@@ -20,7 +20,6 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments.papers import Key, f3crec
 from fedcl_bench.records.published import write as write_packs
-from fedcl_bench.records.record import Record
 from fedcl_bench.records.store import load_runs
 from fedcl_bench.reports import any_table, render, tables
 from fedcl_bench.reports.render import csv_text, latex, markdown
@@ -28,7 +27,6 @@ from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec, Tuned
-from fedcl_bench.runs.summary import failed
 from fedcl_bench.stats.significance import interval_of_mean
 
 MINE = {"datasets": ["ml-100k"], "backbones": ["fedmf"]}  # the part of a table that a test has records of
@@ -298,10 +296,8 @@ def test_failed_runs_are_not_called_absent(registry, drawn, tmp_path, capsys):
     """Neither in tables nor by `compare` and `figures`, nor where nothing else is there."""
     record(tmp_path, registry, "f3crec", 0.08)
     for seed in (0, 1):
-        config = config_of(registry, RunSpec("kd", "fedmf", "ml-100k"), seed)
-        of_config = Record(tmp_path / "runs" / config.name)
-        of_config.folder.mkdir()
-        of_config.fail(failed(config, "the loss is not finite in round 3.\nmore"))
+        fabricate_failed(tmp_path, registry, RunSpec("kd", "fedmf", "ml-100k"), seed,
+                         "the loss is not finite in round 3.\nmore")
     why = "failed with seeds 0, 1 (the loss is not finite in round 3)"
     here = ["--records", str(tmp_path)]
     out = output_of(capsys, "tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here)
