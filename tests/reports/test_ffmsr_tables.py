@@ -20,7 +20,6 @@ from fedcl_bench.reports.html import _curves, _matrices
 from fedcl_bench.reports.paper_figures import MAKERS, FigureJob, Skip
 from fedcl_bench.reports.selection import Source
 from fedcl_bench.reports.tables import build
-from fedcl_bench.records.published import write as write_packs
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.records.store import load_runs
 
@@ -72,17 +71,6 @@ def test_a_table_of_pilots_has_domains_and_their_mean_but_no_printed_number(pilo
     assert "a pilot alone, of 10 users" in judged[key].standing.reason
     assert "no record" in judged[absent].standing.reason
     assert judged[key].cell.mean is None and judged[key].cell.printed.text == ".5"
-
-
-def test_packed_runs_are_tested_as_full_ones(pilots, tmp_path):
-    """On the metrics of the paper's tables, of which Recall is in no other paper's."""
-    write_packs(tmp_path, pilots.runs, "pack", lambda run: False)
-    table = replace(table_of_pilots(4), metrics=("recall@3", "ndcg@3"))
-    full, packed = ({cell.key: cell for cell in build("ffmsr", table, replace(pilots, runs=runs)).cells()}
-                    for runs in (pilots.runs, load_runs(tmp_path)))
-    tested = [key for key, cell in full.items() if cell.p is not None]
-    assert {key.metric for key in tested} == {"recall@3", "ndcg@3"}
-    assert [packed[key].p for key in tested] == pytest.approx([full[key].p for key in tested], rel=1e-4)
 
 
 def test_lines_across_backbones_are_tested_by_every_metric(pilots):

@@ -105,6 +105,8 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
     recorded = ("ndcg@5", "ndcg@20", "all:novelty@5", "mrr@5", "mae", "rmse")
     assert published._extra({"valid_metric": "ndcg@5", "extra_metrics": ["novelty"]}, recorded) == [
         "all:novelty@5", "mae", "ndcg@5", "rmse"]
+    assert published._extra({"valid_metric": "recall@3", "stream": "domains"}, ("recall@3", "ndcg@3", "hit@3")) == [
+        "ndcg@3", "recall@3"]  # of FFMSR's tables
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")  # pandas 4 will have no such choice
