@@ -277,19 +277,26 @@ def written(tmp_path, rows):
     return path
 
 
-def test_ids_are_numbered_by_first_appearance_and_numbers_are_those_of_pandas(tmp_path, rows):
-    """Over all pieces. pandas takes a text with a space, and rounds some others as Arrow does not."""
+def test_ids_are_numbered_by_first_appearance_and_numbers_rounded_correctly(tmp_path, rows):
+    """Over all pieces, also of those with a text that Arrow does not take for a number."""
     frame = read_table(written(tmp_path, rows), KINDS).to_pandas()
     codes, tokens = pd.factorize(np.array([user for user, _ in rows], dtype=object))
     assert frame["user_id"].cat.codes.tolist() == codes.tolist()
     assert list(frame["user_id"].cat.categories) == list(tokens)
     assert frame["time"].tolist() == [float(time) for _, time in rows]
-    path = written(tmp_path, [*rows, ("u1", " 2.5"), *rows])
-    expected = pd.to_numeric(pd.Series([time for _, time in rows])).tolist()
+    path = written(tmp_path, [*rows, ("u1", " +2.5"), *rows])
+    expected = [float(time) for _, time in rows]
     assert read_table(path, KINDS).to_pandas()["time"].tolist() == [*expected, 2.5, *expected]
 
 
-@pytest.mark.parametrize("bad, field", [(("", "1"), "user_id"), (("u1", "later"), "time")])
+@pytest.mark.parametrize("fields, keep", [({**FIELDS, "session": "timestamp"}, {}), (FIELDS, {"user_id": "[0,9]"}),
+                                          ({**FIELDS, "event": "rating"}, {"rating": "[0,9]"})])
+def test_no_column_is_text_and_numbers(fields, keep):
+    with pytest.raises(UserError, match="column '.*' is asked for as text .* and as numbers"):
+        load_interactions(bundled("ml-100k") / "ml-100k.inter", 0, fields, keep)
+
+
+@pytest.mark.parametrize("bad, field", [(("", "1"), "user_id"), (("u1", "1_0"), "time")])
 def test_a_bad_value_in_a_later_piece_has_its_line(tmp_path, rows, bad, field):
     path = written(tmp_path, [*rows, bad, *rows])
     with pytest.raises(UserError, match=f"line 302: field '{field}' is '{bad[0] if field == 'user_id' else bad[1]}'"):

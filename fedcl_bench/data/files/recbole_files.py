@@ -131,22 +131,13 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     columns = {}
     for name in wanted:
         column = read.pop(name)
-        if (values := column.values()) is None:
-            import pandas as pd
-
-            texts = _texts(path, layout, name).to_pandas()
-            values = from_numbers(pd.to_numeric(texts, errors="coerce").to_numpy(np.float64))
+        values = columns[name] = column.values()
         if (row := column.first_bad(values)) is not None:
-            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is "
-                            f"{_texts(path, layout, name)[row].as_py()!r}, expected {column.expected}.")
-        columns[name] = values
+            texts = pa.chunked_array([batch.column(name) for batch in text_batches(path, str(path), layout, [name])])
+            raise UserError(f"{path}, line {line_of(path, row + 2)}: field '{name}' is {texts[row].as_py()!r}, "
+                            f"expected {column.expected}.")
     pa.default_memory_pool().release_unused()
     return pa.table(columns)
-
-
-def _texts(path: Path, layout: TableLayout, name: str) -> pa.ChunkedArray:
-    """A column as it is written."""
-    return pa.chunked_array([batch.column(name) for batch in text_batches(path, str(path), layout, [name])])
 
 
 def _categories(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -210,31 +201,33 @@ class _Tokens:
 
 
 class _Numbers:
-    """A column of float64 numbers, of which the text is not kept.
-
-    One that pandas alone takes for a number has them all read by pandas, which rounds otherwise.
-    """
+    """A column of float64 numbers, of which the text is not kept."""
 
     expected = "a finite number"
 
     def __init__(self) -> None:
-        self._numbers: _Grown | None = _Grown(np.float64)
+        self._numbers = _Grown(np.float64)
 
     def add(self, texts: pa.Array) -> None:
         try:
-            if self._numbers is not None:
-                self._numbers.add(numbers(texts.cast(pa.float64())))
-        except pa.ArrowInvalid:
-            self._numbers = None
+            self._numbers.add(numbers(texts.cast(pa.float64())))
+        except pa.ArrowInvalid:  # of a text that is none, or has a space or a plus, which Python takes and rounds alike
+            self._numbers.add(np.array([_float(text) for text in texts.to_pylist()]))
 
-    def values(self) -> pa.Array | None:
-        """The numbers; None if pandas is to read them."""
-        return None if self._numbers is None else from_numbers(self._numbers.values)
+    def values(self) -> pa.Array:
+        return from_numbers(self._numbers.values)
 
     def first_bad(self, values: pa.Array) -> int | None:
         """The first row that is no finite number."""
         finite = np.isfinite(numbers(values))
         return None if finite.all() else int(np.argmin(finite))
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text) if "_" not in text else np.nan
+    except ValueError:
+        return np.nan
 
 
 # What to do about a column that only streams of sessions, or losses of ratings, read.
@@ -273,6 +266,11 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         UserError: for a bad file, or when the filters leave no interaction.
     """
     extra = {part: fields[part] for part in _WITHOUT if part in fields}
+    as_numbers = {fields["time"], *keep} | ({extra["rating"]} if "rating" in extra else set())
+    for part, column in fields.items():
+        if part not in ("time", "rating") and column in as_numbers:
+            raise UserError(f"{path}: column '{column}' is asked for as text (its {part}) and as numbers (times, ratings "
+                            f"or val_interval), accepted: one of both.\nGive it twice in the file, under two names.")
     table = read_table(path, {fields["user"]: "token", fields["item"]: "token", fields["time"]: "float",
                               **dict.fromkeys(keep, "float")},
                        {column: "float" if part == "rating" else "token" for part, column in extra.items()})
