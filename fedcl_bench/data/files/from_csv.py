@@ -6,7 +6,6 @@ answer says what was detected.
 
 from __future__ import annotations
 
-import copy
 import operator
 import re
 from collections import Counter
@@ -274,8 +273,7 @@ class _Writer:
         self.left_out: Counter[str] = Counter()
         self.different = {"user": _Distinct(), "item": _Distinct()}
         self.lines, self.of_lines = _Distinct(), 0
-        self.uncleaned: dict[str, _Distinct] = {}  # ids as they were, if there are control characters
-        self.control: Counter[str] = Counter()
+        self.control: Counter[str] = Counter()  # rows whose users' or items' ids had control characters
         self.times = _Times(time_format)
 
     @staticmethod
@@ -310,7 +308,8 @@ class _Writer:
         is_whole = bool((seconds == np.floor(seconds)).all())
         values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
         for part in ("user", "item"):
-            self._count_control(part, piece.column(named[part]).take(pa.array(rows)), values[part])
+            written = pc.utf8_trim_whitespace(piece.column(named[part]).take(pa.array(rows)))
+            self.control[part] += pc.sum(pc.not_equal(written, values[part])).as_py()
         if split:
             values |= _of_split(values, split, self.columns)
         for part, different in self.different.items():
@@ -323,21 +322,12 @@ class _Writer:
 
     def notes(self) -> Iterator[str]:
         """A sentence on each of users and items whose ids had control characters, and if rows repeat others."""
-        for part, ids in self.uncleaned.items():
-            yield (f"control characters became spaces in the {part} ids of {self.control[part]:,} rows, which made "
-                   f"{self.different[part].count():,} different ids of {ids.count():,}")
+        for part, count in (+self.control).items():
+            yield f"control characters became spaces in the {part} ids of {count:,} rows"
         if repeated := self.of_lines - self.lines.count():
             among = f" of the first {self.of_lines:,}" * (self.of_lines < self.written)
             yield (f"{repeated:,} row{'s repeat' if repeated > 1 else ' repeats'} another{among} in all columns "
                    f"that are read, and {'are' if repeated > 1 else 'is'} kept")
-
-    def _count_control(self, part: str, ids: pa.Array, cleaned: pa.Array) -> None:
-        """Count ids with control characters, and the different ones before these are spaces."""
-        ids = pc.utf8_trim_whitespace(ids)
-        found = pc.sum(pc.not_equal(ids, cleaned)).as_py()
-        self.control[part] += found
-        if found or part in self.uncleaned:
-            self.uncleaned.setdefault(part, copy.deepcopy(self.different[part])).add(ids)
 
     def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:
         """The rows that are kept; the others are counted under the reason."""
