@@ -8,7 +8,7 @@ import urllib.request
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Callable
+from typing import Collection
 
 from ...core.errors import UserError
 from ...core.files import bar
@@ -46,8 +46,8 @@ def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> Non
         raise UserError(f"{url}: cannot be fetched ({reason}).\n{otherwise}")
 
 
-def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Unpack the members whose file name (without folders) is ``wanted`` straight into ``folder``.
+def unpack(path: Path, label: str, folder: Path, wanted: Collection[str]) -> None:
+    """Unpack the members whose file names (without folders) are ``wanted`` straight into ``folder``.
 
     A member's own path is never followed, so none can be written elsewhere. Of several members of one name, the one
     nearest to the top of the archive counts. Messages call the file ``label``. Raises UserError if the file is not a
@@ -59,7 +59,7 @@ def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) 
             for member in archive.infolist():
                 *parents, name = member.filename.replace("\\", "/").split("/")
                 depth = len(parents)
-                if wanted(name) and (name not in members or depth < members[name][0]):
+                if name in wanted and (name not in members or depth < members[name][0]):
                     members[name] = depth, member
             for name, (_, member) in members.items():
                 with archive.open(member) as source, open(folder / name, "wb") as target:

@@ -127,9 +127,7 @@ def _compare_checksums(published: PublishedDataset, files: list[RawFile], archiv
             if not (any_checksum or may_be_sample):
                 where = f" from {published.url}" if published.url else ""
                 raise UserError(f"{differing[-1]}\nGet the file again{where}, or take it as it is with --any-checksum.")
-    taken = [f"{file.label} is taken for the publisher's {file.table.file}." for file in files
-             if file.path.name != file.table.file]
-    return checks, differing + taken, bool(differing)
+    return checks, differing, bool(differing)
 
 
 def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
@@ -159,7 +157,7 @@ def _raw_files(name: str, raw: Path, label: str, format: Format,
         yield _files_in(format, [raw, raw / name, raw / Path(published.url or name).stem], label, str, published)
     elif raw.is_file():
         with tempfile.TemporaryDirectory(prefix="fedcl_bench-") as folder:
-            archives.unpack(raw, label, Path(folder), lambda file: any(table.matches(file) for table in tables))
+            archives.unpack(raw, label, Path(folder), {table.file for table in tables})
             yield _files_in(format, [Path(folder)], label, lambda path: f"{label}: {path.name}", published)
     else:
         raise UserError(f"--raw: '{raw}' is neither a folder nor a zip file.")
@@ -170,7 +168,8 @@ def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[
     """The format that is there, with each table's file."""
     missing: list[str] = []
     for candidate in (format, format.otherwise) if format.otherwise else (format,):
-        paths = [_file_of(table, folders, where) for table in candidate.tables]
+        paths = [next((path for folder in folders if (path := folder / table.file).is_file()), None)
+                 for table in candidate.tables]
         absent = [table.file for table, path in zip(candidate.tables, paths) if path is None]
         if not absent:
             return candidate, [RawFile(table, path, label(path)) for table, path in zip(candidate.tables, paths)]
@@ -180,17 +179,6 @@ def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[
             break
     raise UserError(f"{where}: has no {' and no '.join(missing)}."
                     + (f"\nThat is part of {published.url}" if published.url else ""))
-
-
-def _file_of(table: RawTable, folders: list[Path], where: str) -> Path | None:
-    """A table's file in the first folder that has it, or else the one marked copy of it."""
-    there = [path for folder in dict.fromkeys(folders) if folder.is_dir() for path in sorted(folder.iterdir())
-             if table.matches(path.name) and path.is_file()]
-    paths = [path for path in there if path.name == table.file][:1] or there
-    if len(paths) > 1:
-        raise UserError(f"{where}: no file {table.file}, and cannot tell which of {', '.join(map(str, paths))} to "
-                        f"take; leave one there.")
-    return paths[0] if paths else None
 
 
 def batches_of(file: RawFile) -> Iterator[pa.RecordBatch]:

@@ -56,7 +56,7 @@ TEXT = None  # is not looked at
 class RawTable:
     """How one of a publisher's files is written."""
 
-    file: str  # its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing
+    file: str  # its name
     # Name of a column to the kind of its fields, None for any text; with a header those that are read, which it must
     # name, perhaps each with that of its export before a dot; without one all, in order.
     columns: Mapping[str, Kind | None]
@@ -66,12 +66,6 @@ class RawTable:
     # Of a file that is neither text nor Parquet: frames with its columns, given its path and what messages call it.
     reader: Callable[[Path, str], Iterator[pd.DataFrame]] | None = None
     is_code: bool = False  # the format can hold code, so a file of another checksum is never taken as a sample
-
-    def matches(self, name: str) -> bool:
-        """Whether a file of this name is this table or a marked copy of it."""
-        stem, _, suffix = self.file.rpartition(".")
-        return name == self.file or (name.startswith(f"{stem}.") and name.endswith(f".{suffix}")
-                                     and len(name) > len(self.file) + 1)
 
 
 @dataclass(frozen=True)
