@@ -197,7 +197,7 @@ def found_in(step):
     return trained, {user: tuple(histories) for user, histories in held.items()}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10 ** 6), blocks=st.integers(2, 4), share=st.sampled_from([0.3, 0.5, 0.6]))
 def test_every_block_is_what_a_loop_over_users_takes(seed, blocks, share):
     shops = [("books", shop(seed)), ("games", shop(seed + 1, users=5, items=9, rows=60))]

@@ -25,7 +25,7 @@ from fedcl_bench.records.record import Record
 from fedcl_bench.records.store import load_runs
 
 HOSTILE = ("../x", "", "a\\b", "=cmd|calc", "<script>", "a\x1b[2J", "x" * 5000, ".hidden", "-v", "\u202egnp", "a\0b")
-PUBLISHED = ROOT / "results" / "published" / "f3crec"
+PUBLISHED = ROOT / "results" / "published" / "f3crec-authors-split"  # a small one
 
 
 @pytest.mark.parametrize("name", HOSTILE)
