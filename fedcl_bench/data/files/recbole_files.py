@@ -269,8 +269,9 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     as_numbers = {fields["time"], *keep} | ({extra["rating"]} if "rating" in extra else set())
     for part, column in fields.items():
         if part not in ("time", "rating") and column in as_numbers:
-            raise UserError(f"{path}: column '{column}' is asked for as text (its {part}) and as numbers (times, ratings "
-                            f"or val_interval), accepted: one of both.\nGive it twice in the file, under two names.")
+            raise UserError(f"{path}: column '{column}' is asked for as text (its {part}) and as numbers (times, "
+                            f"ratings or val_interval), accepted: one of both.\nGive it twice in the file, under two "
+                            f"names.")
     table = read_table(path, {fields["user"]: "token", fields["item"]: "token", fields["time"]: "float",
                               **dict.fromkeys(keep, "float")},
                        {column: "float" if part == "rating" else "token" for part, column in extra.items()})
