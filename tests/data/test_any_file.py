@@ -440,6 +440,16 @@ def test_lines_inside_quotes_are_counted(end):
     assert (whole.rows, whole.written) == (6, 5) and not any("quote" in note for note in whole.notes)
 
 
+def test_fields_of_several_lines_may_be_anywhere_in_a_file(capsys, monkeypatch):
+    monkeypatch.setattr(table_reader, "PIECE", 64)
+    table("user,item,time,title\n" + "".join(f'u,{i},{i},"a\n{i}\nb"\n' for i in range(50)))
+    status, said = converted(capsys, "--table", "t.csv", *NAMED)
+    assert status == 0 and lines_of()[1:] == [f"u\t{i}\t{i}" for i in range(50)], said
+    table("user,item,time\nu,1,1\n" + 'u,"2,2\n' + "u,3,3\n" * 40)
+    status, said = converted(capsys, "--table", "t.csv", *NAMED, "--force")
+    assert status == 2 and "a quote is not closed, or a row is longer" in said
+
+
 def test_tables_without_header_name_columns_by_number():
     done, lines = imported("u1\ti1\t4\t7\nu2\ti2\t5\t8\n", Columns("1", "2", "4"))
     assert lines[1:] == ["u1\ti1\t7", "u2\ti2\t8"] and "without header" in done.notes[0]

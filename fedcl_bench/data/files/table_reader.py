@@ -198,7 +198,8 @@ def text_batches(path: Path, label: str, layout: TableLayout, wanted: Sequence[s
         return "error"
 
     parse = pa_csv.ParseOptions(delimiter=_FOR_COLONS if colons else layout.separator,
-                                quote_char='"' if layout.quoted else False, invalid_row_handler=of_another_width)
+                                quote_char='"' if layout.quoted else False, newlines_in_values=layout.quoted,
+                                invalid_row_handler=of_another_width)
     text = pa_csv.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
                                  strings_can_be_null=False)
     try:
@@ -255,8 +256,10 @@ def _not_text(error: Exception, path: Path, label: str, layout: TableLayout) -> 
             hint = _guess(stream.read(_HEAD))
         line, column = line_of(path, int(place[2])), layout.columns[int(place[1])]
         return f"{label}, line {line}: column '{column}' is not UTF-8 text, which is expected.\n{hint}"
-    return (f"{label}: cannot be read as a table ({reason_of(error)}).\nExpected: {layout.encoding.upper()} text, "
-            f"lines of {layout.expected}.")
+    endless = "straddling" in str(error)  # a row that is longer than a piece
+    reason = "a quote is not closed, or a row is longer than a megabyte" if endless else reason_of(error)
+    return (f"{label}: cannot be read as a table ({reason}).\nExpected: {layout.encoding.upper()} text, lines of "
+            f"{layout.expected}.")
 
 
 class _Lines:
