@@ -260,7 +260,6 @@ def test_malformed_hdf_files(capsys, publish, monkeypatch, change, words):
     ("ml-100k", {"data": b""}, ["u.data", "is empty", "4 fields separated by tabs"]),
     ("ml-100k", {"data": b"1\t2\t3\t4\n1\t2\t3\n"}, ["u.data, line 2", "found 3 fields ('1\\t2\\t3')", "expected 4"]),
     ("ml-100k", {"data": b"1\t2\tgood\t4\n"}, ["u.data, line 1", "'rating' is 'good'", "expected a number"]),
-    ("ml-100k", {"data": b"1\t2\t3\t4.5\n"}, ["'timestamp' is '4.5'", "expected a whole number"]),
     ("ml-100k", {"data": b"1\t\t3\t4\n"}, ["'item id' is ''", "an id"]),
     ("ml-100k", {"data": b"1\t2\t3\t4\n\xe9\t2\t3\t4\n"}, ["u.data, line 2", "'user id' is not UTF-8", "Save"]),
     ("ml-100k", {"item": (ITEM_100K.format(1, "A").replace("|1|", "|2|", 1) + "\n").encode()},
@@ -269,7 +268,6 @@ def test_malformed_hdf_files(capsys, publish, monkeypatch, change, words):
     ("ml-latest-small", {"csv": b"userId,movieId,tag,timestamp\n1,1,x,1\n"},
      ["ratings.csv, line 1", "no column 'rating'", "'userId,movieId,tag,timestamp'", "rating, timestamp"]),
     ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\r\n"}, ["ratings.csv", "no rows below its header"]),
-    ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\n1,\"1\n\n"}, ["ratings.csv, line 2"]),
     ("xing", {"csv": None}, ["raw: has no session.hdf and no interactions.csv"]),
     ("xing", {"csv": SMALL["xing"]["interactions.csv"] + b"7\t40\t1\t1443439587.5\n"},
      ["interactions.csv, line 4", "'created_at' is '1443439587.5'", "a whole number"]),
@@ -277,7 +275,6 @@ def test_malformed_hdf_files(capsys, publish, monkeypatch, change, words):
      ["events.csv, line 2", "'event' is 'buy'", "view, addtocart or transaction"]),
     ("lastfm-1k", {"tsv": b"user_000001\t2009-02-29T23:08:57Z\ta\tb\tc\td\n"},
      ["line 1", "'timestamp' is '2009-02-29T23:08:57Z'", "a time as 2009-04-08T01:57:47Z"]),
-    ("lastfm-1k", {"tsv": b"user_1\t2009-02-28T23:00:00Z\ta\tb\tc\td\n"}, ["'userid' is 'user_1'"]),
     ("tmall", {"csv": SMALL["tmall"]["user_log_format1.csv"] + b"5,4,3,2,1,0230,0\n"},
      ["user_log_format1.csv, line 5", "'time_stamp' is '0230'", "a day as 0829"]),
 ])

@@ -223,7 +223,6 @@ def test_given_vectors_stand_by_their_ids(given_folder):
     np.savez(folder / "games.npz", item_id=np.array([1, 7, 8, 9]), vectors=games + 1)
     assert located(f"given:{folder}")[2].fingerprint != before
     assert not torch.equal(made(f"given:{folder}").features[1], stream.features[1])
-    folder, books, games = given_folder
     (folder / "books.npz").unlink()
     (folder / "games.npz").unlink()
     pd.DataFrame({"item_id": [9, 8, 7, 1], "vector": list(games[:, 0])}).to_parquet(folder / "games.parquet")
@@ -263,9 +262,7 @@ IDS = np.array([1, 7, 8, 9])
     ({"vectors": np.ones((4, 2))}, "'item_id' is missing; found vectors"),
     ({"item_id": IDS}, "'vectors' is missing; found item_id"),
     ({"item_id": IDS, "vectors": np.ones((3, 2))}, "has 3 vectors for 4 items"),
-    ({"item_id": IDS[:3], "vectors": np.ones((4, 2))}, "has 4 vectors for 3 items"),
     ({"item_id": IDS, "vectors": np.ones(4)}, r"float64 of shape \(4,\)"),
-    ({"item_id": IDS, "vectors": np.ones((4, 0))}, r"float64 of shape \(4, 0\)"),
     ({"item_id": IDS, "vectors": np.ones((4, 2), int)}, "are int64"),
     ({"item_id": IDS, "vectors": np.full((4, 2), np.nan)}, "vector of the item '9' has a number that is not finite"),
     ({"item_id": IDS, "vectors": np.full((4, 2), 1e300)}, "not finite in single precision"),

@@ -72,15 +72,6 @@ def test_sessions_cut_at_inactivity():
     assert told(stream, "test") == [("x", "ca", [300, 301])]  # that of y has one item left
     assert targets(stream, "valid") == {"x": "d", "y": "b"} and targets(stream, "test") == {"x": "a", "y": None}
     assert stream.user_tokens.tolist() == ["x", "y"] and stream.item_tokens.tolist() == ["a", "b", "e", "d", "c"]
-    step, = stream.steps
-    assert (step.index, step.n_users, step.n_items, step.old_users, step.old_items, step.interactions) == (
-        0, 2, 5, 0, 0, 15)
-    assert step.train.indptr.tolist() == [0, 5, 9] and step.train.values.tolist() == [0, 1, 1, 2, 0, 1, 3, 4, 0]
-    assert step.sessions["train"].of_user.tolist() == [0, 2, 4]
-    assert step.sessions["test"].of_user.tolist() == [0, 1, 1]
-    assert all(getattr(some, name).dtype == torch.int64 for some in step.sessions.values()
-               for name in ("of_user", "start", "items"))
-    assert step.sessions["train"].times.dtype == torch.float64
     assert statistics(stream) == {
         "users": [2], "items": [5], "sessions": [7], "average_length": [2.14], "unfiltered_users": [2],
         "unfiltered_items": [6], "unfiltered_sessions": [8], "unfiltered_average_length": [2.38], "train_rows": [9],
@@ -339,12 +330,10 @@ def test_pickled_lists_and_tables_become_one_atomic_file(protocol):
 @pytest.mark.parametrize("train, test, message", [
     (b"", TEST, "all_train_seq.txt: is another pickle, or none, .* expected a pickled list of sessions"),
     (pickle.dumps(TRAIN)[:-9], TEST, "or is cut short"), (b"1\t2\n", TEST, "or none"),
-    ({"a": 1}, TEST, "another pickle"),
     ([], TEST, "all_train_seq.txt: has no rows"), ([1, 2], TEST, "another pickle"),
     ([[1, 2], []], TEST, "all_train_seq.txt, row 3: field 'item' is '', expected an id"),
-    ([[1, -2]], TEST, "row 2: field 'item' is '-2'"), ([[1, [2]]], TEST, r"'item' is '\[2\]'"),
-    ([[1.5]], TEST, "'item' is '1.5'"), (TRAIN, [[1, 2]], "test.txt: is another pickle, .* expected a pickled pair"),
-    (TRAIN, ([[1]], [2, 3]), "another pickle"), (TRAIN, ([1], [2]), "another pickle"),
+    ([[1, [2]]], TEST, r"'item' is '\[2\]'"), (TRAIN, [[1, 2]], "test.txt: is another pickle, .* expected a pickled pair"),
+    (TRAIN, ([[1]], [2, 3]), "another pickle"),
     (TRAIN, ([[1]], [[2]]), "test.txt, row 2: field 'item'")])
 def test_bad_files_are_named(train, test, message):
     lay(train, test)
