@@ -200,7 +200,8 @@ def test_every_block_is_what_a_loop_over_users_takes(seed, blocks, share):
     try:
         stream = build_domains(shops, StreamSettings(stream="domains", domain_blocks=blocks, base_share=share))
     except UserError as error:
-        assert any((f"block {now}: " in str(error) or blocks == 1) and any(not samples or not held for samples, held in both)
+        assert any((f"block {now}: " in str(error) or blocks == 1)
+                   and any(not samples or not held for samples, held in both)
                    for now, both in enumerate(expected))
         return
     assert [(step.n_users, step.n_items) for step in stream.steps] == [(14, 16)] * blocks
