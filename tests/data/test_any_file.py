@@ -550,11 +550,11 @@ def test_reading_ends_when_pyarrow_lets_go_of_the_stream(monkeypatch):
 
 
 def test_pieces_do_not_show(monkeypatch):
-    text = "user,item,time\n" + "".join(f"u{i % 97},i{i % 31},{1262304000000 + 500 * i}\n" for i in range(4000))
+    text = "user,item,time\n" + "".join(f"u{i % 97},i{i % 31},{1262304000000 + 500 * i}\n" for i in range(1000))
     whole = imported(text)
-    monkeypatch.setattr(table_reader, "PIECE", 1000)
+    monkeypatch.setattr(table_reader, "PIECE", 500)
     assert imported(text, force=True) == whole
-    assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 4001
+    assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 1001
 
 
 def test_the_command_says_what_was_done_and_what_comes_next(capsys):

@@ -332,7 +332,8 @@ def test_pickled_lists_and_tables_become_one_atomic_file(protocol):
     (pickle.dumps(TRAIN)[:-9], TEST, "or is cut short"), (b"1\t2\n", TEST, "or none"),
     ([], TEST, "all_train_seq.txt: has no rows"), ([1, 2], TEST, "another pickle"),
     ([[1, 2], []], TEST, "all_train_seq.txt, row 3: field 'item' is '', expected an id"),
-    ([[1, [2]]], TEST, r"'item' is '\[2\]'"), (TRAIN, [[1, 2]], "test.txt: is another pickle, .* expected a pickled pair"),
+    ([[1, [2]]], TEST, r"'item' is '\[2\]'"),
+    (TRAIN, [[1, 2]], "test.txt: is another pickle, .* expected a pickled pair"),
     (TRAIN, ([[1]], [2, 3]), "another pickle"),
     (TRAIN, ([[1]], [[2]]), "test.txt, row 2: field 'item'")])
 def test_bad_files_are_named(train, test, message):

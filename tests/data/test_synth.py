@@ -45,7 +45,7 @@ def test_every_user_has_its_number_of_different_items_in_order_of_time(rows):
 
 
 @settings(max_examples=10)
-@given(world=st.builds(SyntheticLog, users=st.integers(1, 30), items=st.integers(2, 40), per_user=st.just(1.0),
+@given(world=st.builds(SyntheticLog, users=st.integers(1, 15), items=st.integers(2, 20), per_user=st.just(1.0),
                        blocks=st.integers(1, 5), base_share=st.sampled_from([0.1, 0.6, 1.0]),
                        exponent=st.sampled_from([0.0, 1.0, 3.0]), activity=st.sampled_from([0.0, 1.0, 3.0]),
                        taste=st.sampled_from([0.0, 3.0, 50.0]), drift=st.sampled_from([0.0, 0.5, 1.0]),
