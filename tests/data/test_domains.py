@@ -235,8 +235,7 @@ def test_parquet_tables_become_atomic_files():
     (pd.DataFrame({"user_id": [1], "item_id": [1]}), "has no column 'order'; found user_id, item_id"),
     (pd.DataFrame({"user_id": ["a\tb"], "item_id": ["1"], "order": [1]}), r"row 1: field 'user_id' is 'a\\tb'"),
     (pd.DataFrame({"user_id": ["a", None], "item_id": ["1", "2"], "order": [1, 2]}), "row 2: field 'user_id' is ''"),
-    (pd.DataFrame({"user_id": ["a"], "item_id": ["1"], "order": [0.5]}), "field 'order' is '0.5', expected a whole"),
-    (pd.DataFrame({"user_id": [], "item_id": [], "order": []}), "has no rows")])
+    (pd.DataFrame({"user_id": ["a"], "item_id": ["1"], "order": [0.5]}), "field 'order' is '0.5', expected a whole")])
 def test_other_tables_are_refused(frame, message):
     tables(inter=frame)
     with pytest.raises(UserError, match=message):
@@ -301,8 +300,7 @@ def test_a_domain_of_a_table_has_each_interaction_once_in_order_of_the_splits():
     ({"domain": "phone"}, "has no domain 'sport'; found phone"),
     ({"split": "dev"}, "column 'split' has 'dev', expected train, valid, test"),
     ({"split": None}, "has no column 'split'; found domain, user_id, item_id"),
-    ({"user_id": ["7", None] * 5}, "row .: field 'user_id' is ''"),
-    ({"item_id": "a\tb"}, r"row 1: field 'item_id' is 'a\\tb'")])
+    ({"user_id": ["7", None] * 5}, "row .: field 'user_id' is ''")])
 def test_other_tables_of_pairs_are_refused(change, message):
     with pytest.raises(UserError, match=message):
         converted(**change)

@@ -103,8 +103,7 @@ def _table(name: str) -> Table:
     """A table of one cell in which everything is called by one name."""
     cell = Cell(Key("ml-100k", name, name, name, name), 0.5, None, 4, (0,))
     return Table("", 0, name, name, (name,), ((name, name),), (Panel(name, (Line((name,), (cell,)),)),), (name,),
-                 (name,),
-                 (("a", name),), (name,))
+                 (name,), (("a", name),), (name,))
 
 
 @pytest.mark.parametrize("name", ["=1+1", "-1|2", "[x](javascript:y)", "<img src=x>", "\\input{x}", "a\nb", "\x1b[2J"])
