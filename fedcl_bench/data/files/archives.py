@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import urllib.error
 import urllib.request
 import zipfile
@@ -55,16 +56,12 @@ def unpack(path: Path, label: str, folder: Path, wanted: Collection[str]) -> Non
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {}
-            for member in archive.infolist():
-                *parents, name = member.filename.replace("\\", "/").split("/")
-                depth = len(parents)
-                if name in wanted and (name not in members or depth < members[name][0]):
-                    members[name] = depth, member
-            for name, (_, member) in members.items():
+            members = [(member.filename.replace("\\", "/").split("/"), member) for member in archive.infolist()]
+            members.sort(key=lambda each: -len(each[0]))
+            nearest = {parts[-1]: member for parts, member in members if parts[-1] in wanted}
+            for name, member in nearest.items():
                 with archive.open(member) as source, open(folder / name, "wb") as target:
-                    while piece := source.read(1 << 20):
-                        target.write(piece)
+                    shutil.copyfileobj(source, target)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         with open(path, "rb") as file:
             start = file.read(24)

@@ -212,7 +212,7 @@ class _Numbers:
         try:
             self._numbers.add(numbers(texts.cast(pa.float64())))
         except pa.ArrowInvalid:  # of a text that is none, or has a space or a plus, which Python takes and rounds alike
-            self._numbers.add(np.array([_float(text) for text in texts.to_pylist()]))
+            self._numbers.add(np.array([finite(text) for text in texts.to_pylist()]))
 
     def values(self) -> pa.Array:
         return from_numbers(self._numbers.values)
@@ -223,9 +223,10 @@ class _Numbers:
         return None if finite.all() else int(np.argmin(finite))
 
 
-def _float(text: str) -> float:
+def finite(text: str) -> float:
+    """The number that a text is, NaN if it is none or not finite."""
     try:
-        return float(text) if "_" not in text else np.nan
+        return value if "_" not in text and np.isfinite(value := float(text)) else np.nan
     except ValueError:
         return np.nan
 

@@ -28,6 +28,7 @@ from ...core.errors import UserError, unknown
 from ...core.files import fingerprint, replacing, sweep
 from ...core.text import hash_of, quoted
 from . import language_models, precomputed_vectors, tfidf
+from ..files.recbole_files import finite
 from .item_texts import columns_of, item_file, joined, read_fields, read_texts
 from ..settings import ItemFeatureSettings
 from ..source import DatasetSource, config_label
@@ -325,7 +326,7 @@ def _labels(kind: str, fields: Sequence[str], first: int, where: str) -> np.ndar
 
 def _numbers(fields: Sequence[str], first: int, where: str) -> np.ndarray:
     """Numbers less their mean over the first items, in standard deviations, (items, numbers); 0 for what is none."""
-    of_item = [[_number(text) for text in field.split()] for field in fields]
+    of_item = [[finite(text) for text in field.split()] for field in fields]
     of_item = [numbers if np.isfinite(numbers).any() else [] for numbers in of_item]
     widths = sorted({len(numbers) for numbers in of_item if numbers})
     if len(widths) != 1:
@@ -338,13 +339,6 @@ def _numbers(fields: Sequence[str], first: int, where: str) -> np.ndarray:
     mean = np.nansum(here, 0) / count
     deviation = np.sqrt(np.nansum(np.square(here - mean), 0) / count)
     return np.where(there, (values - mean) / np.where(deviation > 0, deviation, 1.0), 0.0).astype(np.float32)
-
-
-def _number(text: str) -> float:
-    try:
-        return value if np.isfinite(value := float(text)) else np.nan
-    except ValueError:
-        return np.nan
 
 
 def _of_texts(features: FeatureSource, texts: Sequence[str], first: int, source: DatasetSource, hearing: Callbacks
