@@ -325,7 +325,6 @@ def test_other_checksum_than_the_publishers(capsys, publish):
     (["data", "convert", "ml-100", "--raw", "raw"], ["unknown dataset 'ml-100'", "'ml-100k'"]),
     *((["data", *words], ["'amazon-office': nothing here reads its publisher's files", "amazon-office.inter yourself"])
       for words in (["convert", "amazon-office", "--raw", "raw"], ["download", "amazon-office"])),
-    (["data", "download", "ml-100"], ["unknown dataset 'ml-100'", "'ml-100k'"]),
     (["data", "conver", "ml-100k", "--raw", "raw"], ["unknown data command 'conver'", "'convert'"]),
     (["data", "convert", "ml-100k"], ["--raw"]),
     (["data", "convert", "ml-100k", "--raw", "absent"], ["--raw: 'absent'", "neither a folder nor a zip"]),
