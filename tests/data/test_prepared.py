@@ -93,7 +93,12 @@ def test_other_settings_and_changed_files_are_not_mistaken(folder):
     assert len(places) == 2 * len(others)
 
 
-def test_what_memory_cannot_hold_is_refused_with_what_fits(folder, monkeypatch):
+def test_what_disk_or_memory_cannot_hold_is_refused_with_what_fits(folder, monkeypatch):
+    source, stream, place = kept(folder)
+    rows = sum(step.interactions for step in stream.steps)
+    monkeypatch.setattr(prepared, "free_bytes", lambda path: 1000)
+    with pytest.raises(UserError, match=f"not enough room: 0.0 MiB .*\nAbout [1-9][0-9]* of the {rows} interactions "):
+        prepared.save(stream, place)
     source, rows = locate("w", folder, SETTINGS), 700
     monkeypatch.setattr(datasets, "available", lambda device: Available(rows * 10, "available here"))
     with pytest.raises(UserError, match="w.inter: not enough memory: .* about [0-9]* interactions take .*; about 210 "):

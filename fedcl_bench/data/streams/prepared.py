@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...core.files import replacing, sweep
+from ...core.files import free_bytes, replacing, sweep
 from ...core.settings import inactive
 from ...core.text import hash_of
 from ...core.version import NUMBERS
@@ -54,6 +54,7 @@ def _columns(config: DatasetConfig) -> dict[str, Any]:
 def save(stream: Stream, path: Path) -> int:
     """Write a stream without ratings, which are read from the dataset's file, whole or not at all; returns its bytes.
     Raises UserError if it cannot be written."""
+    _require_room(stream, path)
     try:
         sweep(path.parent)
         with replacing(path) as file:
@@ -64,6 +65,17 @@ def save(stream: Stream, path: Path) -> int:
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
     return path.stat().st_size
+
+
+def _require_room(stream: Stream, path: Path) -> None:
+    """Raise UserError if the disk has not enough room for the stream, saying for how much of it."""
+    parts = [part for step in stream.steps for part in (*map(step.split, SPLITS), *step.sessions.values())]
+    needed = sum(values.nbytes for part in parts for values in vars(part).values() if values is not None)
+    if needed > (free := free_bytes(path)):
+        rows = sum(step.interactions for step in stream.steps)
+        raise UserError(f"{path}: not enough room: {free / (1 << 20):,.1f} MiB are free, and the stream takes "
+                        f"{needed / (1 << 20):,.1f} MiB.\nAbout {rows * free // needed:,} of the {rows:,} interactions "
+                        f"would fit. Runs read the dataset's file without it.")
 
 
 def load(path: Path) -> Stream:
