@@ -1,18 +1,18 @@
 """Clients as they are: away, late, or failing after their training."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 from helpers import build, federation
 from synthetic import small_stream
 
-from fedcl_bench.cli.main import main
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.summary import summary
 
 
 @pytest.fixture(scope="module")
@@ -98,25 +98,14 @@ def test_stragglers_are_clients_of_fewer_epochs(registry, method, backbone):
 
 
 def test_what_failing_clients_trained_is_lost(registry):
-    """The round is that of the others alone; the failing ones keep what they had."""
+    """The round is that of the others alone; the failing ones keep what they had, and have received the model."""
     progress = last(registry, client_dropout=0.5)
     first = small_stream(blocks=2).steps[0]
     users, _, dropped = Attendance(dropout=0.5).of(first, 0, 0)
     assert progress.curve[0]["participants"] == len(users) and progress.curve[0]["dropped"] == dropped > 0
     assert "dropped" not in last(registry).curve[0]
-
-
-def test_on_the_command_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--json", "--quiet"]
-    assert main(command) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert (plain["settings"]["client_dropout"], plain["settings"]["availability"]) == (0.0, "always")
-    assert main([*command, "--set", "client_dropout=0.5", "--set", "availability=day"]) == 0
-    less = json.loads(capsys.readouterr().out)
-    assert (less["settings"]["client_dropout"], less["settings"]["availability"]) == (0.5, "day")
-    assert less["hash"] != plain["hash"]
-    assert less["bytes"]["total_up"] < 0.4 * plain["bytes"]["total_up"]  # half are there, and half of them fail
-    assert 0.4 < less["bytes"]["total_down"] / plain["bytes"]["total_down"] < 0.6
-    assert main([*command, "--set", "stragglers=0.5"]) == 2
-    assert "setting 'stragglers' (--set) has no effect with local_epochs=1" in capsys.readouterr().err
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"client_dropout": 0.5})])
+    sent = summary(config, progress, 1.0, False)["bytes"]
+    assert sent["total_up"] == sum(row["bytes_up"] * row["participants"] for row in progress.curve)
+    assert sent["total_down"] == sum(row["bytes_down"] * (row["participants"] + row["dropped"])
+                                     for row in progress.curve)

@@ -7,7 +7,7 @@ from pathlib import Path
 import oracle
 import pytest
 import torch
-from helpers import ITEM, STABLE, USER, build, federation, lay_log, stream_of, threads
+from helpers import ITEM, STABLE, USER, build, federation, lay_log, same_tables, stream_of, threads
 
 from fedcl_bench import SIZES, LocalSettings, UserError, score_users
 from fedcl_bench.api import running
@@ -53,11 +53,6 @@ def made(registry, stream, method="ft", backbone="fedmf", **server):
 def points(f, progress=None):
     f.check()
     return list(run(f, progress))
-
-
-def same(ours, theirs, **tolerance):
-    for a, b in zip(ours.tables(), theirs.tables(), strict=True):
-        torch.testing.assert_close(a, b, **{"rtol": 0.0, "atol": 0.0, **tolerance})
 
 
 def with_train(stream, change):
@@ -112,7 +107,7 @@ def test_later_interactions_are_unused(registry, stream, method, backbone):
     """No parameter and no state of a method depends on a new user's interactions after the first K."""
     others = with_train(stream, lambda items: items[:K] + sorted(set(range(40)) - set(items))[:len(items) - K])
     first, second = (points(made(registry, world, method, backbone, rounds=1))[-1] for world in (stream, others))
-    same(first.model, second.model)
+    same_tables(first.model, second.model)
     for state in ("client_state", "server_state"):
         for a, b in zip(getattr(first, state).values(), getattr(second, state).values(), strict=True):
             assert torch.equal(a, b)
@@ -204,7 +199,7 @@ def test_chunks_and_threads(registry, stream, monkeypatch, method, backbone):
     monkeypatch.setattr(SIZES, "padding_elements", 0)
     with threads(3):
         other = points(made(registry, stream, method, backbone, rounds=1))[-1]
-    same(other.model, expected.model, atol=1e-9)
+    same_tables(other.model, expected.model, 1e-9)
     for (_, _, ours), (_, _, theirs) in zip(other.tests, expected.tests, strict=True):
         torch.testing.assert_close(ours.values["ndcg@5"], theirs.values["ndcg@5"], rtol=0.0, atol=1e-12)
 
@@ -262,6 +257,7 @@ def test_what_is_refused(registry, stream):
 
 def test_backbones_of_recbole(registry, stream):
     """With private parameters, and with none: then there is nothing to fit, which is said."""
+    stream = replace(stream, steps=stream.steps[:2])
     for name, says in (("BPR", 0), ("MultiDAE", 1)):
         backbone = build(registry, "backbone", f"recbole:{name}")
         f = replace(made(registry, stream, rounds=1), backbone=backbone, local=LocalSettings("adam"))
@@ -270,9 +266,9 @@ def test_backbones_of_recbole(registry, stream):
         for user in range(step.old_users, step.n_users):
             scores = score_users(backbone, end.model, torch.tensor([user]))
             assert bool(torch.isfinite(scores).all())
-        assert len(end.tests) == 6
+        assert len(end.tests) == 3
         others = with_train(stream, lambda items: items[:K] + items[:0:-1])
-        same(points(replace(f, stream=others))[-1].model, end.model)
+        same_tables(points(replace(f, stream=others))[-1].model, end.model)
 
 
 def test_what_a_model_recommends_is_what_was_tested(tmp_path, monkeypatch):

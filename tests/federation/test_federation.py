@@ -16,14 +16,21 @@ from fedcl_bench.federation.early_stopping import require_finite
 from fedcl_bench.federation import parameter_growth
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.testing.worlds import growing_stream
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
 
+@pytest.fixture(scope="module")
+def stream():
+    """Three blocks of 22 users and 45 items, of which the second and the third bring two new ones each."""
+    return growing_stream()
+
+
 @pytest.fixture
-def federation(registry, ml100k):
-    return lambda method="ft", **settings: make_config(
-        registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(ml100k)
+def federation(registry, stream):
+    return lambda method="ft", of=stream, **settings: make_config(
+        registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(of)
 
 
 def test_sampled_clients(ml100k, federation):
@@ -35,7 +42,7 @@ def test_sampled_clients(ml100k, federation):
     drawn = torch.bincount(torch.cat(rounds), minlength=587).double()
     assert drawn.min() > 0 and drawn.std() == pytest.approx(np.sqrt(40 * 0.3 * 0.7), rel=0.15)  # binomial
 
-    f = federation(client_ratio=0.3, rounds=1)
+    f = federation(of=ml100k, client_ratio=0.3, rounds=1)
     start = f.backbone.new_rows(0, range(587), range(1136))[1][USER].float()
     first = next(iter(run(f)))
     moved = (first.model.private[USER] != start).any(1).nonzero().flatten()
@@ -76,19 +83,19 @@ def test_patience_counts_rounds_whatever_is_validated(federation, monkeypatch, p
     assert (found.round, found.best.round, found.best_value) == (validated[-1] + 1, best, values[best])
 
 
-def test_tests_are_made_with_the_best_round(federation, ml100k):
+def test_tests_are_made_with_the_best_round(federation, stream):
     """R[t, s] is of the best validation round, masks block t's train and valid items, and ranks all items so far."""
     f = federation(patience=1, rounds=100, lr=2.0)
     for progress in run(f):
         if not progress.trained:
             continue
         t = progress.step
-        step = ml100k.steps[t]
+        step = stream.steps[t]
         best = progress.best.model
         assert len(best.public[ITEM]) == step.n_items and len(best.private[USER]) == step.n_users
         for trained, tested, scores in progress.tests:
             if trained == t:
-                task = RankingTask(ml100k.steps[tested].test, [step.train, step.valid], [20])
+                task = RankingTask(stream.steps[tested].test, [step.train, step.valid], [20])
                 again = rank_all(f.backbone, None, progress.best.model, task)
                 assert torch.equal(scores.values["ndcg@20"], again.values["ndcg@20"])
         assert [s for trained, s, _ in progress.tests if trained == t] == list(range(t + 1))
@@ -97,7 +104,7 @@ def test_tests_are_made_with_the_best_round(federation, ml100k):
 
 def test_no_sampled_candidate_is_masked(federation, monkeypatch):
     """With mask_history neither, nor in tests of earlier blocks, whose users have trained on others since."""
-    f, tasks = federation(rounds=1, candidates="sampled", mask_history=True), []
+    f, tasks = federation(rounds=1, candidates="sampled", sampled_candidates=5, mask_history=True), []
 
     def ranked(backbone, method, model, task):
         tasks.append(task)
@@ -105,7 +112,7 @@ def test_no_sampled_candidate_is_masked(federation, monkeypatch):
     monkeypatch.setattr("fedcl_bench.federation.protocols.rank_all", ranked)
     for _ in run(f):
         pass
-    assert len(tasks) == 4 + 4 + 3 + 2 + 1
+    assert len(tasks) == 3 + 3 + 2 + 1
     for task in tasks:
         users = (task.target.lengths > 0).nonzero().flatten()
         n_items = 1 + int(torch.cat([lists.values for lists in task.masks]).max())
@@ -138,7 +145,7 @@ def test_private_parameters_of_a_method_that_acts_later_are_everybodys(federatio
         return {"extra": torch.arange(users.start, users.stop, dtype=torch.float64)[:, None]}
     tables = []
     for first_step in (0, 1):
-        f = federation(rounds=1, k_core=60)
+        f = federation(rounds=1)
         monkeypatch.setattr(type(f.method), "new_private", new_private)
         monkeypatch.setattr(f.method, "first_step", first_step)
         *_, progress = run(f)
@@ -149,7 +156,7 @@ def test_private_parameters_of_a_method_that_acts_later_are_everybodys(federatio
 
 def test_old_rows_survive_growth(federation, ml100k):
     """A block appends rows for new users and items and leaves the others as they were."""
-    f = federation(rounds=2)
+    f = federation(of=ml100k, rounds=2)
     progress = iter(run(f))
     base = next(p for p in progress if p.trained)
     next(progress)
@@ -162,8 +169,8 @@ def test_old_rows_survive_growth(federation, ml100k):
     assert torch.equal(first.model.private[USER][new], rows[new - 587])
 
 
-def test_rows_do_not_depend_on_how_many_users_are_drawn_together(federation, ml100k, monkeypatch):
-    f, step = federation(), replace(ml100k.steps[0], n_users=23)
+def test_rows_do_not_depend_on_how_many_users_are_drawn_together(federation, stream, monkeypatch):
+    f, step = federation(), replace(stream.steps[0], n_users=23)
     whole, narrow = (grown(f.backbone, step, dtype=dtype).private[USER]
                      for dtype in (torch.float64, torch.float32))
     monkeypatch.setattr(parameter_growth, "_USERS", 5)
@@ -199,9 +206,9 @@ def test_new_users_are_folded_in_at_the_rate_of_their_block(federation):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_one_number_that_is_not_finite_ends_a_run(federation, ml100k, bad):
+def test_one_number_that_is_not_finite_ends_a_run(federation, stream, bad):
     """Wherever it is, also beside infinities of the other sign; empty tables are none."""
-    f, step = federation(), ml100k.steps[0]
+    f, step = federation(), stream.steps[0]
     kinds = ("public", "private", "dense", "local", "personalised")
     fine = {kind: {"a": torch.tensor([[1e19, -1e19], [0.0, 1.0]]), "b": torch.zeros(0, 2)} for kind in kinds}
     require_finite(0.5, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))

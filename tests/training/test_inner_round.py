@@ -223,11 +223,6 @@ def test_clipped_and_weighted(registry, step):
     assert float((free.public[ITEM] - found.public[ITEM]).abs().max()) > 1e-3
 
 
-def changed(backbone, **attributes):
-    """A backbone of a class derived from this one's."""
-    return type("Changed", (type(backbone),), attributes)(backbone.settings)
-
-
 def test_dead_clients_are_told(registry, step):
     backbone = build(registry, "backbone", "fedmf")
     model = start(backbone, step)
