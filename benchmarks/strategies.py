@@ -33,7 +33,7 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.toolbox import distillation
 from fedcl_bench.training import list_trainer, sampling, session_trainer, strategies
 from fedcl_bench.training.chunk_trainer import writable
-from fedcl_bench.training.optimisers import make_optimiser
+from fedcl_bench.training.optimisers import LocalOptimiser
 
 NO_OPS = SimpleNamespace(serve=lambda *_: False, REALS=ops.REALS, highest=ops.highest)
 
@@ -43,7 +43,7 @@ def no(*_):
 
 
 def plain_optimiser(parameters, rates, settings):
-    optimiser = make_optimiser(settings)
+    optimiser = LocalOptimiser(settings)
 
     def step(gradients):
         made = {name: torch.zeros_like(value) if gradient is None else gradient

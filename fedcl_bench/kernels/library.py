@@ -20,10 +20,8 @@ from torch import Tensor
 
 SWITCH = "FEDCL_BENCH_KERNELS"
 _FOLDER = Path(__file__).parent
-_X86_64_V3 = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe".split())
-_X86_64_V4 = _X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
-# What each build needs, the fastest first.
-BUILDS = {"kernels_v4.so": _X86_64_V4, "kernels_v3.so": _X86_64_V3, "kernels_generic.so": frozenset()}
+# On which processors each build runs, by what PyTorch calls their instructions; empty: on all. The fastest come first.
+BUILDS = {"kernels_v4.so": ("AVX512",), "kernels_v3.so": ("AVX512", "AVX2"), "kernels_generic.so": ()}
 _AGAIN = "install fedcl_bench again (in its folder: python -m pip install -e .)"
 
 _TYPES = {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "bool": torch.bool, "f32": torch.float32,
@@ -109,15 +107,6 @@ def functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:
             yield name.lstrip("!") + end, _Function(call, arguments)
 
 
-def processor() -> frozenset[str]:
-    """Names of the instructions that the processor knows, as far as the system says."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    return frozenset(" ".join(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[:1]).split())
-
-
 def sources(folder: Path) -> str:
     """A digest of the sources, which a library tells of those that it was built from."""
     parts = [path.read_bytes() for path in sorted(folder.glob("kernels*.[ch]"))]
@@ -126,10 +115,11 @@ def sources(folder: Path) -> str:
 
 def load(folder: Path) -> dict[str, _Function] | str:
     """The functions of the fastest library in a folder that this processor can run, or why there are none."""
-    built = {name: needs for name, needs in BUILDS.items() if (folder / name).is_file()}
+    built = {name: kinds for name, kinds in BUILDS.items() if (folder / name).is_file()}
     if not built:
         return f"compiled kernels were not built: install gcc (11 or later) or clang (12 or later), then {_AGAIN}"
-    fitting = [name for name, needs in built.items() if needs <= processor()]
+    processor = torch.backends.cpu.get_cpu_capability()
+    fitting = [name for name, kinds in built.items() if not kinds or processor in kinds]
     if not fitting:
         return "compiled kernels need a processor with AVX2 or AVX-512 (x86-64-v3 or x86-64-v4)"
     try:

@@ -20,7 +20,7 @@ from ..kernels import ops
 from .sampling import Chunk, draw_negatives
 from ..core.tuning import SIZES
 from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_bases, row_penalties, writable
-from .optimisers import make_optimiser
+from .optimisers import LocalOptimiser
 from .strategies import Training
 
 
@@ -448,7 +448,7 @@ class ListTrainer(ChunkTrainer):
         parameters = {**self.clients, **self.rows}
         self.groups = self.backbone.groups(list(parameters))
         by_sgd = self.model.sent if self.backbone.sends_gradients else ()
-        self.optimisers = [make_optimiser(self.settings, by_sgd) for _ in self.groups]
+        self.optimisers = [LocalOptimiser(self.settings, by_sgd) for _ in self.groups]
         private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
         self.penalties = row_penalties(self.method, self.rows)
         self.bases = row_bases(self.method, self.rows, self.draw)

@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 BETA1 = 0.9  # of Adam, PyTorch's default
 
 
-class SGD:
-    """Plain stochastic gradient descent without momentum."""
+class LocalOptimiser:
+    """SGD without momentum, or Adam (Kingma & Ba, 2015) with PyTorch's formula; the parameters ``by_sgd`` move by SGD
+    whatever the setting is."""
 
-    @torch.no_grad()
-    def updates(self, gradients: Mapping[str, Tensor], lr: Mapping[str, float]) -> dict[str, Tensor]:
-        """What one step at these learning rates adds to each parameter. May reuse the gradients' memory."""
-        return {name: gradient.mul_(-lr[name]) for name, gradient in gradients.items()}
-
-
-class Adam:
-    """Adam (Kingma & Ba, 2015) with PyTorch's formula; but the parameters ``by_sgd`` move by SGD."""
-
-    def __init__(self, beta2: float, eps: float, by_sgd: Collection[str]):
-        self.beta1, self.beta2, self.eps, self.by_sgd = BETA1, beta2, eps, by_sgd
-        self.steps = 0
+    def __init__(self, settings: LocalSettings, by_sgd: Collection[str] = ()):
+        self.beta1, self.beta2, self.eps, self.by_sgd = BETA1, settings.adam_beta2, settings.adam_eps, by_sgd
+        self.sgd, self.steps = settings.optimiser == "sgd", 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
@@ -43,7 +35,7 @@ class Adam:
         correction2 = 1.0 - self.beta2 ** self.steps
         result = {}
         for name, gradient in gradients.items():
-            if name in self.by_sgd:
+            if self.sgd or name in self.by_sgd:
                 result[name] = gradient.mul_(-lr[name])
                 continue
             if name not in self.moments:
@@ -58,15 +50,10 @@ class Adam:
         return result
 
 
-def make_optimiser(settings: LocalSettings, by_sgd: Collection[str] = ()) -> SGD | Adam:
-    """A fresh local optimiser. ``by_sgd``: parameters that move by SGD whatever the setting is."""
-    return SGD() if settings.optimiser == "sgd" else Adam(settings.adam_beta2, settings.adam_eps, by_sgd)
-
-
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
                       settings: LocalSettings) -> Callable[[Sequence[Tensor | None]], None]:
     """A local optimiser that takes its steps in place, on parameters that stack many clients: one pass over the memory
-    of each. Its formula is that of ``make_optimiser``, rounded elsewhere. Returns its step, given the gradients of all
+    of each. Its formula is that of ``LocalOptimiser``, rounded elsewhere. Returns its step, given the gradients of all
     parameters in their order."""
     values = list(parameters.values())
     ends = [_Ends(value, settings) for value in values]

@@ -20,7 +20,7 @@ from ..rng import DrawKey, Tables
 from ..plugin.method import Method
 from ..plugin.local_settings import LocalSettings
 from .chunk_trainer import own_start_key, pulls_of, row_penalties, writable
-from .optimisers import make_optimiser
+from .optimisers import LocalOptimiser
 
 
 def shifts_of(batches: Sequence[int], public: Tables, method: Method, backbone: Backbone, settings: LocalSettings,
@@ -67,7 +67,7 @@ def _shift(public: Tables, gradients: Callable[[Tables], Tables], backbone: Back
            batches: int, round_: int) -> Tables:
     """Such a row sees only these gradients, so it is trained here once, by the local optimiser, for the whole table."""
     tables = {name: table.clone()[None] for name, table in public.items()}
-    n_items, optimiser = len(next(iter(public.values()))), make_optimiser(settings)
+    n_items, optimiser = len(next(iter(public.values()))), LocalOptimiser(settings)
     for batch in range(batches * settings.local_epochs):
         rates = backbone.learning_rates(n_items, round_, batch)
         for name, update in optimiser.updates(gradients(tables), rates).items():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT
 
 from fedcl_bench.cli.commands import doctor
@@ -35,11 +36,11 @@ def test_the_fastest_build_that_the_processor_can_run(folder, monkeypatch):
     built = [name for name in library.BUILDS if (folder / name).exists()]
     if built == ["kernels_generic.so"]:
         return
-    monkeypatch.setattr(library, "processor", lambda: library.BUILDS["kernels_v3.so"])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     (folder / "kernels_v4.so").unlink()
     (folder / "kernels_v4.so").write_text("cannot be run here")
     assert isinstance(library.load(folder), dict)
-    monkeypatch.setattr(library, "processor", lambda: frozenset({"avx", "fma"}))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert library.load(folder) == "compiled kernels need a processor with AVX2 or AVX-512 (x86-64-v3 or x86-64-v4)"
 
 
