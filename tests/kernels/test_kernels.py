@@ -276,10 +276,10 @@ import ctypes, sys, pytest
 from fedcl_bench.kernels import library
 loaded = dict(library.functions(ctypes.CDLL({str(built)!r})))
 library._loaded = lambda: loaded
-sys.exit(pytest.main(["-q", "-n0", "tests/kernels/test_kernels.py", "tests/evaluation/test_metrics.py",
+sys.exit(pytest.main(["-q", "-s", "-n0", "tests/kernels/test_kernels.py", "tests/evaluation/test_metrics.py",
                       "tests/training/test_compiled_softmax.py", "tests/training/test_inner_round.py",
                       "-k", "kernels or compiled or all_ranks or one_call_equals or distilled"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env={
         **os.environ, "LD_PRELOAD": " ".join(sanitizers), "ASAN_OPTIONS": "detect_leaks=0"})
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[:3000] + done.stdout[-2000:]
