@@ -207,7 +207,7 @@ def test_equals_a_plain_loop(known, shops, topology):
     assert number == 2
 
 
-@pytest.mark.parametrize("method, topology", [("ft", "central"), ("hints", "federated")])  # others: test_silos.py
+@pytest.mark.parametrize("method, topology", [("ft", "central"), ("hints", "federated")])
 def test_a_run_stopped_after_any_batch_goes_on_to_the_same_bits(known, shops, tmp_path, monkeypatch, method,
                                                                 topology):
     config = configured(known, method, topology=topology, dropout=0.4, precision="float32", rounds=2, batch_size=24)

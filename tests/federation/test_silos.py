@@ -160,10 +160,10 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
         assert scores.users.tolist() == list(domains[domain].users)
 
 
-@pytest.mark.parametrize("topology", ["federated", "central"])  # alone is federated without a mean
-def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shops, tmp_path, monkeypatch, topology):
-    """Stopped after every batch and every round, the run gives the numbers of an uninterrupted one."""
-    config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2, batch_size=24)
+def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shops, tmp_path, monkeypatch):
+    """Stopped after every batch and every round, the run gives the numbers of an uninterrupted one; of federated
+    modules see test_domain_modules.py."""
+    config = configured(registry, "central", dropout=0.3, precision="float32", rounds=2, batch_size=24)
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
     monkeypatch.setattr(SIZES, "report_every", 0.0)
