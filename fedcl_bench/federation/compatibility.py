@@ -111,11 +111,11 @@ def check_single_updates(backbone: Backbone, what: str, init: str) -> None:
 def check_ratings(backbone: str, method: type[Method]) -> None:
     """Raise UserError unless a method goes with a backbone, by its name, that predicts ratings."""
     def goes(cls: type[Method]) -> bool:
-        return not cls.adds_scores()
+        return not (cls.adds_scores() or cls.reads_logits)
 
     if not goes(method):
-        raise Incompatible(f"method '{method.name}' adds a term of logits to the loss, and '{backbone}' predicts "
-                           f"ratings with these settings.", "method", goes)
+        raise Incompatible(f"method '{method.name}' takes scores for logits, and '{backbone}' predicts ratings with "
+                           f"these settings.", "method", goes)
 
 
 def _check_sums(backbone: Backbone, method: Method, init: str) -> None:

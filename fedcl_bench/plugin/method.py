@@ -101,6 +101,8 @@ class Method:
             ever trains these are also all of local training and of uploads.
         topology: of a stream of domains, what the method stands for.
         needs_backbone: False for a method that ranks without one; its runs are on the backbone ``none``.
+        reads_logits: it takes scores for logits of positives and negatives, so that it goes with no backbone that
+            predicts ratings; a method that adds a term of scores to the loss does so without saying it.
         gives_up: the statements of docs/constraints.md that the method gives up on purpose, as ``C1`` of one that says
             how much there is to gain, each with how. Results say so; ``check`` and ``--honest`` leave them out.
         needs_features: it reads ``features``; its settings are an ``ItemFeatureSettings``, too.
@@ -137,6 +139,7 @@ class Method:
     ignored: ClassVar[Mapping[str, str]] = {}
     topology: ClassVar[str] = ""
     needs_backbone: ClassVar[bool] = True
+    reads_logits: ClassVar[bool] = False
     gives_up: ClassVar[Mapping[str, str]] = {}
     needs_features: ClassVar[bool] = False
     noise_drawn_at_once: bool = False

@@ -15,7 +15,7 @@ def without_public(cls: type[Backbone], rate: float, whole_tables: bool = False)
     tables, not those that they look up alone."""
     return type("OwnCopies", (_OwnCopies,), {
         "original": cls, "own_rate": rate, "whole_tables": whole_tables,
-        **{name: getattr(cls, name) for name in ("name", "title", "Settings", "pairwise")}})
+        **{name: getattr(cls, name) for name in ("name", "title", "Settings", "pairwise", "explicit")}})
 
 
 class _OwnCopies(Backbone):

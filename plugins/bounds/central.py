@@ -36,6 +36,7 @@ class Central(Method):
     Settings = CentralSettings
     first_step = 0
     trains, topology, needs_sequential = "server", "central", None
+    reads_logits = True
     ignored = {"init": "with the method central, which has no clients that could start with their own"}
     gives_up = {"F1": "one party holds all data", "F4": "and trains on them"}
 

@@ -51,6 +51,7 @@ class RLP2(Method):
                  "code is not released")
     Settings = RLP2Settings
     reimplementation = True
+    reads_logits = True
 
     def rescore(self, users, scores, model, backbone):
         if self.settings.lambda_error == 0.0 or "keys" not in self.client_state:

@@ -134,6 +134,13 @@ def test_the_round_with_the_lowest_error_is_tested(registry, rated):
     assert max(result["best_round"]) > 1 and all(near >= 1 for near in result["nearly_best"]["rounds"])
 
 
+def test_alone_trains_on_ratings(registry, rated):
+    """From the same start as FT, so that its first loss is the same."""
+    losses = [finish(federation_of(make_config(registry, method, "biasmf", "rated", overrides=[
+        ("test", {**SMALL, "local_epochs": 1})]))).curve[0]["loss"] for method in ("ft", "alone")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_prepared_streams_and_shards(registry, rated):
     """What was prepared has no ratings, so the file is read; a part of the clients has theirs."""
     from fedcl_bench.experiments.partition import stream_part
@@ -154,7 +161,7 @@ def test_ratings_are_read_where_they_are_predicted(registry):
     for loss, column in (("bpr", ""), ("squared_error", "rating")):
         config = make_config(registry, "ft", "biasmf", "ml-100k", overrides=[("test", {"loss": loss})])
         assert config.source.rating == column
-    with pytest.raises(UserError, match="(?s)method 'kd' adds a term of logits.*Methods that fit: alone, "):
+    with pytest.raises(UserError, match="(?s)method 'kd' takes scores for logits.*Methods that fit: alone, "):
         make_config(registry, "kd", "biasmf", "ml-100k", overrides=[("test", {"loss": "squared_error"})])  # unread
 
 
@@ -162,7 +169,8 @@ def test_ratings_are_read_where_they_are_predicted(registry):
     ({"stream": "sessions"}, "predicts ratings with these settings: found stream=sessions"),
     ({"loss": "bpr"}, "'valid_metric': found rmse, accepted: NAME@K with 'biasmf', which predicts no ratings"),
     ({"negatives": 8}, "'negatives' .* has no effect where ratings are predicted"),
-    ({"method": "kd"}, "method 'kd' adds a term of logits to the loss"),
+    *(({"method": name}, f"method '{name}' takes scores for logits, and 'biasmf' predicts ratings")
+      for name in ("kd", "central", "rlp2")),
     ({"dataset": "bare"}, "'rating' \\(rating\\) is missing among its columns; name the column .* as RATING_FIELD")])
 def test_what_is_refused(registry, rated, rows, settings, message):
     lay_log("bare", [row[:2] + row[3:] for row in rows])
