@@ -18,8 +18,8 @@ BACKBONES = {"fedmf": {"lr": 0.05, "dim": 4, "init_std": 0.3}, "fedncf": {"lr": 
              "pfedrec": {"lr": 0.02, "lr_eta": 1.0, "dim": 4}, "ncf": {"lr": 0.05, "dim": 4, "hidden": (6,)}}
 
 
-def parts(registry, method, backbone="fedmf", settings=(), local=LOCAL, of_backbone=(), stream=None, **server):
-    stream, method = stream or growing_stream(), build(registry, "method", method, **dict(settings))
+def parts(registry, method, backbone="fedmf", settings=(), local=LOCAL, of_backbone=(), **server):
+    stream, method = growing_stream(14, 30), build(registry, "method", method, **dict(settings))
     inner = build(registry, "backbone", backbone, **{**BACKBONES.get(backbone, {}), **dict(of_backbone)})
     return federation(registry, stream, method, method.trained_backbone(inner, stream.steps[-1].n_users), 3, 2,
                       local, precision="float64", **server)
@@ -155,7 +155,7 @@ class LowRank(oracle.Client):
     ("sgd", "orthonormal", "scaled", "senders"), ("sgd", "gaussian", "plain", "participants"),
     ("adam", "gaussian", "plain", "senders")])
 def test_a_round_of_colr_equals_the_oracle(registry, monkeypatch, optimiser, basis, factor_lr, mean):
-    step, backbone = growing_stream().steps[0], build(registry, "backbone", "fedmf", lr=LR, dim=D)
+    step, backbone = growing_stream(14, 30).steps[0], build(registry, "backbone", "fedmf", lr=LR, dim=D)
     method = build(registry, "method", "colr", rank=R, basis=basis, factor_lr=factor_lr, mean=mean)
     local = LocalSettings(batch_size=8, local_epochs=2, optimiser=optimiser)
     generator = torch.Generator().manual_seed(5)
@@ -202,8 +202,7 @@ def test_of_full_rank_it_is_fedavg(registry):
 
 @pytest.mark.parametrize("backbone, ratio", [("fedmf", 0.5), ("fedncf", 1.0), ("pfedrec", 0.7), ("ncf", 0.7)])
 def test_scaffolds_rounds_equal_the_oracle(registry, backbone, ratio):
-    f = parts(registry, "scaffold", backbone, local=LocalSettings(batch_size=8, local_epochs=2),
-              stream=growing_stream(14, 30), client_ratio=ratio)
+    f = parts(registry, "scaffold", backbone, local=LocalSettings(batch_size=8, local_epochs=2), client_ratio=ratio)
     seen, controls = [], None
     for progress in run(f, observe=lambda key, model, trained: seen.append((key, model, trained.users))):
         if not seen:

@@ -1,14 +1,16 @@
 """Methods and a backbone as a user writes them from the pages alone, in ``tests/user_plugins``: they pass ``check`` as
 they stand. tests/walk.sh runs them."""
 
-import fedcl_bench as fb
 import pytest
-from helpers import ROOT
+import torch
+from helpers import ROOT, assert_same, build, federation, finish
 
+from fedcl_bench import Method
+from fedcl_bench.plugin.method import NoSettings
 from fedcl_bench.testing import assert_passed, check_plugin, discover
+from fedcl_bench.testing.worlds import growing_stream
 
 FOLDER = ROOT / "tests/user_plugins"
-SMALL = {"k_core": 80, "rounds": 2, "blocks": 2}
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +25,19 @@ def test_it_passes_check(mine, kind, name, partner):
     assert_passed(check_plugin(mine, mine.get(kind, name), partners=[partner], process=False))
 
 
-def test_a_penalty_of_nothing_is_none(tmp_path):
-    """As where a method that acts from block 0 on has no past yet."""
-    (tmp_path / "nothing.py").write_text('''
-import torch
-from fedcl_bench import Method
-
-
 class Nothing(Method):
-    name, title, first_step = "nothing", "penalises nothing", 0
+    """Penalises nothing, as where a method that acts from block 0 on has no past yet."""
+
+    first_step = 0
 
     def row_penalty(self, name):
         return lambda rows, items: torch.zeros(items.shape)
-''')
-    def scores(method, **where):
-        where |= {"results": tmp_path / "results", "progress": False, "precision": "float64"}
-        return list(fb.run(method, "fedmf", **SMALL, **where).metrics["mean"])
-    assert scores("nothing", plugins=tmp_path) == pytest.approx(scores("ft"), abs=1e-9)
+
+
+def test_a_penalty_of_nothing_is_none(registry):
+    found, expected = (finish(federation(registry, growing_stream(), method, rounds=2, precision="float64"))
+                       for method in (Nothing(NoSettings()), build(registry, "method", "ft")))
+    assert_same(found, expected, 1e-9)
 
 
 def test_a_partner_that_does_not_go_with_it_says_why(mine):
