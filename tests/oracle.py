@@ -134,7 +134,8 @@ class FedRAP(Client):
         items = torch.as_tensor(items, dtype=torch.long)
         c, d = self.item_commonality(items), self.item_personality(items)
         growth = {"fixed": 1.0, "tanh": math.tanh(round.round / 10)}[self.settings.schedule]
-        return growth * (self.settings.mu * c.abs().mean() - self.settings.lambda_apart * nn.MSELoss()(d, c))
+        size = c.abs() if self.settings.sparsity == "l1" else c.square()
+        return growth * (self.settings.mu * size.mean() - self.settings.lambda_apart * nn.MSELoss()(d, c))
 
     def rate(self, name, n_items, round, batch):
         return (self.settings.lr if "score" in name else self.settings.lr_items) * 0.97 ** round * 0.95 ** batch

@@ -49,19 +49,6 @@ class Starts(Method):
 # All ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, settings, items, expected", [
-    ("fedmf", {"lr": 1.0}, 1136, {USER: 1.0, ITEM: 1136.0}),
-    ("fedmf", {"lr": 1.0, "item_lr": "plain"}, 1136, {USER: 1.0, ITEM: 1.0}),
-    ("fedncf", {"lr": 0.01}, 1136, {"predictor.0.weight": 0.01, "predictor.0.bias": 0.01, USER: 1.7, ITEM: 1931.2}),
-    ("pfedrec", {"lr": 0.1, "lr_eta": 80.0}, 1682, {"score.weight": 0.1, "score.bias": 0.1, ITEM: 13456.0}),
-    ("gpfedrec", {}, 1682, {USER: 7.9, ITEM: 13455.9, "predictor.0.weight": 0.1, "predictor.3.bias": 0.1}),
-    ("gpfedrec", {"lr_offset": "none"}, 1682, {USER: 8.0, ITEM: 13456.0})])
-def test_learning_rates(registry, name, settings, items, expected):
-    """eta 170 of FedNCF and 80 of the others; GPFedRec's released code takes lr off."""
-    rates = build(registry, "backbone", name, **settings).learning_rates(items)
-    assert {key: rates[key] for key in expected} == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("name, public, private, dense", [
     ("fedncf", {ITEM}, {USER, "predictor.0.weight", "predictor.0.bias"}, set()),
     ("pfedrec", {ITEM}, {"score.weight", "score.bias"}, set()),
@@ -120,30 +107,6 @@ def test_pfedrec_local_and_global_tables(registry):
     assert not torch.equal(local.tests[0][2].values["ndcg@20"], shared.tests[0][2].values["ndcg@20"])
     # A client's own copy is what it uploaded, before the mean.
     torch.testing.assert_close(local.model.local[ITEM].mean(0), local.model.public[ITEM], atol=1e-4, rtol=1e-4)
-
-
-# FedRAP ------------------------------------------------------------------------------------------------------------
-
-
-def constant_fedrap(registry, **settings):
-    """A client whose D is .1 and C .3 everywhere, with a score function of 0: its loss is log 2 and the two terms."""
-    backbone = build(registry, "backbone", "fedrap", dim=2, lambda_apart=0.1, mu=0.1, **settings)
-    model = initial(backbone, 1, 10)
-    return backbone, Snapshot({COMMON: torch.full_like(model.public[COMMON], 0.3)},
-                              {name: torch.full_like(table, 0.1 if name == PERSONAL else 0.0)
-                               for name, table in model.private.items()})
-
-
-@pytest.mark.parametrize("settings,round_,share", [
-    ({}, 0, 1.0), ({}, 10, 1.0), ({"schedule": "tanh"}, 0, 0.0), ({"schedule": "tanh"}, 10, 0.7616),
-    ({"sparsity": "l2"}, 0, 1.0)])
-def test_fedrap_extra_terms(registry, settings, round_, share):
-    """D = .1, C = .3, lambda = mu = .1: -.1 x .04 + .1 x .3 = .026, always (released code) or growing (tanh); .09 for
-    .3 with the l2 norm."""
-    backbone, model = constant_fedrap(registry, **settings)
-    _, loss, _ = train_once(backbone, model, ragged([1, 4, 7]), round_=round_)
-    assert loss == pytest.approx(LN2 + (0.005 if settings.get("sparsity") else share * 0.026), abs=1e-6)
-    assert backbone.weights(round_) == pytest.approx((0.1 * share, 0.1 * share), abs=1e-5)
 
 
 # GPFedRec ----------------------------------------------------------------------------------------------------------
@@ -281,19 +244,6 @@ def after_blocks(registry, starts, **settings):
     return method
 
 
-def test_spp_weight_example(registry):
-    """Rank 1000 under W and 0 under S, eps 1e-4: exp(.1) = 1.105; others of S's top A lost one place: exp(-1e-4)."""
-    old = [-float(i) for i in range(1200)]
-    old[1000] = 1.0
-    method = after_blocks(registry, [old, [-float(i) for i in range(1200)]], stability=1.0, proxy_top=50)
-    assert method.client_state["stability items"][0].tolist() == [1000, *range(49)]
-    weights = method.client_state["stability weights"][0].exp()
-    assert float(weights[0]) == pytest.approx(1.105, abs=5e-4) and float(weights[0]) == pytest.approx(math.exp(0.1))
-    torch.testing.assert_close(weights[1:], torch.full((49,), math.exp(-1e-4)).double())
-    labels = method.client_state["stability labels"][0, :2].tolist()
-    assert labels == pytest.approx([1 / (1 + math.exp(-1.0)), 0.5])
-
-
 def test_spp_reductions(registry):
     """Two items of each proxy, all different: their cross-entropies are averaged, or summed as in CCD."""
     starts = [[3.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 2.0]]
@@ -306,45 +256,10 @@ def test_spp_reductions(registry):
     assert float(total.local_loss(batch)) == pytest.approx(4 * LN2)
 
 
-def test_spp_in_a_run(registry, stream):
-    """In block 1 only the stability proxy is used; nobody replays an item of its own training of this and the previous
-    block, nor an item or user new in the block; from block 2 on both proxies are used."""
-    method = build(registry, "method", "spp")
-    seen, draw_items = [], method.drawn
-
-    def spy(users, draw):
-        drawn = draw_items(users, draw)
-        seen.append((draw.step, users, *drawn))
-        return drawn
-    method.drawn = spy
-    backbone = build(registry, "backbone", "fedmf")
-    for progress in run(federation(registry, stream, method, backbone, rounds=2)):
-        if progress.round and progress.step:
-            assert ("plasticity items" in progress.client_state) == (progress.step > 1)
-            assert "stability items" in progress.client_state
-    widths, older = {}, 0
-    for t, users, items, labels, weights in seen:
-        step, previous = stream.steps[t], stream.steps[t - 1]
-        widths.setdefault(t, set()).add(items.shape[1])
-        assert ((labels > 0) & (labels < 1)).all()
-        for user, replayed, weight in zip(users.tolist(), items.tolist(), weights.tolist()):
-            if user >= step.old_users:
-                assert not any(weight)
-                continue
-            kept = [item for item, w in zip(replayed, weight) if w]
-            recent = {item for some in (step, previous) for item in some.train.of(user).tolist()}
-            assert kept and len(set(kept)) == len(kept) and not recent & set(kept) and max(kept) < step.old_items
-            if t > 1 and user < stream.steps[0].n_users:
-                older += len(set(kept) & set(stream.steps[0].train.of(user).tolist()) - recent)
-    assert widths == {1: {3}, 2: {6}, 3: {6}} and older > 0  # what a user had before those two blocks may come back
-
-
 # BiasMF and NCF (tutorial) -----------------------------------------------------------------------------------------
 
-TUTORIAL = LocalSettings(optimiser="adam", batch_size=256, local_epochs=5)
-
-
-@pytest.mark.parametrize("settings", [replace(TUTORIAL, batch_size=7), LocalSettings()])
+@pytest.mark.parametrize("settings", [
+    LocalSettings(optimiser="adam", batch_size=7, local_epochs=5), LocalSettings()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_biases_that_cancel_never_move(registry, settings, dtype):
     """User bias and global bias cancel in every pair: they stay exactly where they are, under Adam too."""
@@ -357,11 +272,6 @@ def test_biases_that_cancel_never_move(registry, settings, dtype):
     assert torch.equal(after.private[USER_BIAS], private[USER_BIAS])
     assert torch.equal(after.private[GLOBAL_BIAS], private[GLOBAL_BIAS])
     assert (after.private[USER] != private[USER]).any(1).all()
-
-
-def test_tutorial_defaults(registry):
-    config = make_config(registry, "ft", "ncf", "ml-100k")
-    assert config.server.weighting == "interactions" and config.local == TUTORIAL
 
 
 # Any backbone ------------------------------------------------------------------------------------------------------
