@@ -179,9 +179,6 @@ class RecBoleBackbone(Backbone):
         tables = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}
         return self._caller.scores(tables, clients.get(HISTORY), next(iter(rows.values())).shape[1])
 
-    def keys(self, clients, rows):
-        return torch.cat([table.flatten(2) for table in rows.values()], 2)
-
     def learning_rates(self, n_items, round_=0, batch=0):
         return {name: self.settings.lr for p in self.parameters for name in (p.name, *self._dense_names(p))}
 

@@ -346,8 +346,7 @@ class FedDCSR(DomainMethod):
     name = "feddcsr"
     numbers = 1
     title = "domains average a shared encoder and shared representations"
-    reference = ("Zhang et al., FedDCSR: Federated Cross-domain Sequential Recommendation via Disentangled "
-                 "Representation Learning, SDM 2024")
+    reference = FedDCSRBackbone.reference
     needs = "shared representations"
     sent = (SENT, "anchor")
 

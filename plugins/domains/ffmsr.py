@@ -291,8 +291,7 @@ class FFMSR(DomainMethod):
     name = "ffmsr"
     numbers = 1
     title = "clusters of items' fused texts at the server, then training alone, for domains"
-    reference = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
-                 "Recommendation, 2025")
+    reference = FFMSRBackbone.reference
     Settings = FFMSRSettings
     needs = SEMANTICS
     sent = ("semantics",)

@@ -89,7 +89,7 @@ def test_times_are_those_by_hand():
     assert [times.tied.of(user).tolist() for user in range(2)] == [[3], []]
 
 
-@pytest.mark.parametrize("protocol", ["F3CRec: blocks", "static, as here"])
+@pytest.mark.parametrize("protocol", ["static, as here", pytest.param("F3CRec: blocks", marks=pytest.mark.long)])
 def test_the_shipped_table_is_that_of_now(protocol, monkeypatch):
     monkeypatch.setattr(leaks, "PAPERS", {protocol: leaks.PAPERS[protocol]})
     assert leaks.papers(None) == [row for row in leaks.shipped_papers() if row["protocol"] == protocol]

@@ -13,7 +13,6 @@ from helpers import build, module_of
 
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.core.settings import inactive
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "codes": 3, "centroids": 5}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -225,9 +224,3 @@ def test_heads_must_divide_the_vectors(registry):
     with pytest.raises(UserError, match="'prompt_heads': found 3, accepted: a divisor of dim, which is 4"):
         make(registry, prompt_heads=3)
     make(registry, prompt_heads=3, prompt="ids")
-
-
-def test_settings_without_effect_are_said(registry):
-    settings = module_of(registry, "method", "pfcr").PFCRSettings
-    assert set(inactive([settings()])) == {"ldp_epsilon", "ldp_clip", "ldp_levels"}
-    assert set(inactive([settings(ldp="released", prompt="ids")])) == {"prompts", "prompt_heads"}

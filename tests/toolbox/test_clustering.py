@@ -121,9 +121,9 @@ def test_blobs_are_told_apart(how):
 def test_k_means_plus_plus_draws_by_squared_distance():
     """Of the points 0, 1 and 3, the second after 0 is 3 nine times in ten; the first is each as often."""
     points = torch.tensor([[0.0], [1.0], [3.0]])
-    pairs = [far_apart(points, 2, rng.key(1, "a", i))[:, 0].tolist() for i in range(1500)]
+    pairs = [far_apart(points, 2, rng.key(1, "a", i))[:, 0].tolist() for i in range(800)]
     first = [a for a, _ in pairs]
-    assert all(abs(first.count(value) / 1500 - 1 / 3) < 0.05 for value in (0.0, 1.0, 3.0))
+    assert all(abs(first.count(value) / 800 - 1 / 3) < 0.05 for value in (0.0, 1.0, 3.0))
     after = [b for a, b in pairs if a == 0.0]
     assert abs(after.count(3.0) / len(after) - 0.9) < 0.05 and 0.0 not in after
 

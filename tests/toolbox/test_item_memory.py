@@ -14,7 +14,7 @@ ROUNDS = st.lists(st.dictionaries(st.integers(0, USERS - 1), st.lists(st.integer
                                   min_size=1), min_size=1, max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ROUNDS)
 def test_memories_are_dictionaries(rounds):
     kept, state, number = {user: {} for user in range(USERS)}, {}, 0.0
