@@ -164,11 +164,12 @@ class Oracle:
         return loss
 
 
-SETTINGS = [{}, {"padding": "after"}, {"predicts": "all"}, {"predicts": "all", "averaged_over": "items"},
-            {"predicts": "all", "padding": "after"}, {"item_vectors": "once"}, {"graph_layers": 2},
-            {"negative": "same"}, {"kl_cap": 0.001}, {"kl_batches": 50}, {"margin": 0.9}, {"temperature": 0.5},
-            {"similarity_weight": 0.0}, {"exclusive_weight": 0.3}, {"contrast_weight": 0.0}, {"heads": 1},
-            {"layers": 1}, {"anchor_rows": 4}]
+SETTINGS = [{}, {"padding": "after", "heads": 1, "temperature": 0.5}, {"predicts": "all", "margin": 0.9},
+            {"predicts": "all", "averaged_over": "items", "kl_batches": 50},
+            {"predicts": "all", "padding": "after", "layers": 1},
+            {"item_vectors": "once", "kl_cap": 0.001, "exclusive_weight": 0.3},
+            {"graph_layers": 2, "negative": "same", "anchor_rows": 4},
+            {"similarity_weight": 0.0}, {"contrast_weight": 0.0}]
 
 
 def losses(registry, monkeypatch, **settings):
