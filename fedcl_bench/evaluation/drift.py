@@ -47,10 +47,11 @@ def preference_shift(backbone: Backbone, previous: Snapshot, model: Snapshot, us
 
 
 def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
-    """phi_i = ||Q_i before - Q_i now||^2 / sqrt(d) of every old item over all public item tables (F3CRec, Eq. 8)."""
+    """phi_i = ||Q_i before - Q_i now||^2 / sqrt(d) of every old item over all public item tables (F3CRec, Eq. 8); 0 of
+    tables without columns, as clients have that share nothing."""
     before = torch.cat([table.flatten(1) for table in previous.public.values()], 1)
     now = torch.cat([model.public[name][:previous.n_items].flatten(1) for name in previous.public], 1)
-    return (before - now).double().square().sum(1) / before.shape[1] ** 0.5
+    return (before - now).double().square().sum(1) / max(before.shape[1], 1) ** 0.5
 
 
 def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor,

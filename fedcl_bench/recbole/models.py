@@ -48,12 +48,14 @@ def first_line(error: Exception | Warning) -> str:
     return f"{type(error).__name__}: {text[0][:100] if text else ''}".rstrip(": ")
 
 
-def tried(what: str, call: Callable[[], object]) -> None:
-    """Call a model; raises Refused if it fails, as with hyper-parameters that do not fit together."""
+def tried(what: str, call: Callable[[], Any]) -> Any:
+    """What a call of a model returns; raises Refused if it fails, as with hyper-parameters that do not fit together."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of RecBole's code
-            call()
+            return call()
+    except Refused:
+        raise
     except Exception as error:  # whatever a model's code raises is a reason, not a traceback
         raise Refused(f"{what}: {first_line(error)}") from error
 
@@ -201,9 +203,4 @@ def build(name: str, values: Mapping[str, Any], length: int, n_users: int, n_ite
 def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
     """A RecBole model, the same for the same arguments; raises Refused if it cannot be built with these values."""
     with quiet_generators(seed):
-        try:
-            return cls(config, dataset)
-        except Refused:
-            raise
-        except Exception as error:  # whatever a model's code raises is a reason, not a traceback
-            raise Refused(f"cannot be built: {type(error).__name__}: {error}") from error
+        return tried("cannot be built", lambda: cls(config, dataset))

@@ -17,7 +17,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.evaluation import drift
 from fedcl_bench.evaluation.continual import summaries
-from fedcl_bench.evaluation.drift import item_rank_change
+from fedcl_bench.evaluation.drift import item_movement, item_rank_change
 from fedcl_bench.evaluation.metrics import DEFAULT, measure, parse_metric
 from fedcl_bench.evaluation.ranking import RankingTask, is_product, rank_all, users_at_once
 from fedcl_bench.evaluation.session_ranking import Ranking, rank_by_module
@@ -218,6 +218,13 @@ def test_rank_change_is_its_definition_to_the_bit(compiled, monkeypatch):
         expected += ((a - b).abs() / a).sum(0)
     assert torch.equal(item_rank_change(TableBackbone(), *models, users), expected / 100)
     assert item_rank_change(TableBackbone(), *models, users[:0]).isnan().all()
+
+
+@pytest.mark.parametrize("d, expected", [(4, [2.0, 0.0]), (0, [0.0, 0.0])])
+def test_movement_of_items(d, expected):
+    before, now = torch.zeros(2, d), torch.zeros(3, d)
+    now[0] = 1.0
+    assert item_movement(Snapshot({ITEM: before}, {}), Snapshot({ITEM: now}, {})).tolist() == expected
 
 
 @pytest.mark.parametrize("method, backbone, costly, settings", [
