@@ -19,7 +19,7 @@ from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Encoding, Method, NoSettings
-from fedcl_bench.toolbox.prototypes import gaussian_epsilon, nearest
+from fedcl_bench.toolbox.prototypes import nearest
 from fedcl_bench.testing import interference, properties
 from fedcl_bench.testing.report import Inapplicable
 from fedcl_bench.testing.trials import Pair
@@ -51,12 +51,6 @@ def test_weight_where_nothing_differs(registry):
     """A client whose encoder is the teacher's has no distance to divide by."""
     method = build(registry, "method", "fcucr")
     assert method.weight(torch.tensor([1.2, 0.0]), torch.zeros(2)).tolist() == [10.0, 0.0]
-
-
-def test_epsilon_of_the_noise():
-    """sqrt(2 ln(1.25e5)) = 4.8448."""
-    assert round(gaussian_epsilon(1.0, 1e-5), 4) == 4.8448
-    assert (round(gaussian_epsilon(0.1, 1e-5), 2), round(gaussian_epsilon(0.6, 1e-5), 2)) == (48.45, 8.07)
 
 
 # Finding prototypes.
