@@ -59,7 +59,6 @@ class Sizes:
     compared: int = 1 << 23  # clients x numbers handed together to an aggregator that compares clients, 32 MiB
     normals: int = 1 << 16  # normal numbers drawn at once, which stay in the cache
     adapted: int = 1024  # rows of texts that go through an adapter's experts together
-    dropped: int = 4096  # entries of a forward pass whose dropout is drawn at once
     clustered: int = 2048  # points that one thread assigns to clusters at a time
     report_every: float = 1.0  # seconds of an epoch between two progress reports, after which it can be stopped
 

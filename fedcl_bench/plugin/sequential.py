@@ -13,7 +13,6 @@ everything is clients.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Mapping
@@ -27,7 +26,6 @@ from .backbone import ITEM, Backbone, BackboneSettings
 from ..rng import DrawKey, Tables
 from ..kernels.functional import Pooling, cosine_pool, target_logits
 from ..core.settings import setting
-from ..core.tuning import SIZES
 
 
 @dataclass(frozen=True)
@@ -140,24 +138,20 @@ class Dropout:
     """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it. Calls are
     numbered, so those of one forward pass differ; make a new object for each. A hash of 64 bits decides about four
     entries, so the share of zeros is a multiple of 2^-16. ``keys``: one stream key per client, int64 of shape (C,);
-    None: nothing is dropped, as in evaluation; ``ahead``: the entries per client of a pass's calls, as far as they are
-    known: if they are few, their numbers are drawn at once."""
+    None: nothing is dropped, as in evaluation."""
 
-    def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
-        few = keys is not None and 0 < sum(ahead) <= SIZES.dropped
-        self.keys, self.ahead = keys, ahead if few else ()
-        self.entries: tuple[int, ...] = ()  # the entries per client of the calls so far
-        self._patterns = _patterns(keys, 0, ahead) if few else []
+    def __init__(self, keys: Tensor | None = None):
+        self.keys, self._calls = keys, 0
 
     def __call__(self, x: Tensor, share: float) -> Tensor:
         """x of shape (C, ...) with entries set to 0 at this rate and the others scaled up."""
         threshold = round(share * 65536)
         if self.keys is None or threshold == 0:
             return x
-        call, entries = len(self.entries), x[0].numel()
-        self.entries += (entries,)
-        pattern = (self._patterns[call] if self.ahead[call:call + 1] == (entries,) else
-                   _patterns(self.keys, call, (entries,))[0])
+        entries = x[0].numel()
+        index = torch.arange(-(-entries // 4), device=x.device) + (self._calls << _CALLS)
+        self._calls += 1
+        pattern = rng.bits(self.keys[:, None], index).view(torch.int16)[:, :entries]
         return x * _factor(pattern, threshold, x.dtype).view(x.shape)
 
     def of_rows(self, items: Tensor, dim: int, share: float, dtype: torch.dtype) -> Tensor | None:
@@ -177,20 +171,6 @@ def _factor(pattern: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
     # 0 or 1 as pattern >= threshold - 32768 says, which PyTorch compares several times as slowly as it subtracts
     factor = pattern.to(dtype).sub_(threshold - 32769).clamp_(0.0, 1.0)
     return factor.mul_(65536.0 / max(65536.0 - threshold, 1.0))  # all are 0 at a share of 1
-
-
-def _patterns(keys: Tensor, call: int, entries: tuple[int, ...]) -> list[Tensor]:
-    """For each of some calls of a pass, the first of which is number ``call``: int16 of shape (C, entries)."""
-    words = [-(-number // 4) for number in entries]
-    index = _word_index(call, tuple(words), keys.device)
-    every = rng.bits(keys[:, None], index).view(torch.int16).split([4 * number for number in words], dim=1)
-    return [pattern[:, :number] for pattern, number in zip(every, entries)]
-
-
-@functools.lru_cache(maxsize=64)
-def _word_index(call: int, words: tuple[int, ...], device: torch.device) -> Tensor:
-    """Where the words of consecutive calls stand in a client's stream."""
-    return torch.cat([torch.arange(number, device=device) + (k << _CALLS) for k, number in enumerate(words, call)])
 
 
 class SequentialBackbone(Backbone):

@@ -152,7 +152,7 @@ class SessionView(TrainerView, views.LocalSessions):
         trainer = self._trainer
         keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
         following = trainer.slots.replay[:, :self.next_sequence.real.shape[1]]
-        return self._encoded(trainer.inputs(following), trainer.next_sequence, Dropout(keys, trainer.dropped))
+        return self._encoded(trainer.inputs(following), trainer.next_sequence, Dropout(keys))
 
     def replay(self, dropout: bool = True) -> Tensor:
         trainer, backbone, replays = self._trainer, self._trainer.backbone, self._trainer.replays
@@ -213,7 +213,6 @@ class SessionTrainer(ChunkTrainer):
         self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
         self.tables: ops.CosineTables | None = None
         self.looked_up: Tensor | None = None  # rows of the samples in the latest forward pass
-        self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
     @property
     def replayed_slots(self) -> Tensor:
@@ -312,7 +311,7 @@ class SessionTrainer(ChunkTrainer):
         if self.compiled:  # they are cut off, and take their step by ``step_held``
             rows = rows.detach().requires_grad_()
         self.looked_up = rows
-        dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)
+        dropout = Dropout(local.draw.clients("dropout", self.users))
         inputs, samples = rows[:, :length] * real.unsqueeze(2), self.sampled.shape[1]
         if rows.shape[1] > samples:  # those of more items come last
             rows, more = rows.split([samples, rows.shape[1] - samples], 1)
@@ -334,7 +333,6 @@ class SessionTrainer(ChunkTrainer):
         targets = Targets(rows, self.sampled, real, scores, dropout)
         loss = local.loss = self.backbone.session_loss(replace(session, vectors=outputs), targets)
         checks.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
-        self.dropped = dropout.entries
         extra = self.method.local_loss(local)
         if extra is not None:
             checks.check_tensor(self.method, "local_loss", extra, (len(real),), "(C,): one number per client")

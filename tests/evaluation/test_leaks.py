@@ -96,7 +96,7 @@ def test_the_shipped_table_is_that_of_now(protocol, monkeypatch):
 
 
 def test_the_command(capsys):
-    """What is open depends on the settings, what a channel is worth does not; popularity is that of plain counting."""
+    """What is open depends on the settings, what a channel is worth does not."""
     def found(*words):
         return json.loads(output_of(capsys, "leaks", *words, "--json"))
     ours, released = (found("--set", "stream=static", "--set", "k_core=80", *more)
@@ -105,11 +105,8 @@ def test_the_command(capsys):
     assert [name for name in here if here[name]["on"] != there[name]["on"]] == ["negatives"]
     assert not here["negatives"]["on"] and {name: each["alone"] for name, each in here.items()} == {
         name: each["alone"] for name, each in there.items()}
-    ours = found("--set", "stream=static")
-    here = {each["name"]: each for each in ours["channels"]}
-    assert here["negatives"]["alone"] == 1.0 and ours["chance"] == pytest.approx(0.1, abs=0.01)
-    assert ours["metric"] == "hit@10" and here["ids"]["alone"] > 2 * ours["chance"]
-    assert "415 of 943" in here["ties"]["how"]
+    assert here["negatives"]["alone"] == 1.0 and 0.1 < ours["chance"] < 0.2
+    assert ours["metric"] == "hit@10" and " items to find have the time of" in here["ties"]["how"]
     out = output_of(capsys, "leaks", "--set", "stream=static", "--set", "k_core=80", "--set", "tie_order=random")
     assert "negatives               closed         1.0000" in out and "at least 80 times" in out
     assert "ties                    closed" in out

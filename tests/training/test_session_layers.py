@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers import build, grown, train_round
 
-from fedcl_bench import SIZES, Dropout, LocalSettings, rng
-from fedcl_bench.plugin import sequential
+from fedcl_bench import LocalSettings
 from fedcl_bench.training.chunk_trainer import ChunkTrainer
 from fedcl_bench.training.optimisers import stacked_optimiser
 from fedcl_bench.training.session_trainer import make_session_chunks
@@ -39,25 +38,6 @@ def test_attention_weights(per_client):
     found = attention(scores, masked, 0.5)
     assert bool((found[masked.expand_as(found)] == 0.0).all())
     same(found, (0.5 * scores).masked_fill(masked, -torch.inf).softmax(3), [scores])
-
-
-def test_dropout_drawn_ahead_is_the_same(monkeypatch):
-    keys = rng.client_keys(rng.key(7, "dropout"), torch.arange(C))
-    calls = [(randn(C, 2, 3), 0.2), (randn(C, 9), 0.5), (randn(C, 4, 4), 0.0), (randn(C, 1), 0.2)]
-
-    def run(ahead):
-        dropout = Dropout(keys, ahead)
-        return [dropout(x, share) for x, share in calls], dropout.entries
-
-    expected, entries = run(())
-    assert entries == (6, 9, 1)
-    for ahead in (entries, (6, 8, 1), (6,), (6, 9, 1, 5)):  # as it comes, other than expected, fewer, more
-        found, again = run(ahead)
-        assert again == entries and all(torch.equal(a, b) for a, b in zip(found, expected))
-    drawn = []
-    monkeypatch.setattr(sequential, "_patterns", lambda *call: drawn.append(call[1:]) or [])
-    Dropout(keys, entries), Dropout(keys, (SIZES.dropped, 1)), Dropout(None, entries)
-    assert drawn == [(0, entries)]
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
