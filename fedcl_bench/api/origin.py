@@ -16,12 +16,12 @@ from ..runs.specs import RunSpec
 from ..records.store import Run, describe
 
 
-def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:
+def located(dataset: str, data_dir: Path | None) -> tuple[str, Path | None]:
     """A dataset's name, and the folder that its file is looked for in; of a path they are the file's. Raises UserError
     if a path leads to no atomic file."""
     if is_path(dataset):
         return dataset_name(dataset), find_file(dataset, None).parent
-    return dataset, None if data_dir is None else Path(data_dir)
+    return dataset, data_dir
 
 
 def warned(error: Corrupt) -> None:

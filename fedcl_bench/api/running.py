@@ -92,6 +92,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
             record is damaged.
     """
     folder, folders = Path(folder), tuple(as_paths(plugins))
+    data_dir = None if data_dir is None else Path(data_dir)
     if dataset is not None:
         dataset, data_dir = located(str(dataset), data_dir)
     single = (folder / "run.json").is_file()
