@@ -1,4 +1,4 @@
-"""Arguments of the Python interface, and messages in its words."""
+"""Arguments of the Python interface: what is wrong with them, and messages in its words."""
 
 from __future__ import annotations
 
@@ -31,9 +31,29 @@ def in_python() -> Iterator[None]:
         raise
 
 
-def as_paths(values: str | Path | Iterable[str | Path]) -> list[Path]:
+def check_texts(call: str, **names: Any) -> None:
+    """Raise UserError for a name that is there and no text."""
+    for name, value in names.items():
+        if not isinstance(value, (str, type(None))):
+            raise UserError(f"{call}: found {name}={quoted(value)}, accepted: a text.")
+
+
+def as_dataset(call: str, value: Any) -> str:
+    if not isinstance(value, (str, Path)):
+        raise UserError(f"{call}: found dataset={quoted(value)}, accepted: a name, as 'ml-100k', or a path.")
+    return str(value)
+
+
+def as_path(call: str, name: str, value: Any) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise UserError(f"{call}: found {name}={quoted(value)}, accepted: the path of a folder.")
+    return Path(value)
+
+
+def as_paths(call: str, name: str, values: Any) -> list[Path]:
     """Of one path or several."""
-    return [Path(value) for value in ([values] if isinstance(values, (str, Path)) else values)]
+    several = [values] if isinstance(values, (str, Path)) or not isinstance(values, Iterable) else values
+    return [as_path(call, name, value) for value in several]
 
 
 def as_whole(call: str, name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:

@@ -25,7 +25,7 @@ from ..reports.selection import matching
 from ..runs.config import CORE_SETTINGS, resolve, without_effect
 from ..runs.metadata import NO_BACKBONE
 from ..runs.specs import RunSpec, Tuned, parse_method, seed_text
-from .arguments import as_whole, in_python
+from .arguments import as_path, as_whole, check_texts, in_python
 from .model import Model, holds_all_sessions, saved_model
 from .origin import Origin, warned
 from .result_table import texts
@@ -157,14 +157,18 @@ class Results:
             UserError: for an unknown method, metric or block, if there is no such record (with the call that makes it),
                 or if the two cannot be compared.
         """
-        last = self.runs[0].head["blocks"] - 1
-        chosen = None if blocks is None else [as_whole("compare", "blocks", block, 0, last) for block in (
-            blocks if isinstance(blocks, Iterable) else [blocks])]
+        check_texts("compare", metric=metric)
+        one = isinstance(blocks, str) or not isinstance(blocks, Iterable)
+        chosen = None if blocks is None else [as_whole("compare", "blocks", block, 0, self.runs[0].head["blocks"] - 1)
+                                              for block in ([blocks] if one else blocks)]
         if chosen == []:
             raise UserError("compare: found no blocks, accepted: one or more, or None for all but block 0.")
-        folder = None if tuned is None else Path(tuned)
+        several = [others] if isinstance(others, (str, Results)) or not isinstance(others, Iterable) else [*others]
+        for other in several:
+            if not isinstance(other, (str, Results)):
+                raise UserError(f"compare: found {quoted(other)}, accepted: methods, as 'ft', and other results.")
+        folder = None if tuned is None else as_path("compare", "tuned", tuned)
         named: dict[str, Sequence[Run]] = {}
-        several = [others] if isinstance(others, (str, Results)) else list(others)
         for other in several:
             if isinstance(other, Results):
                 named[other._name_beside([*named, *several])] = other.runs
@@ -205,6 +209,7 @@ class Results:
         Raises:
             UserError: for an unknown kind or metric.
         """
+        check_texts("plot", kind=kind, metric=metric)
         require_known("kind of plot", [kind], PLOTS)
         if kind == "rounds" and metric not in (None, self.metric):
             raise UserError(f"plot: found metric={quoted(metric)}, accepted with kind='rounds': {self.metric}, which "

@@ -15,7 +15,7 @@ with importing():
     from ..runs.registry import discover
     from ..runs.runner import Interrupted
     from ..records.store import Run, comparable, load_record, load_runs
-    from .arguments import as_paths, as_whole, in_python
+    from .arguments import as_dataset, as_path, as_paths, as_whole, check_texts, in_python
     from .origin import Origin, located, warned
     from .results import Results
     from .seeds import Execution, run_seeds
@@ -56,8 +56,10 @@ def run(method: str, backbone: str | None = None, dataset: str | Path = "ml-100k
         KeyboardInterrupt: after Ctrl-C.
     """
     first, count = as_whole("run", "first_seed", first_seed, 0), as_whole("run", "seeds", seeds, 1, MOST_SEEDS)
-    folders, results, dataset = as_paths(plugins), Path(results), str(dataset)
-    data_dir = None if data_dir is None else Path(data_dir)
+    check_texts("run", method=method, backbone=backbone)
+    dataset = as_dataset("run", dataset)
+    folders, results = as_paths("run", "plugins", plugins), as_path("run", "results", results)
+    data_dir = None if data_dir is None else as_path("run", "data_dir", data_dir)
     registry, device = discover(folders), resolve_device(device)
     names = *registry.pair(method, backbone), dataset
     overrides = [("fb.run", settings)]
@@ -91,10 +93,11 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
         UserError: if there is no such run, or there are runs of several combinations (with what narrows them), or a
             record is damaged.
     """
-    folder, folders = Path(folder), tuple(as_paths(plugins))
-    data_dir = None if data_dir is None else Path(data_dir)
+    check_texts("load", method=method, backbone=backbone)
+    folder, folders = as_path("load", "folder", folder), tuple(as_paths("load", "plugins", plugins))
+    data_dir = None if data_dir is None else as_path("load", "data_dir", data_dir)
     if dataset is not None:
-        dataset, data_dir = located(str(dataset), data_dir)
+        dataset, data_dir = located(as_dataset("load", dataset), data_dir)
     single = (folder / "run.json").is_file()
     runs = [load_record(folder)] if single else load_runs(folder, warned)
     for key, wanted in (("method", method), ("backbone", backbone), ("dataset", dataset)):

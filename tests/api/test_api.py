@@ -101,6 +101,10 @@ def test_it_runs_in_a_thread_that_receives_no_signals_and_shows_progress(tmp_pat
     (("ft", "fedmf"), {"rounds": 0}, r"'rounds' \(fb.run\)"), (("ft", "fedmf"), {"plugins": "nowhere"}, "not a folder"),
     (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting"),
     (("ft", "fedmf"), {"seeds": 3, "lr": -1}, "'lr'"), (("ft", "fedmf"), {"device": "gpu"}, "unknown device 'gpu'"),
+    ((3,), {}, "run: found method=3, accepted: a text"), (("ft", 3), {}, "run: found backbone=3"),
+    (("ft", "fedmf", None), {}, "run: found dataset=None, accepted: a name"),
+    (("ft", "fedmf"), {"plugins": 3}, "run: found plugins=3, accepted: the path of a folder"),
+    (("ft", "fedmf"), {"data_dir": 3}, "run: found data_dir=3"), (("ft", "fedmf"), {"results": 3}, "found results=3"),
     (("ft", "fedmf"), {"data_dir": "nowhere"}, "^data_dir: 'nowhere' is not"),  # in words of Python
     (("ft", "fedmf"), {"device": "cuda"}, "^device=cuda: .* use device=cpu or auto"),
     (("ft", "fedmf"), {"seed": 3}, "is the option first_seed here"),
@@ -131,8 +135,10 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
             (("ft",), {"k_core": 9}, "found 9, accepted.*80"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
         with pytest.raises(fb.UserError, match="(?s)" + words):
             fb.load(folder, *arguments, **settings)
-    with pytest.raises(fb.UserError, match="no folder"):
-        fb.load(folder / "nowhere")
+    for wrong, words in (({"folder": folder / "nowhere"}, "no folder"), ({"folder": 3}, "load: found folder=3"),
+                         ({"method": 3}, "load: found method=3"), ({"dataset": 3}, "load: found dataset=3")):
+        with pytest.raises(fb.UserError, match=words):
+            fb.load(**{"folder": folder, **wrong})
 
 
 @pytest.mark.parametrize("method, name, others, wrong", [
@@ -248,11 +254,13 @@ def test_compare_is_the_commands(results, folder, capsys):
 def test_compare_says_how_to_make_what_is_missing(results, folder):
     call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=80, rounds=1\)"
     for others, words in (("KD", f"(?s)no record.*{call}"), ("ftt", "unknown method 'ftt'"), ("f3crec", "same runs"),
-                          ([], "no other method")):
+                          ([], "no other method"), (3, "compare: found 3, accepted: methods, as 'ft'"),
+                          (["ft", 3], "compare: found 3")):
         with pytest.raises(fb.UserError, match=words):
             results.compare(others)
-    for arguments, words in (({"blocks": "1-3"}, "compare: found blocks='1', accepted: a whole number from 0 to 3"),
+    for arguments, words in (({"blocks": "1-3"}, "compare: found blocks='1-3', accepted: a whole number from 0 to 3"),
                              ({"blocks": [1, 4]}, "found blocks=4"), ({"blocks": []}, "found no blocks"),
+                             ({"metric": 3}, "compare: found metric=3"), ({"tuned": 3}, "compare: found tuned=3"),
                              ({"metric": "recall@7"}, "lengths come from runs with topk=20,50")):
         with pytest.raises(fb.UserError, match=words):
             results.compare("ft", **arguments)
