@@ -30,8 +30,9 @@ class FedRecAttack(Attack):
         (1)  p_u: a pass of Adam a round over the BPR loss of D', against an item drawn beside each
         (2)  L = sum_u sum_{i in T, not in D'_u} g(s(u, j) - s(u, i)), g(x) = x for x >= 0, else e^x - 1,
              with j from the end of u's list of 10 of other items: the 10th for the first target, the 9th for the next
-        (3)  client m chooses T and kappa - |T| other items once, by their share in the norms of dL/dV
-        (4)  it sends at most norm C of each row of dL/dV that those before it have left
+        (3)  client m chooses T and kappa - |T| other items once, by their share in the norms of what those before it
+             have left of dL/dV
+        (4)  it sends at most norm C of each of these rows
 
     A sent gradient counts as one of kappa samples of an honest client: rows change by -(lr / kappa) times it. Numbers
     of equations are ours; so is that reading, as the released code adds the gradients of all clients' summed losses.
@@ -39,7 +40,7 @@ class FedRecAttack(Attack):
     """
 
     name = "fedrecattack"
-    numbers = 1
+    numbers = 2
     title = "added clients promote items, knowing a share of the interactions"
     reference = ("Rong et al., FedRecAttack: Model Poisoning Attack to Federated Recommendation, ICDE 2022, "
                  "arXiv 2204.01499")
@@ -58,14 +59,9 @@ class FedRecAttack(Attack):
 
     def upload(self, seen):
         (name, items), = seen.public.items()
-        vectors = self._fitted(seen, items)
-        slope = self._slope(seen, items, vectors)
-        chosen = self._chosen(seen, slope)
-        norm = slope.norm(dim=1)
-        holds = torch.zeros(len(chosen), len(items), device=items.device).scatter_(1, chosen, 1.0)
-        limit = self.settings.gradient_limit
-        left = (norm - (holds.cumsum(0) - holds) * limit).clamp(0.0, limit)
-        sent = (left / norm.clamp(min=1e-30)).gather(1, chosen)[:, :, None] * slope[chosen]
+        slope = self._slope(seen, items, self._fitted(seen, items))
+        chosen, norms = self._sent(seen, slope.norm(dim=1))
+        sent = norms[:, :, None] * torch.nn.functional.normalize(slope, dim=1, eps=1e-30)[chosen]
         return {name: (-seen.rates[name] / self.settings.item_limit * sent, chosen)}
 
     def _grown(self, seen, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,22 +110,28 @@ class FedRecAttack(Attack):
         weight = (p * (items[better] - items[target])).sum(1).clamp(max=0.0).exp()[:, None] * p  # g' of x
         return torch.zeros_like(items).index_add_(0, better, weight).index_add_(0, target, -weight)
 
-    def _chosen(self, seen, slope: Tensor) -> Tensor:
-        """(3): the items of the round's clients, (M, kappa); those of a client that has not chosen yet are drawn."""
+    def _sent(self, seen, left: Tensor) -> tuple[Tensor, Tensor]:
+        """(3) and (4): the items of the round's clients, and norms of what they send of their rows, (M, kappa) both;
+        ``left``: norms of the rows of dL/dV, (items,)."""
         size, last = self.settings.item_limit, int(seen.clients[-1]) + 1
         chosen = self.state.get("items", seen.clients.new_full((0, size), -1))
-        if last > len(chosen):
-            chosen = torch.cat([chosen, chosen.new_full((last - len(chosen), size), -1)])
-        new = seen.clients[chosen[seen.clients, 0] < 0]
-        if len(new):
-            norm = slope.norm(dim=1).double()
-            share = norm.clamp(min=max(1e-9 * float(norm.max()), 1e-300))
-            luck = rng.uniform(rng.bits(rng.row_keys(rng.key(seen.draw.seed, "items of the attack"), new)[:, None],
-                                        torch.arange(len(slope), device=slope.device)))
-            race = (-torch.log(luck) / share).index_fill_(1, seen.targets, -1.0)  # the targets win
-            chosen = chosen.index_copy(0, new, race.argsort(dim=1, stable=True)[:, :size])
+        chosen = torch.cat([chosen, chosen.new_full((max(last - len(chosen), 0), size), -1)])
+        norms = []
+        for client in seen.clients:
+            if chosen[client, 0] < 0:
+                chosen[client] = self._drawn(seen, client, left.double())
+            norms.append(left[chosen[client]].clamp(max=self.settings.gradient_limit))
+            left = left.index_add(0, chosen[client], -norms[-1])
         self.state = {**self.state, "items": chosen}
-        return chosen[seen.clients]
+        return chosen[seen.clients], torch.stack(norms)
+
+    def _drawn(self, seen, client: Tensor, left: Tensor) -> Tensor:
+        """(3) of one client, (kappa,)."""
+        share = left.clamp(min=max(1e-9 * float(left.max()), 1e-300))
+        keys = rng.row_keys(rng.key(seen.draw.seed, "items of the attack"), client)
+        luck = rng.uniform(rng.bits(keys, torch.arange(len(left), device=left.device)))
+        race = (-torch.log(luck) / share).index_fill_(0, seen.targets, -1.0)  # the targets win
+        return race.argsort(stable=True)[:self.settings.item_limit]
 
 
 def _unknown_items(seen, n_items: int) -> Tensor:

@@ -87,7 +87,7 @@ class PlainFedRecAttack:
         left, sent = rows.grad.clone(), []
         for m in seen.clients.tolist():
             if m not in self.chosen:
-                self.chosen[m] = self.choose(m, rows.grad, targets)
+                self.chosen[m] = self.choose(m, left, targets)
             part = torch.zeros_like(items)
             for i in self.chosen[m]:
                 norm = float(left[i].norm())
