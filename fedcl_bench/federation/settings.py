@@ -95,7 +95,7 @@ class FederationSettings:
     server_optimiser_lr: float = setting(1.0, "its learning rate eta; adam, yogi and adagrad need less, as 0.01",
                                          above=0.0, only_if="server_optimiser!=none")
     server_momentum: float = setting(0.9, "share of its momentum that it keeps from round to round: the beta of "
-                                     "FedAvgM, beta_1 of the others", low=0.0, below=1.0,
+                                     "FedAvgM, beta_1 of the others (of adagrad 0 in its paper)", low=0.0, below=1.0,
                                      only_if="server_optimiser!=none")
     server_beta2: float = setting(0.99, "beta_2, the same of squares", low=0.0, below=1.0,
                                   only_if="server_optimiser=adam|yogi")

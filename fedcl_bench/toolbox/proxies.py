@@ -23,8 +23,8 @@ CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top ite
 class ProxySettings:
     """Settings of a method that replays what proxies rank high."""
 
-    lambda_replay: float = setting(0.01, "weight of the replay loss in a block's first round", low=0.0,
-                                   search=(0.001, 0.01, 0.1))
+    lambda_replay: float = setting(0.01, "weight of the replay loss in a block's first round (CCD: 0.5, summed)",
+                                   low=0.0, search=(0.001, 0.01, 0.1))
     anneal: float = setting(10.0, "the weight falls as exp(-round / anneal)", above=0.0)
     stability: float = setting(0.9, "s_w: weight of its past in the stability proxy", low=0.0, high=1.0,
                                search=(0.9, 1.0))

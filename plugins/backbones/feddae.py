@@ -40,7 +40,8 @@ class FedDAESettings(BackboneSettings):
 class FedDAE(HistoryBackbone):
     """z_u = w_1 z_l + w_2 z_g with w = softmax(MLP_u(x_u)), z_l and z_g drawn by the encoders q_u and q of the history
     x_u / |x_u|, and the loss -sum_i x_ui log softmax(p(z_u))_i + beta KL(z_u || N(0, I)), with a shared decoder p. With
-    ``restore=released`` all encoders are public and the gate never moves (in the code it moves within a round)."""
+    ``restore=released`` all encoders are public and the gate never moves (in the code it moves within a round). The
+    code's weight decay, 1e-8 by default, is left out."""
 
     name = "feddae"
     numbers = 1
@@ -50,7 +51,9 @@ class FedDAE(HistoryBackbone):
     Settings = FedDAESettings
     ambiguities = {"restore": {"paper": "paper", "released": "released code"},
                    "kl_schedule": {"product": "released code", "tanh": "its formula of a round"},
-                   "server_optimiser": {"adam": "released code", "none": "paper's appendix: gradient descent"}}
+                   "server_optimiser": {"adam": "released code, at .001 with Adam's bias correction: a tenth to a "
+                                                "twentieth of these steps",
+                                        "none": "paper's appendix: gradient descent"}}
     defaults = {"optimiser": "adam", "server_optimiser": "adam", "server_optimiser_lr": 0.003, "server_beta2": 0.999,
                 "server_epsilon": 1e-8, "init_from": "best"}
     output = OUTPUT

@@ -25,7 +25,8 @@ class NCFSettings(BackboneSettings):
 
 
 class NCF(Backbone):
-    """s(u, i) = w . [p_u * q_i ; MLP([p'_u ; q'_i])] + b with MLP, w and b shared by all clients."""
+    """s(u, i) = w . [p_u * q_i ; MLP([p'_u ; q'_i])] + b with MLP, w and b shared by all clients. Of the tutorial's MLP
+    the dropout of .1 is left out."""
 
     name = "ncf"
     numbers = 1

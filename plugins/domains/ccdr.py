@@ -17,7 +17,8 @@ from fedcl_bench.toolbox.cosine import cosines, rows_at
 
 @dataclass(frozen=True)
 class CCDRSettings(TextSettings):
-    """The released code's values, where it has them."""
+    """The released code's values, where it has them, but for the learning rate, there 1e-5, and its clipping of
+    gradients at 5."""
 
     dim: int = setting(50, "length d of nodes' vectors", low=1)
     categories: int = setting(100, "clusters of all items' texts, which stand for the categories that domains share",

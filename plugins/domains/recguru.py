@@ -19,7 +19,8 @@ RECONSTRUCT, ALIGN, RECOMMEND = "reconstruct", "align", "recommend"
 
 @dataclass(frozen=True)
 class RecGURUSettings(ModuleSettings):
-    """The released code's values."""
+    """The released code's values, but for lengths of histories (there 100), rounds, and the optimiser before
+    recommending (there with warm-up, and at 1e-4 with betas of .5 and .9 against the discriminator)."""
 
     dim: int = setting(32, "length d of item vectors and representations", low=1)
     layers: int = setting(3, "blocks of the encoder and of each decoder", low=1)

@@ -19,6 +19,8 @@ _CERTAIN = 60.0  # beside zeros, no Gumbel noise makes another entry the largest
 
 @dataclass(frozen=True)
 class VQRecSettings(CosineSettings):
+    """The released code's learning rate is .003 on most datasets."""
+
     codes: int = setting(32, "codes m per item, each of its own part of the rotated encoding", low=1)
     centroids: int = setting(256, "values that a code can have", low=2, high=65536)
     coded: str = setting("all", "which items have codes: all, or those that somebody trains on; others' vectors are 0",

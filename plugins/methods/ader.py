@@ -16,8 +16,8 @@ from fedcl_bench.toolbox.places import stands_first
 
 @dataclass(frozen=True)
 class ADERSettings:
-    lambda_kd: float = setting(0.1, "lambda_base, weight of the distillation loss before it is adapted to each client",
-                               low=0.0, search=(0.01, 0.1, 0.5))
+    lambda_kd: float = setting(0.1, "lambda_base, weight of the distillation loss before it is adapted to each client "
+                               "(released code: 0.8, on YOOCHOOSE 1)", low=0.0, search=(0.01, 0.1, 0.5))
     exemplars: int = setting(30, "N, the most exemplars of a client", low=1, search=(10, 30))
     kd_reduction: str = setting("mean", "distillation over a client's exemplars is averaged (ADER) or summed",
                                 choices=("mean", "sum"))
@@ -57,7 +57,7 @@ class ADER(TopNDistillation):
     as it holds no rows of others.
 
     In the paper exemplars are shared out by the frequency of the item to predict, and herded for each; a client has few
-    samples of any.
+    samples of any. The released code herds representations of length 1, here they are as they are.
     """
 
     name = "ader"

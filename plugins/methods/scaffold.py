@@ -30,7 +30,7 @@ class Scaffold(Method):
         y <- y - eta (g_u(y) - c_u + c)         in every local batch, K of them
         c_u' = c_u - c + (x - y) / (K eta)      the mean of g_u over these batches
         x <- x + eta_g / S sum_u (y - x)        over the S clients that take part
-        c <- c + 1 / N sum_u (c_u' - c_u)       N: clients that have taken part in the block so far
+        c <- (N' c + sum_u (c_u' - c_u)) / N    N: clients that have taken part in the block so far, N' before
 
     The server needs the sums alone. N is all clients in the paper, and here from the round on in which all have taken
     part. Item rows that a client does not look up have g_u = 0: they move by K eta (c_u - c), and c_u' = 0. So clients

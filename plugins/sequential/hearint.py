@@ -54,10 +54,12 @@ class HearInt(SessionBackbone):
       x + E, then t = y + W2 SELU(W1 y + b1) + b2.
     - Spatial encoder, on the long-term view: h^r = sum_j softmax_j(LeakyReLU(a_r (x_i * x_j))) x_j on two graphs of the
       session's steps, whose edges' kinds are directions, or shares in the graph of all clicks (a client knows its own
-      training sessions and no others); h = g h^1 + (1 - g) h^2 with g = sigmoid(W [h^1 ; h^2] + b);
+      training sessions and no others; the released code trains with the session graph of the batch's second session
+      in its place); h = g h^1 + (1 - g) h^2 with g = sigmoid(W [h^1 ; h^2] + b);
       s = sum_l w . sigmoid(W1 tanh(W0 [E_l ; h_l]) + b1 + W2 mean h) h_l.
     - The session is g t + (1 - g) s with g = sigmoid(W [t ; s]), and an item's score 13 times its cosine with it.
-    - The contrast of sessions with centroids has no negatives where a batch is one session: it is 0 and left out.
+    - The contrast of sessions with centroids has no negatives where a batch is one session: it is 0 and left out,
+      also with ``topology=central``, whose batches would have some.
     """
 
     name = "hearint"

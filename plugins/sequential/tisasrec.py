@@ -42,7 +42,8 @@ class TiSASRec(SequentialBackbone):
     """SASRec's blocks whose keys and values have a part for the position and one for the interval to the query:
     a_ij = q_i . (k_j + PK_j + TK_(r_ij)) / sqrt(d) for j <= i; block: q = LN(x), x = LN(q + sum_j softmax(a)_ij (v_j +
     PV_j + TV_(r_ij))), x = x + FFN(x); then LN. No output projection. As keys, padded positions are not masked: their
-    items are zero, but their positions and intervals count. After every block they are set to zero again."""
+    items are zero, but their positions and intervals count. After every block they are set to zero again. Its paper's
+    penalty of tables' norms, 5e-5, is left out, as in FCUCR's code."""
 
     name = "tisasrec"
     numbers = 1
