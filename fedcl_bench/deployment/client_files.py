@@ -25,6 +25,7 @@ from ..core.errors import UserError
 from ..core.files import write_atomically
 from ..data.datasets import split_rows
 from ..data.files.recbole_files import SPLITS
+from ..data.files.times import by_unit, refuse_several
 from ..data.settings import StreamSettings
 from ..data.source import DatasetSource, load_config
 from ..data.stream import DomainPart, Ragged, Sessions, Step, Stream, split_of_rows, starts_of
@@ -190,6 +191,8 @@ def read_client(path: Path, published: Published) -> ClientData:
     frame = frame.assign(user=user, item=item)[item >= 0]
     wanted = {"block", "split", *(("session", "timestamp") if sessions else ())}
     if "split" not in frame and "timestamp" in frame and cut_by_time:
+        refuse_several(by_unit(np.asarray(published.until), by_unit(frame["timestamp"].to_numpy(float), {})),
+                       f"{path}, column timestamp, beside the federation's blocks")
         frame = _blocks_and_splits(frame, names, published)
     elif not wanted <= set(frame):
         raise UserError(f"{path}: found the columns {', '.join(frame)}, accepted: user, item and "

@@ -181,7 +181,8 @@ class EvaluationSettings:
                                   "session: its forgetting curve (FCUCR, Figure 2a)",
                                   only_if=("stream=sessions", "topology!=central"))
     mask_history: bool = setting(False, "items that a user has had before (of blocks: in an earlier block) are not "
-                                 "recommended; F3CRec's code recommends them, as RecBole does to sequential models",
+                                 "recommended, but for those to find; F3CRec's code recommends them, as RecBole does "
+                                 "to sequential models",
                                  only_if=("stream=blocks|domains", "stream=domains or mask_history"))
 
 

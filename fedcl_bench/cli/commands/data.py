@@ -68,7 +68,7 @@ def with_action(arguments: list[str]) -> list[str]:
     """The words after ``data`` with the action spelled out: ``NAME`` alone is short for ``show NAME``."""
     if arguments and arguments[0] in (*ACTIONS, "-h", "--help"):
         return arguments
-    if (len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2])
+    if (len(arguments) > 1 and not arguments[0].startswith("-") and not arguments[1].startswith(("--set", "--data-dir"))
             and difflib.get_close_matches(arguments[0], ACTIONS)):
         raise unknown("data command", arguments[0], ACTIONS)
     return ["show", *arguments]
@@ -232,7 +232,7 @@ def _tables_of(args: argparse.Namespace) -> Tables:
     """The user's own tables, as the options say; raises UserError for options that lack another."""
     from ...data.files.from_csv import Columns, Tables
 
-    for option, needed in (("keep", "rating"), ("valid", "session"), ("test", "session"), ("items", "texts"),
+    for option, needed in (("keep", "rating"), ("valid", "test"), ("test", "session"), ("items", "texts"),
                            ("texts", "items"), ("items_id", "items")):
         if getattr(args, option) and not getattr(args, needed):
             raise UserError(f"--{option.replace('_', '-')}: needs --{needed}; `data convert --help` says what it is.")

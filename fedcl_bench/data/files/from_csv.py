@@ -33,6 +33,7 @@ _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": ope
               "<": operator.lt}
 ATOMIC = {"user": "user_id:token", "item": "item_id:token", "rating": "rating:float", "session": "session_id:token",
           "split": "split:token", "time": "timestamp:float"}
+_ODD = r"(?i)^(null|nan|none|n/?a|<na>|\\n|-?[0-9]+\.0)$"  # ids that may mean none, or a whole number
 _OF_REPEATS = 5_000_000  # rows that are looked at for repeated ones, of 8 bytes each
 
 
@@ -54,11 +55,8 @@ class Columns:
 
     @property
     def options(self) -> dict[str, str]:
-        """Column to the first option that names it."""
-        options: dict[str, str] = {}
-        for part, column in self.named.items():
-            options.setdefault(column, f"--{part}")
-        return options
+        """Column to the option that names it; that of users may be the one of sessions."""
+        return {column: f"--{part}" for part, column in self.named.items()}
 
 
 @dataclass(frozen=True)
@@ -274,6 +272,7 @@ class _Writer:
         self.different = {"user": _Distinct(), "item": _Distinct()}
         self.lines, self.of_lines = _Distinct(), 0
         self.control: Counter[str] = Counter()  # rows whose users' or items' ids had control characters
+        self.odd: dict[str, tuple[int, str]] = {}  # how many rows have odd ids of users or items, and the first of them
         self.times = _Times(time_format)
 
     @staticmethod
@@ -310,6 +309,9 @@ class _Writer:
         for part in ("user", "item"):
             written = pc.utf8_trim_whitespace(piece.column(named[part]).take(pa.array(rows)))
             self.control[part] += pc.sum(pc.not_equal(written, values[part])).as_py()
+            if len(odd := written.filter(pc.match_substring_regex(written, _ODD))):
+                count, first = self.odd.get(part, (0, odd[0].as_py()))
+                self.odd[part] = count + len(odd), first
         if split:
             values |= _of_split(values, split, self.columns)
         for part, different in self.different.items():
@@ -321,7 +323,10 @@ class _Writer:
         file.write(content_of(lines))
 
     def notes(self) -> Iterator[str]:
-        """A sentence on each of users and items whose ids had control characters, and if rows repeat others."""
+        """A sentence on each of users and items whose ids had control characters or are odd, and if rows repeat
+        others."""
+        for part, (count, first) in self.odd.items():
+            yield f"{count:,} rows have a {part} id as '{first}'; is it a missing one, or a whole number?"
         for part, count in (+self.control).items():
             yield f"control characters became spaces in the {part} ids of {count:,} rows"
         if repeated := self.of_lines - self.lines.count():
@@ -348,7 +353,7 @@ class _Writer:
 
     def _said(self, part: str, text: str, position: int, table: TableFile) -> str:
         """What is said of a row whose time or rating cannot be read."""
-        accepted = "a time as 1262304000 or 2010-01-01T00:00:00Z" if part == "time" else "a number"
+        accepted = "a time as 1262304000 or 2010-01-01T00:00:00Z" if part == "time" else "a number, as 4.5"
         how = self.times.note
         if self.times.form:
             how = f"such columns are read as {self.times.written}; another format is named with --time-format"

@@ -146,8 +146,12 @@ def _texts(part: DatasetSource, items: list[str]) -> list[str]:
 
 
 def text_vectors(source: DatasetSource, stream: Stream) -> Tensor:
-    """TF-IDF vectors of the texts of a dataset's items, in the stream's order: float32 of shape (items, d)."""
-    return torch.from_numpy(tfidf.encode(_texts(source, stream.item_tokens.tolist()), SIMILAR_DIM)[:, 0])
+    """TF-IDF vectors of the texts of a dataset's items, in the stream's order: float32 of shape (items, d). Raises
+    UserError if none has a text."""
+    if not any(texts := _texts(source, stream.item_tokens.tolist())):
+        raise UserError(f"{item_file(source.path)}: none of the {len(texts):,} items of '{source.name}' has a text, "
+                        f"accepted: the ids of the interactions, and columns whose names end with ':token_seq'.")
+    return torch.from_numpy(tfidf.encode(texts, SIMILAR_DIM)[:, 0])
 
 
 def locate_texts(source: DatasetSource) -> str:
@@ -164,10 +168,12 @@ def silent(vectors: Tensor) -> int:
 
 
 def notes(stream: Stream) -> list[str]:
-    """A sentence for each domain in which items have no text, or if those of a stream of users have no features."""
+    """A sentence for each domain in which items have no text, or if those of a stream of users have none or no
+    features."""
     of_users = [] if stream.item_features is None else [("the stream", stream.item_features)]
+    names = [part.name for part in stream.domains] or ["the stream"]
     return [f"{name}: {count:,} of {len(vectors):,} items have no text or vector; theirs are zeros."
-            for name, vectors in [*zip([part.name for part in stream.domains], stream.features), *of_users]
+            for name, vectors in [*zip(names, stream.features), *of_users]
             if (count := silent(vectors))]
 
 

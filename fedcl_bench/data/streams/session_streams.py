@@ -47,7 +47,7 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     """
     log, central, unfiltered = _cut(data, settings, name), settings.topology == "central", {}
     if settings.session_split == "column":
-        _check_splits(log, data, name)
+        _check_splits(log, data, name, central)
         log = _of_length(log, _SHORTEST)
         train = log["split"] == _TRAIN
         if not train.any():
@@ -74,6 +74,9 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
         data = replace(data, user_tokens=np.array(["all"]))
         if not (log["split"] == _VALID).any():
             known = [_TRAIN, _VALID]
+        elif settings.valid_share != StreamSettings.valid_share:
+            raise UserError(f"setting 'valid_share': has no effect on {name}, whose split column says which sessions "
+                            f"validate; leave it out.")
         log = _held_out(log.assign(user=0), settings)
     log = log[log["item"].isin(items)]
     log = _of_length(log, _SHORTEST)  # training sessions have lost nothing
@@ -129,9 +132,9 @@ def _cut(data: Interactions, settings: StreamSettings, name: str) -> pd.DataFram
     return log
 
 
-def _check_splits(log: pd.DataFrame, data: Interactions, name: str) -> None:
-    """Raise UserError unless each session has one split, and each user at most one to validate and to test, in time
-    order."""
+def _check_splits(log: pd.DataFrame, data: Interactions, name: str, central: bool) -> None:
+    """Raise UserError unless each session has one split, and each user, but where one party has all, at most one to
+    validate and to test, in time order."""
     sessions = log.groupby("session").agg(row=("row", "first"), user=("user", "first"), lowest=("split", "min"),
                                           highest=("split", "max"))
 
@@ -143,7 +146,7 @@ def _check_splits(log: pd.DataFrame, data: Interactions, name: str) -> None:
         raise UserError(f"{name}: {which} of {user(session)} is in {SPLITS[session['lowest']]} and in "
                         f"{SPLITS[session['highest']]}; the split column must have one value per session.")
     held_out = sessions[sessions["lowest"] != _TRAIN]
-    for _, session in held_out[held_out.duplicated(["user", "lowest"])].iterrows():
+    for _, session in held_out[held_out.duplicated(["user", "lowest"]) & (not central)].iterrows():
         raise UserError(f"{name}: {user(session)} has several {SPLITS[session['lowest']]} sessions; the split column "
                         f"may name at most one per user.")
     after = sessions.groupby("user")["lowest"].shift(-1)
