@@ -324,8 +324,10 @@ def runs_of(text: str, beside: Sequence[Run], origin: Origin, tuned: Path | None
     backbone = origin.registry.backbone_for(method, run.meta["backbone"])
     settings = {**({} if tuned else shared_changes(run, origin, method, backbone)), **dict(own)}
     spec = RunSpec(method, backbone, origin.dataset(run), tuple(settings.items()))
-    runs = matching(load_runs(origin.records, warned), origin.registry, spec, Tuned.of(tuned, origin.records))
+    chosen = Tuned.of(tuned, origin.records)
+    runs = matching(load_runs(origin.records, warned), origin.registry, spec, chosen)
     if not runs:
+        settings = {**(chosen.settings(method, backbone, origin.dataset(run)) if chosen else {}), **settings}
         raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {run.meta['dataset']}.\n"
                         f"Make it with: {origin.call(spec, settings, {each.seed for each in beside})}")
     return runs

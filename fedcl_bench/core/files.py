@@ -191,7 +191,8 @@ def sweep(folder: Path) -> None:
     """Remove the files in a folder that were being written when a process was killed, and no others."""
     for path in _left_behind(folder, ".*"):
         if not path.is_dir():
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it can only be read, or another process has removed it
+                path.unlink()
 
 
 def _prefix(path: Path) -> str:

@@ -119,7 +119,11 @@ class Tuning:
         head = json.loads(json.dumps(search.head()))
         same = all(content.get(name) == value for name, value in head.items())
         whole = {"value", "trials", "command", "objective", "client_updates"} <= content.keys()
-        return content if same and whole else None
+        if not (same and whole):
+            return None
+        task, = self.tasks(search, [(search.default, self.effort.seed)])  # whose hash covers the data and the code
+        ran = any(run.get("hash") == task.config.hash for trial in content["trials"] for run in trial["runs"])
+        return content if ran or not tuned_file(self.folder, *search.combination).exists() else None
 
     def run_of(self, outcome: Outcome) -> TrialRun:
         """What a search reads of a run that finished or diverged."""

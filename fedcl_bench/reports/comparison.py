@@ -226,6 +226,9 @@ def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str,
     every = [run for of_method in runs.values() for run in of_method]
     same_tests(every, "headroom")
     check_metric(every, metric, per_user=True)
+    if any(run.head["settings"].get("evaluate_users") for run in every):
+        raise UserError("headroom: the runs test samples of users, which differ between seeds (evaluate_users), "
+                        "accepted: runs that test all.")
     scores = {name: {run.seed: user_scores([run], metric) for run in of_method} for name, of_method in runs.items()}
     rows, sign = [], sign_of(metric)
     for name in dict.fromkeys([reference, bound, *runs]):

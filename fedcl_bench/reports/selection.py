@@ -79,6 +79,8 @@ def _nearest(source: Source, spec: RunSpec) -> str:
                  if there[name] != wanted[name]]
         differences.append((other, run.hash))
     fewest, nearest = min(differences, key=lambda pair: (len(pair[0]), pair[1]))
+    if not fewest:
+        return f"no record with these settings that is whole; {nearest[:12]} is damaged"
     more = f" and {len(fewest) - 4} more" if len(fewest) > 4 else ""
     return f"no record with these settings; the nearest, {nearest[:12]}, has {', '.join(fewest[:4])}{more}"
 

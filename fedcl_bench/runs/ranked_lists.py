@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from ..core.errors import UserError
-from ..core.files import write_atomically
+from ..core.files import sweep, write_atomically
 from ..data.stream import Stream
 from ..evaluation.ranking import UserScores
 from ..evaluation.session_ranking import FULL
@@ -58,6 +58,10 @@ class RankedListWriter:
             repeat(self.config.name)))
         self._write(f"tested{tested}.qrels", ((users[row], 0, items[item], 1)
                                               for row, item in zip(found_in.tolist(), to_find.tolist())))
+
+    def finish(self) -> None:
+        """Say where the lists come from, once all of them are there."""
+        sweep(self.folder)
         write_atomically(self.folder / METADATA, self._metadata().encode())
 
     def require(self, progress: Progress, record: Path) -> None:
@@ -70,6 +74,7 @@ class RankedListWriter:
     def _write(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         text = "".join(" ".join(map(str, row)) + "\n" for row in rows)
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / METADATA).unlink(missing_ok=True)  # of lists that are written again
         write_atomically(self.folder / f"{name}.gz", gzip.compress(text.encode(), mtime=0))
 
     def _names(self, users: torch.Tensor) -> np.ndarray:
@@ -120,9 +125,14 @@ def folder_of(run: str, results: Path) -> Path:
     return results / "lists" / run
 
 
+def has_lists(folder: Path) -> bool:
+    """Whether all lists of a run are in their folder."""
+    return (folder / METADATA).is_file()
+
+
 def require_lists(record: Path, folder: Path) -> None:
-    """Raise UserError if a finished record has no lists in their folder."""
-    if not folder.is_dir():
+    """Raise UserError if a finished record has not all lists in their folder."""
+    if not has_lists(folder):
         raise UserError(f"--save-lists: {record} is finished, and its run wrote no lists ({folder}).\n"
                         f"Run it again with --rerun.")
 

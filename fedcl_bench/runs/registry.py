@@ -314,6 +314,11 @@ def _undeclared(cls: type[Method]) -> str:
         return f"its trains is {quoted(cls.trains)}, accepted: clients, server or nobody"
     if cls.trains == "server" and cls.central_round is Method.central_round:
         return "its server trains, so it needs central_round"
+    for hook, called, needed in (("central_round", cls.trains == "server", "trains = 'server'"),
+                                 ("aggregate_sums", cls.sums is not Method.sums, "sums"),
+                                 ("receive", cls.sums is not Method.sums, "sums")):
+        if not called and getattr(cls, hook) is not getattr(Method, hook):
+            return f"it has {hook}, which nothing calls without {needed}"
     for gives_up, name, what in ((cls.trains == "server", "F4", "its server trains on everybody's data"),
                                  (cls.history, "C1", "it trains on the data of earlier blocks"),
                                  (cls.aggregate_updates is not Method.aggregate_updates, "F7",

@@ -106,6 +106,8 @@ def _train(config: RunConfig, federation: Federation, record: Record, results: P
         progress = replace(progress, model=progress.best.model, previous=progress.best.model)  # frees the others
         content = summary(config, progress, checkpoints.elapsed(), checkpoints.shared, engine.known(stream))
         content["environment"] |= engine.about
+        if lists:
+            lists.finish()
         write_model(record.folder, engine.for_record(progress), federation)
         content = record.finish(content, frames(progress))
         sweep(results / SHARED)

@@ -76,8 +76,13 @@ def go_on(pipe: Connection, run: SmallRun, start: Path, end: Path) -> None:
 
 
 def a_new_process(pair: Pair) -> str:
-    """Another process, started from the middle of the run, comes to the same numbers."""
-    middle = pair.points[len(pair.points) // 2]
+    """Another process comes to the same numbers, from the middle of the run and from before its last step."""
+    last = len(pair.stream.steps) - 1
+    starts = (pair.points[len(pair.points) // 2], *([pair.after_step(last - 1)] if last else []))
+    return "; ".join(_goes_on(pair, start) for start in starts)
+
+
+def _goes_on(pair: Pair, middle: Progress) -> str:
     with tempfile.TemporaryDirectory() as folder:
         start, end = Path(folder) / "start.pt", Path(folder) / "end.pt"
         save_progress(start, middle, 0.0)

@@ -70,6 +70,9 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
         checker.holds("has a partner", _no_partner, registry, plugin, chosen)
+    for name in partners if pairs else ():  # that were asked for, so they are not left out in silence
+        if all(name not in (pair.method, pair.backbone) for pair in pairs):
+            checker.holds("has a partner", _no_partner, registry, plugin, [name])
     for number, pair in enumerate(pairs):
         tests = [*_after_runs(pair), *(elsewhere.IN_PROCESSES if number == 0 and process else ()),
                  *([("ML-100K", on_real_data)] if full and pair.kind == "blocks" else ())]

@@ -103,13 +103,14 @@ def names_of_hooks(plugin: Plugin) -> str:
     known = {name for cls in base.__mro__ for name in (*vars(cls), *vars(cls).get("__annotations__", ()))
              if not name.startswith("_")}
     defined = dict.fromkeys(name for cls in own for name in vars(cls) if not name.startswith("_"))
-    for name in [name for name in defined if name not in known | read]:
+    unread = [name for name in defined if name not in known | read]
+    for name in unread:
         if near := difflib.get_close_matches(name, sorted(known - defined.keys()), 1, cutoff=0.8):
             raise Violated(f"nothing reads '{name}'; did you mean '{near[0]}'?")
     of_users = [name for name in HOOKS + ("uploads",) if name in defined and name not in vars(DomainMethod)]
     if issubclass(plugin.cls, DomainMethod) and of_users:
         raise Violated(f"'{of_users[0]}' is a hook of clients of one user each, which nothing calls with domains")
-    return f"{len(defined)} names, which the suite or the plugin reads"
+    return f"{len(defined)} names" + (f"; nothing reads {', '.join(unread)}" if unread else "")
 
 
 def valid_settings(plugin: Plugin) -> str:
@@ -206,7 +207,9 @@ def _recording(settings: Any, seen: set[str]) -> Any:
     names = {field.name for field in dataclasses.fields(settings)}
 
     def read(self, name):
-        if name in names and sys._getframe(1).f_globals.get("__name__") != "dataclasses":
+        reader = sys._getframe(1)
+        if name in names and (reader.f_globals.get("__name__"), reader.f_code.co_name) not in (
+                ("dataclasses", "replace"), ("dataclasses", "_replace")):
             seen.add(name)
         return object.__getattribute__(self, name)
 

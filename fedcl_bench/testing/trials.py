@@ -256,7 +256,7 @@ def client_round(f: Federation, progress: Progress, split: Split = lambda users:
 def _received(opened: CrossDevice, trained: Trained, model: Snapshot) -> Tables:
     """The private parameters that clients change once they have sums (``Method.receive``), here of no client."""
     method, key = opened.method, opened.key(opened.step.index, 0)
-    if not method.overrides("receive"):
+    if not (opened.sums and method.overrides("receive")):
         return {}
     sums = {name: uniform_values(0, name, tuple(shape), 1.0).to(model.item_vectors)
             for name, shape in opened.sums.items()}

@@ -76,10 +76,10 @@ def _grid_fields(args: argparse.Namespace) -> dict[str, Any]:
 def _refuse_runs_without_lists(tasks: Sequence[Task], results: Path) -> None:
     """Raise UserError if there are finished runs whose lists were not written, which no other run could add."""
     from ...experiments.grid import state
-    from ...runs.ranked_lists import folder_of
+    from ...runs.ranked_lists import folder_of, has_lists
 
     lacking = [task for task in tasks
-               if state(task, results).status == "finished" and not folder_of(task.config.name, results).is_dir()]
+               if state(task, results).status == "finished" and not has_lists(folder_of(task.config.name, results))]
     if lacking:
         raise UserError(f"--save-lists: {lacking[0].record(results).folder} is finished, and its run wrote no lists, "
                         f"as {len(lacking)} of {len(tasks)} runs.\nUse another --results DIR, or delete their folders.")

@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> None:
         _show(f"{metric} on {backbone}, {dataset}", rows, args.reference)
     print(f"Gains over {args.reference}, and shares of what {args.bound} gains, with 95 % intervals over users and "
           f"seeds. LA: learning, mean of R[t, t].")
+    alone = {row.method for rows in tables.values() for row in rows if row.against and len(row.seeds) == 1}
+    if alone:
+        print(f"{', '.join(sorted(alone))}: one seed in common, so the interval is over users alone.")
     for note in given_up(registry, specs):
         print(note)
 
