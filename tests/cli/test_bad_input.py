@@ -52,6 +52,7 @@ def sessions(method, backbone, assignment=""):
     ("--backbone fedmf", ["--method is missing", "f3crec"]),
     (f"{RUN} --dataset ml-10k", ["unknown dataset 'ml-10k'", "'ml-100k'"]),
     (f"{RUN} --dataset lastfm-2k", ["lastfm-2k.inter", "--data-dir", "https://"]),
+    ("data convert --table a.csv --session s --valid v.csv tea", ["--valid: needs --test"]),
     (f"{FT} --dataset shpo", ["Did you mean 'shop'?"]),
     ("data ml-1000k", ["'ml-1000k'", "'ml-100k'"]), ("list f3crc", ["'f3crc'", "'f3crec'"]),
     ("--method my-ewc --backbone fedmf", ["my_plugins/my_ewc.py has one", "--plugins my_plugins"]),

@@ -419,6 +419,9 @@ def test_quotes_byte_order_mark_and_control_characters():
     done, lines = imported(text)
     assert [line.split("\t")[0] for line in lines[1:]] == ["u 1", "u 1", "u 1", "u 2"] and done.users == 2
     assert done.notes[3:] == ("control characters became spaces in the user ids of 3 rows",)
+    done, _ = imported("user,item,time\nNULL,7.0,1\nNA,7,2\nnana,7.05,3\n", force=True)
+    assert done.notes[3:] == ("user ids of 2 rows are as 'NULL'; is that a missing one, or a whole number?",
+                              "item ids of 1 rows are as '7.0'; is that a missing one, or a whole number?")
     _, lines = imported('\ufeffuser, item,time \nu1,"Alien, ""the"" first",1\nu2, caf\u00e9\x0b ,2\n', force=True)
     assert lines[1:] == ['u1\tAlien, "the" first\t1', "u2\tcaf\u00e9\t2"]
 

@@ -120,6 +120,7 @@ def test_what_is_wrong_with_tables_and_files(dealt, tmp_path):
         read_client(tables[0], replace(published, stream=replace(published.stream, split_file="blocks.tsv")))
     for changed, said in (
             (frame.drop(columns="item"), "no column item; found: user, block, split"),
+            (frame.drop(columns=["block", "split"]).assign(timestamp="879959583000"), "in milliseconds .* in seconds"),
             (frame.drop(columns="split"), "accepted: user, item and timestamp, or user, item, block and split"),
             (frame.drop(columns="block"), "found the columns user, item, split, accepted: user, item and timestamp"),
             (frame.assign(user="stranger"), "user 'stranger' does not take part in the federation"),

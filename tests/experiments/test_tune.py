@@ -1,6 +1,7 @@
 """Searches: validation decides, test scores are never read, every method has the same budget of client-updates."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +162,11 @@ def test_equal_searches_are_kept_and_trials_reused(in_folder, capsys):
     assert [(row["runs"], row["spent"]) for row in again] == [(row["runs"], row["spent"]) for row in kept]
     before = {path: path.read_bytes() for path in in_folder.glob("*/*.json")}
     times = {path: path.stat().st_mtime_ns for path in in_folder.glob("runs/*/run.json")}
+    for path in in_folder.glob("my-tuned/*-ft.json"):  # as if the data, or the code, had been others
+        content = path.read_text()
+        path.write_text(re.sub('"hash": "[0-9a-f]', '"hash": "x', content))
+        assert [row["kept"] for row in found("--dry-run")] == [False, True]
+        path.write_text(content)
     assert {result["status"] for result in found("--again")["results"]} == {"tuned"}
     assert before == {path: path.read_bytes() for path in before}
     assert times == {path: path.stat().st_mtime_ns for path in in_folder.glob("runs/*/run.json")}

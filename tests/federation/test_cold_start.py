@@ -387,6 +387,9 @@ def test_texts_come_from_the_item_file(registry, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'shop': its items have no texts, as there is no file"):
         stream_of(registry, "shop", "fedmf", **settings)
     texts = Path("data", "shop", "shop.item")
+    texts.write_text("item_id:token\ttitle:token_seq\nothers\tword\n")
+    with pytest.raises(UserError, match="none of the 12 items of 'shop' has a text"):
+        stream_of(registry, "shop", "fedmf", **settings)
     texts.write_text("item_id:token\ttitle:token_seq\n" + "".join(f"i{i}\tword{i % 4}\n" for i in range(12)))
     config, stream = stream_of(registry, "shop", "fedmf", **settings)
     vectors = stream.features[0]

@@ -267,7 +267,11 @@ def test_no_headroom_is_said(tmp_path, registry, capsys):
         content["continual"]["ndcg@20"]["forgetting"] = None  # as of streams with one step
         path.write_text(json.dumps(content))
     out = output_of(capsys, "headroom", "f3crec", "--backbone", "fedmf", "--records", tmp_path)
-    assert out.count("no headroom") == 2 and "nan" not in out
+    assert out.count("no headroom") == 2 and "nan" not in out and "joint: one seed in common" in out
+    for method in ("ft", "joint"):
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k", (("evaluate_users", 100),)), 0, level(0.1))
+    assert "differ between seeds (evaluate_users)" in refused(
+        capsys, "headroom", "joint", "--backbone", "fedmf", "--set", "evaluate_users=100", "--records", tmp_path)
     assert "is the reference too" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--bound", "ft")
     assert "no record" in refused(capsys, "headroom", "kd", "--backbone", "fedmf", "--records", tmp_path)
     assert "of ft, central, fcucr on sasrec" in refused(  # joint is none of sessions

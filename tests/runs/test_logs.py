@@ -219,7 +219,9 @@ def test_a_finished_run_without_lists_is_not_taken_for_one_with_them(tmp_path, m
     assert main([word for word in words if word != "--save-lists"]) == 0 and not (tmp_path / "results/lists").exists()
     before = next((tmp_path / "results/runs").iterdir()).name
     assert main(words) == 2 and "--rerun" in capsys.readouterr().err
-    assert main([*words, "--rerun"]) == 0 and (tmp_path / "results/lists" / before).is_dir()
+    assert main([*words, "--rerun"]) == 0 and main(words) == 0
+    (tmp_path / "results/lists" / before / "ir_metadata.yaml").unlink()  # as where only some are written
+    assert main(words) == 2 and "--rerun" in capsys.readouterr().err
     assert main([*words, "--honest"]) == 2 and "--save-lists" in capsys.readouterr().err
 
 

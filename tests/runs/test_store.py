@@ -164,6 +164,14 @@ def test_published_files_are_small():
     assert {name: size for name, size in sizes.items() if size > 512 * 1024} == {}
 
 
+def test_published_tables_are_of_the_records_beside_them():
+    for folder in {path.parent.parent for path in (ROOT / "results/published").glob("*/tables*/*.csv")}:
+        there = {run.hash for run in load_runs(folder)}
+        for path in folder.glob("tables*/*.csv"):
+            hashes = pd.read_csv(path, dtype=str)["records"].dropna().str.split().explode()
+            assert len(hashes) and set(hashes) <= there, path
+
+
 def test_the_record_with_more_analysis_is_kept(three, tmp_path):
     runs = load_runs(three)
     pack(tmp_path / "few", runs, items=False)

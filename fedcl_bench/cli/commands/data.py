@@ -68,7 +68,7 @@ def with_action(arguments: list[str]) -> list[str]:
     """The words after ``data`` with the action spelled out: ``NAME`` alone is short for ``show NAME``."""
     if arguments and arguments[0] in (*ACTIONS, "-h", "--help"):
         return arguments
-    if (len(arguments) > 1 and not arguments[0].startswith("-") and not arguments[1].startswith(("--set", "--data-dir"))
+    if (len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2])
             and difflib.get_close_matches(arguments[0], ACTIONS)):
         raise unknown("data command", arguments[0], ACTIONS)
     return ["show", *arguments]

@@ -326,7 +326,7 @@ class _Writer:
         """A sentence on each of users and items whose ids had control characters or are odd, and if rows repeat
         others."""
         for part, (count, first) in self.odd.items():
-            yield f"{count:,} rows have a {part} id as '{first}'; is it a missing one, or a whole number?"
+            yield f"{part} ids of {count:,} rows are as '{first}'; is that a missing one, or a whole number?"
         for part, count in (+self.control).items():
             yield f"control characters became spaces in the {part} ids of {count:,} rows"
         if repeated := self.of_lines - self.lines.count():
