@@ -121,9 +121,11 @@ class Tuning:
         whole = {"value", "trials", "command", "objective", "client_updates"} <= content.keys()
         if not (same and whole):
             return None
+        if not tuned_file(self.folder, *search.combination).exists():
+            return content  # from ``below``: a shipped choice holds, also where the code has changed since
         task, = self.tasks(search, [(search.default, self.effort.seed)])  # whose hash covers the data and the code
         ran = any(run.get("hash") == task.config.hash for trial in content["trials"] for run in trial["runs"])
-        return content if ran or not tuned_file(self.folder, *search.combination).exists() else None
+        return content if ran else None
 
     def run_of(self, outcome: Outcome) -> TrialRun:
         """What a search reads of a run that finished or diverged."""

@@ -133,7 +133,7 @@ def has_lists(folder: Path) -> bool:
 def require_lists(record: Path, folder: Path) -> None:
     """Raise UserError if a finished record has not all lists in their folder."""
     if not has_lists(folder):
-        raise UserError(f"--save-lists: {record} is finished, and its run wrote no lists ({folder}).\n"
+        raise UserError(f"--save-lists: {record} is finished, and its run wrote no lists, or not all ({folder}).\n"
                         f"Run it again with --rerun.")
 
 

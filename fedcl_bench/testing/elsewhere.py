@@ -82,10 +82,11 @@ def a_new_process(pair: Pair) -> str:
     return "; ".join(_goes_on(pair, start) for start in starts)
 
 
-def _goes_on(pair: Pair, middle: Progress) -> str:
+def _goes_on(pair: Pair, progress: Progress) -> str:
+    """A process of its own resumes the run and comes to the same numbers; returns the evidence."""
     with tempfile.TemporaryDirectory() as folder:
         start, end = Path(folder) / "start.pt", Path(folder) / "end.pt"
-        save_progress(start, middle, 0.0)
+        save_progress(start, progress, 0.0)
         process = ForkedProcess(go_on, SmallRun.of(pair), start, end)
         try:
             wrong = process.pipe.recv()
@@ -95,9 +96,9 @@ def _goes_on(pair: Pair, middle: Progress) -> str:
             raise Violated(f"a new process failed: {wrong}")
         ended = load_progress(end, "cpu")[0]
     if mismatch := runs_differ(pair.points[-1], ended):
-        raise Violated(f"a new process, from round {middle.round} of step {middle.step}: {mismatch}; does a class or "
-                       f"module keep something?")
-    return f"{similarity(pair.points[-1], ended)} from round {middle.round} of step {middle.step}"
+        raise Violated(f"a new process, from round {progress.round} of step {progress.step}: {mismatch}; does a class "
+                       f"or module keep something?")
+    return f"{similarity(pair.points[-1], ended)} from round {progress.round} of step {progress.step}"
 
 
 def worlds_of_their_own(pair: Pair) -> str:

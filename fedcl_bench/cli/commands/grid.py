@@ -82,7 +82,8 @@ def _refuse_runs_without_lists(tasks: Sequence[Task], results: Path) -> None:
                if state(task, results).status == "finished" and not has_lists(folder_of(task.config.name, results))]
     if lacking:
         raise UserError(f"--save-lists: {lacking[0].record(results).folder} is finished, and its run wrote no lists, "
-                        f"as {len(lacking)} of {len(tasks)} runs.\nUse another --results DIR, or delete their folders.")
+                        f"or not all, as {len(lacking)} of {len(tasks)} runs.\nUse another --results DIR, or delete "
+                        f"their folders.")
 
 
 def run(args: argparse.Namespace) -> int:
