@@ -128,8 +128,8 @@ def _check_sums(backbone: Backbone, method: Method, init: str) -> None:
                            f"'{backbone.name}' keep or send theirs.", "backbone",
                            lambda cls: not (cls.keeps_local_tables or cls.serves_tables))
     if method.penalises_rows or method.overrides("aggregate_updates"):
-        raise UserError(f"method '{method.name}' sends sums in place of changes, so that it can have neither "
-                        f"row_penalty() nor aggregate_updates().")
+        raise UserError(f"method '{method.name}' sends sums in place of changes, so that it can have none of "
+                        f"row_penalty(), pull() and aggregate_updates().")
     if not method.overrides("aggregate_sums"):
         raise UserError(f"method '{method.name}' declares sums() and has no aggregate_sums(), which makes changes of "
                         f"public parameters of them.")
