@@ -157,6 +157,8 @@ class Client:
         self._data = replace(self._data, stream=replace(self._data.stream, item_features=features))
         if wrong := other_versions(run.versions):
             raise UserError(wrong)
+        if self._shard is not None:
+            self._shard.end()
         self._run, self._shard = run, None
         run.task(self._data, self._plugins, None).federation()  # are its plugins here?
         self.say(f"run {run.name}")

@@ -118,19 +118,20 @@ class Federates:
         """Tell all clients of a run; those that join later are told then."""
         terms = RunTerms(*parts_of(config), config.name, config.hash, versions())
         features = {} if item_features is None else {"features": item_features.numpy()}
-        self._terms = Letter("announce", features, msgspec.json.encode(terms).decode())
+        self._terms, self.lost = Letter("announce", features, msgspec.json.encode(terms).decode()), 0
         self.restart()
         while any(member.points is None for member in self.members.values()):
             self._poll()
 
     @property
     def announced(self) -> bool:
-        """Whether clients have been told of a run: it needs no more than ``least`` from then on."""
+        """Whether a run goes on: it needs no more than ``least`` clients, and a new one all."""
         return self._terms is not None
 
     def finish(self) -> None:
         """The run is over: clients write their models."""
         self._end("finish", "finished")
+        self._terms = None
 
     def close(self) -> None:
         self.note, self.least = lambda text: None, 0  # clients leave, whatever they end with

@@ -64,6 +64,11 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
             clients = clients or len(stream.domains) or 4
             published = Published.of(config.source, config.stream, stream)
             folder = how.results / f"clients-{config.source.name}-{clients}"
+            try:
+                stack.enter_context(locked(folder))
+            except UserError:
+                raise UserError(f"{folder}: another command's clients are at work there, or it cannot be written; wait "
+                                f"for it, or choose other --results.") from None
             tables = deal_all(published, config.source, stream, divide(stream, clients, "--clients"), folder)
         if how.least > clients:
             raise UserError(f"--min-clients: found {how.least}, accepted: at most {clients}, of --clients.")
@@ -74,8 +79,8 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
             ended = [log for log, client in started.items() if client.process.exitcode is not None]
             if ended and clients - len(ended) < (found.least if found.announced else clients):
                 said = ended[-1].read_text(errors="replace").strip().splitlines() if ended[-1].exists() else []
-                raise UserError(f"a client that was started here has ended: {said[-1] if said else 'it was killed'}"
-                                f".\nThe same command goes on from the last round.")
+                raise UserError(f"a client that was started here has ended: "
+                                f"{said[-1].rstrip('.') if said else 'it was killed'}.\nThe same command goes on from the last round.")
         found = Federates(link, published, clients, how.least or clients, how.timeout, note, check)
         found.others = bool(how.address)
         stack.callback(_end, found, started.values())

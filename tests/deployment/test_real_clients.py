@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -289,6 +290,23 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     assert rounds["dropped"][0] == 0 < rounds["dropped"][2:].min() and len(set(asked[:4])) == len(set(asked[4:])) == 1
 
 
+def test_runs_of_one_federation_count_their_own_losses_and_leave_no_threads(federation, tmp_path):
+    made, lost, threads = federation("ft", rounds=2), [], []
+    federates = Federates(made.link, made.published, 3, 2, 60.0, made.listen)
+
+    def killed(node):
+        del made.link.clients[node]
+        made.join(node - 1)
+    once(made.link, 8, killed)
+    for seed in (0, 1, 2):
+        config = replace(made.config, seed=seed)
+        options = RunOptions(engine=FlowerEngine(config, lambda: federates))
+        lost.append(execute(config, lambda: federates.stream(config), tmp_path, options=options)["environment"])
+        threads.append(threading.active_count())
+        assert not federates.announced  # the next one waits for all clients
+    assert [each["clients_lost"] for each in lost] == [1, 0, 0] and threads[1] == threads[2]
+
+
 def test_a_round_whose_participants_have_all_left_changes_nothing(federation):
     made = federation(method="ft", least=2, rounds=3, client_ratio=0.001)  # one user in a round
 
@@ -495,6 +513,9 @@ def test_states_of_another_run_that_goes_on_are_kept(registry, tmp_path, monkeyp
     how = starting.RealClients("", None, 2, 2, 60.0, results=tmp_path)
     with starting.federates(how, config, lambda: load_stream(config.source, config.stream), str, lambda: None):
         assert other.exists()
+        with pytest.raises(UserError, match="clients-ml-100k-2: another command's clients are at work there"):
+            with starting.federates(how, config, lambda: load_stream(config.source, config.stream), str, lambda: None):
+                pass
     assert other.exists() is not ended
 
 
@@ -583,11 +604,14 @@ def test_a_federation_by_hand(tmp_path):
     ("--engine flower --federation .", "--federation: needs an address"),
     ("--engine flower:here --federation d/server --clients 1", "flower:here: accepted: flower, or flower:HOST:PORT"),
     ("--engine flower:127.0.0.1:0 --federation . --clients 1", "a folder with federation.json"),
+    ("--engine flower:127.0.0.1:0 --federation d/server --clients 1 --dataset nowhere",
+     "--dataset: found 'nowhere', accepted: ml-100k"),
     ("--engine flower:127.0.0.1:0 --federation d/server --clients 1 --set k_core=5",
      "setting 'k_core': found 5, accepted: 70, as the federation's data are cut"),
     ("--clients 3", "--clients: needs --engine flower, or --engine flower:HOST:PORT"),
     ("--round-timeout 9", "--round-timeout: needs --engine flower"),
     ("--engine flower --honest", "--honest: found --engine, accepted: runs in this process without"),
+    ("--seeds 2 --honest", "--honest: found --seeds, accepted: runs in this process without"),
     ("--engine flower --clients 2 --min-clients 3 --set k_core=70", "--min-clients: found 3, accepted: at most 2"),
     ("--engine flower --clients 300 --set k_core=70", "--clients: found 300, accepted: at most the number of users"),
     ("--engine flower:grid --federation d/server --clients 1", "is for the server of a Flower app")])

@@ -186,7 +186,8 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     from ...experiments.worker import Job
     from ..show import print_table
 
-    if found := next((name for name in ("ray", "engine", "log", "save_lists") if getattr(args, name)), ""):
+    if found := next((name for name in ("ray", "engine", "log", "save_lists", "seeds", "by", "rerun")
+                      if getattr(args, name)), ""):
         raise UserError(f"--honest: found --{found.replace('_', '-')}, accepted: runs in this process without.")
     words = tuple(word for word in args.words if not word.startswith("--honest"))
     job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
@@ -308,6 +309,9 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     first, published = args.seed or 0, None
     names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
     if args.engine and (published := _federation(args).published):
+        if args.dataset not in (None, published.dataset):
+            raise UserError(f"--dataset: found {quoted(args.dataset)}, accepted: {published.dataset}, which --federation "
+                            f"has; or leave it out.")
         names = (*names[:2], published.dataset)
         overrides = [(str(args.federation), published.settings), *overrides]
     if tuned := tuned_of(args):
