@@ -115,6 +115,8 @@ def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a part over others: settings are added, anything else is replaced."""
     merged = {name: {**below.get(name, {}), **above.get(name, {})} for name in ("set", "vary")}
+    for name in above.get("set", {}).keys() - above.get("vary", {}):  # one value in place of several
+        merged["vary"].pop(name, None)
     return {**below, **above, **merged}
 
 

@@ -26,7 +26,7 @@ from ..core.settings import unknown_setting
 from ..stats.significance import ALIKE
 from .grid import Outcome, Task, make_tasks, merged, state
 from .search import (REFERENCE, Combination, Effort, Point, Search, Study, Trial, TrialRun, default_settings,
-                     known_settings, make_search)
+                     known_settings, make_search, searched)
 
 Runner = Callable[[list[Task]], list[Outcome]]
 
@@ -176,7 +176,9 @@ def _content(study: Study, task: Task, reference: Sequence[TrialRun]) -> dict[st
     best = max(finished, key=lambda trial: trial.value(seeds))
     blocks = "domains" if task.config.stream.of_domains else "blocks 1.. where there is more than one"
     metric = task.config.evaluation.valid_metric
-    content = {**search.head(), "settings": {**search.inherited, **best.point},
+    tunable = {*search.inherited, *searched(task.config.registry, search.combination)}
+    fixed = {name: value for name, value in search.fixed.items() if name in tunable}
+    content = {**search.head(), "settings": {**search.inherited, **fixed, **best.point},
                "objective": f"best validation {metric}, mean over {blocks}, and over seeds",
                "value": best.value(seeds), "client_updates": {"budget": study.budget, "spent": study.spent},
                "trials": [_as_json(trial, seeds) for trial in study.trials], "command": search.command(),

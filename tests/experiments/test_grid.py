@@ -158,6 +158,8 @@ def test_a_file_of_grids_and_the_command_line_over_it(tmp_path):
     assert (first.methods, first.seeds, first.set) == (("ft", "reg"), 5, {"rounds": 2, "lr": 0.5})
     assert (second.seeds, second.set, second.vary) == (2, {"rounds": 2}, {"eps": ("1e-3", "2e-3")})
     assert [part.seeds for part in grid.read_parts(path, {"seeds": 1})] == [1, 1]
+    assert [part.vary for part in grid.read_parts(path, {"set": {"eps": 0.5}})] == [{}, {}]  # one value in place of two
+    assert grid.read_parts(path, {"vary": {"eps": ("3e-3",)}})[1].vary == {"eps": ("3e-3",)}
 
 
 @pytest.mark.parametrize("text, message", [

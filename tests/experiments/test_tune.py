@@ -216,9 +216,13 @@ def test_another_budget_or_space_is_another_search(searching):
 
 def test_a_fixed_setting_is_not_searched(searching, registry):
     """It stays where its value is neutral, as the dataset's config may have another, but not where it is idle."""
-    found, tried = searching(lambda method, s: 0.5, F3CREC, budget=2, fixed={"eps": "0.002"})
-    assert all(s["eps"] == 0.002 for method, s in tried if method == "f3crec")
-    assert "eps" not in found[F3CREC].content["space"] and found[F3CREC].content["fixed"] == {"eps": 0.002}
+    found, tried = searching(lambda method, s: 0.5, F3CREC, budget=2, fixed={"eps": "0.002", "lr": "0.3", "rounds": "7"})
+    assert all((s["lr"], s["eps"]) == (0.3, 0.002) for method, s in tried if method == "f3crec")
+    content = found[F3CREC].content
+    assert "eps" not in content["space"] and content["fixed"] == {"eps": 0.002, "lr": 0.3, "rounds": 7}
+    chosen = content["settings"]  # as tried, of what is searched or taken over from FT
+    assert (chosen["eps"], chosen["lr"], "rounds" in chosen, found[FT].content["settings"]) == (
+        0.002, 0.3, False, {"lr": 0.3})
     assert found[FT].status == "tuned"  # FT has no eps, and need not
     effort = Effort(fixed={"repeated_positives": "every", "lr": "0.5"})
     assert search.make_search(registry, KD, effort, {}).fixed == {"repeated_positives": "every", "lr": 0.5}
