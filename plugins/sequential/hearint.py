@@ -63,12 +63,16 @@ class HearInt(SessionBackbone):
     """
 
     name = "hearint"
-    numbers = 1
+    numbers = 2
     title = "short- and long-term intents of a session from its order and its graphs"
     reference = ("Wang et al., Spatial-Temporal Perceiving: Deciphering User Hierarchical Intent in Session-Based "
                  "Recommendation, IJCAI 2024, as in its released code")
     Settings = HearIntSettings
     central_defaults = {**SessionBackbone.central_defaults, "lr_step": 1, "lr_decay": 0.6}
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.pads = settings.p > 0.0 and settings.long_view == "positions"  # which count from the first padding
 
     @property
     def n_vectors(self):

@@ -90,6 +90,10 @@ def test_views_of_a_session_by_hand(registry):
         backbone = make(registry, "hearint", long_view=long_view)
         short, long = backbone.views(clients, sequence, node, Dropout(torch.tensor([4])))
         assert items[short].tolist() == [3, 8, 6] and items[long].tolist() == expected
+        whole = Sequence(*(part[:, 2:] for part in (sequence.real, sequence.times, items)))  # without padding
+        _, of_whole = backbone.views({**clients, "positions": clients["positions"][:, 2:]}, whole, node[:, 2:] - 2,
+                                     Dropout(torch.tensor([4])))
+        assert torch.equal(long[:, 2:], of_whole) is not backbone.pads
     sequence = Sequence(*(part.expand(2000, 7) for part in (sequence.real, sequence.times, items)))
     clients["positions"] = clients["positions"].expand(2000, 7, 6)
     views = make(registry, "hearint", p=0.4).views(clients, sequence, node.expand(2000, 7), Dropout(torch.arange(2000)))
