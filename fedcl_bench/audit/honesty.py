@@ -98,7 +98,8 @@ def shortened(config: RunConfig, rounds: int) -> RunConfig:
     server = replace(config.server, rounds=rounds, patience=0, precision="float64", client_ratio=1.0,
                      availability="always", client_dropout=0.0,
                      cold_start=config.server.cold_start.replace("popularity", "fold_in"),
-                     cold_items=cold if (cold := config.server.cold_items) in ("none", "similar") else "untrained")
+                     cold_items="untrained" if (cold := config.server.cold_items) in ("popularity", "fold_in") else
+                     cold)
     return replace(config, server=server, local=replace(config.local, negative_pool="untrained", adam_eps=STEADY_EPS),
                    evaluation=replace(config.evaluation, candidates="all"))
 

@@ -335,6 +335,7 @@ def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch, not_drawn):
     ([*AUDIT, "--noise", "0", "--set", "weighting=interactions", "--set", "upload_clip=1"],
      ["'upload_clip'", "weighting=uniform"]),
     ([*AUDIT, "--set", "upload_clip=1", "--set", "availability=activity"], ["'upload_clip'", "availability=always"]),
+    (["audit", "--method", "frozen", "--backbone", "fedmf"], ["--block", "found 1", "'frozen'"]),
     (["audit", "--method", "gpfedrec", "--set", "upload_clip=1"], ["'upload_clip'", "'gpfedrec'"]),
     (["audit", "--backbone", "fedmf"], ["--method is missing", "f3crec, fcucr"]),
     (["audit", "--method", "fcucr", "--backbone", "fedmf"], ["'fcucr'", "sequential"]),

@@ -148,6 +148,8 @@ def test_others_repeat_their_items_too():
 def test_rows_of_new_items_do_not_ask_for_others_data(rows):
     config = make_config(ALL, "ft", "fedmf", "ml-100k", overrides=[("a test", {"cold_items": rows})])
     assert honesty.shortened(config, 1).server.cold_items == "untrained"
+    method = make_config(ALL, "ifedrec", "fedmf", "ml-100k", overrides=[("a test", {"cold_items": "method"})])
+    assert honesty.shortened(method, 1).server.cold_items == "method"  # the hook that a user tries
 
 
 @pytest.mark.parametrize("method, world, where, hook", [

@@ -124,7 +124,7 @@ def test_one_party_may_have_several_sessions_of_a_user_to_test():
     rows, central = log(*NAMED, ("y", "b", 60, 6, "test"), ("y", "b", 61, 6, "test"), columns=True), \
         dataclasses.replace(READ, topology="central")
     assert len(build_sessions(rows, central, "named").steps[0].sessions["test"].lengths) > 1
-    with pytest.raises(UserError, match="'valid_share': has no effect on named, whose split column says"):
+    with pytest.raises(UserError, match="'valid_share': has no effect on named with session_split=column"):
         build_sessions(rows, dataclasses.replace(central, valid_share=0.2), "named")
 
 

@@ -143,6 +143,9 @@ def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list
     chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block
     if chosen > last:
         raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {configs[0].source.name} here.")
+    if configs[0].federation(stream).acting_in(stream.steps[chosen]).trains != "clients":
+        raise UserError(f"--block: found {chosen}, accepted: a block in which clients train; with '{args.method}' none "
+                        f"do in this one.")
     if configs[0].method.cls.sums is not Method.sums:
         raise UserError(f"--method: found {args.method}, accepted: methods whose clients send their changes of item "
                         f"tables, which an audit attacks; these send sums in their place.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 from ...core.errors import UserError, unknown
 from ...core.files import bar
 from ...core.text import quoted, safe_name
-from ...data.source import configured, load_config, spelled, write_config
+from ...data.source import config_file, configured, load_config, spelled, write_config
 from .. import add_options, count, interrupted, located, names, seed, settings_of, writing
 
 if TYPE_CHECKING:
@@ -218,6 +218,9 @@ def _deal(args: argparse.Namespace) -> None:
     tables = deal_all(published, source, stream, divide(stream, args.clients, "--clients"), args.out)
     print(f"{source.name}: {stream.steps[-1].n_users} users and {stream.steps[-1].n_items} items")
     print(f"wrote: {args.out / 'server'}, {tables[0]}" + (f" to {tables[-1]}" if len(tables) > 1 else ""))
+    if (path := config_file(spelled(args.name, args.data_dir))) not in (None, configured().get(source.name)):
+        print(f"note: what {path} sets beside blocks and splits is not dealt; put it into ./dataset_configs at the "
+              f"server")
 
 
 def _convert(args: argparse.Namespace) -> None:

@@ -75,8 +75,8 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
         if not (log["split"] == _VALID).any():
             known = [_TRAIN, _VALID]
         elif settings.valid_share != StreamSettings.valid_share:
-            raise UserError(f"setting 'valid_share': has no effect on {name}, whose split column says which sessions "
-                            f"validate; leave it out.")
+            raise UserError(f"setting 'valid_share': has no effect on {name} with session_split="
+                            f"{settings.session_split}, which says which sessions validate; leave it out.")
         log = _held_out(log.assign(user=0), settings)
     log = log[log["item"].isin(items)]
     log = _of_length(log, _SHORTEST)  # training sessions have lost nothing
