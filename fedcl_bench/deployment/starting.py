@@ -80,7 +80,8 @@ def federates(how: RealClients, config: RunConfig, load: Callable[[], Stream], n
             if ended and clients - len(ended) < (found.least if found.announced else clients):
                 said = ended[-1].read_text(errors="replace").strip().splitlines() if ended[-1].exists() else []
                 raise UserError(f"a client that was started here has ended: "
-                                f"{said[-1].rstrip('.') if said else 'it was killed'}.\nThe same command goes on from the last round.")
+                                f"{said[-1].rstrip('.') if said else 'it was killed'}.\n"
+                                f"The same command goes on from the last round.")
         found = Federates(link, published, clients, how.least or clients, how.timeout, note, check)
         found.others = bool(how.address)
         stack.callback(_end, found, started.values())

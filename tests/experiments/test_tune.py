@@ -216,7 +216,8 @@ def test_another_budget_or_space_is_another_search(searching):
 
 def test_a_fixed_setting_is_not_searched(searching, registry):
     """It stays where its value is neutral, as the dataset's config may have another, but not where it is idle."""
-    found, tried = searching(lambda method, s: 0.5, F3CREC, budget=2, fixed={"eps": "0.002", "lr": "0.3", "rounds": "7"})
+    found, tried = searching(lambda method, s: 0.5, F3CREC, budget=2,
+                             fixed={"eps": "0.002", "lr": "0.3", "rounds": "7"})
     assert all((s["lr"], s["eps"]) == (0.3, 0.002) for method, s in tried if method == "f3crec")
     content = found[F3CREC].content
     assert "eps" not in content["space"] and content["fixed"] == {"eps": 0.002, "lr": 0.3, "rounds": 7}

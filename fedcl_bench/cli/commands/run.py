@@ -310,8 +310,8 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
     if args.engine and (published := _federation(args).published):
         if args.dataset not in (None, published.dataset):
-            raise UserError(f"--dataset: found {quoted(args.dataset)}, accepted: {published.dataset}, which --federation "
-                            f"has; or leave it out.")
+            raise UserError(f"--dataset: found {quoted(args.dataset)}, accepted: {published.dataset}, which "
+                            f"--federation has; or leave it out.")
         names = (*names[:2], published.dataset)
         overrides = [(str(args.federation), published.settings), *overrides]
     if tuned := tuned_of(args):
