@@ -258,6 +258,11 @@ class Step:
         return TrainingStep(self.index, self.n_users, self.n_items, self.old_users, self.old_items, self.train,
                             {name: self.sessions[name] for name in ("train", "known") if name in self.sessions})
 
+    @property
+    def trained_rows(self) -> int:
+        """Interactions to train on in this step, without those of earlier ones that are only known."""
+        return len(self.train.values) - (len(self.sessions["known"].items) if "known" in self.sessions else 0)
+
     def samples(self) -> Prefixes:
         """Every beginning of a training session whose last item is of this step."""
         train, prefixes = self.sessions["train"], self.sessions["train"].prefixes()

@@ -160,11 +160,6 @@ class Task:
         """Runs of one group take about equally long."""
         return self.spec.dataset, self.spec.backbone, self.spec.method
 
-    @property
-    def shares_base(self) -> bool:
-        """Whether block 0 is shared with other methods."""
-        return self.config.method.cls.first_step > 0
-
     def record(self, results: Path) -> Record:
         return Record.of(self.config.name, results)
 

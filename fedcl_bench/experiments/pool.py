@@ -149,10 +149,10 @@ class Pool:
         """The first waiting task that may begin. Among tasks with the same block 0, one computes it and the others wait
         until its file exists."""
         making = {r.task.config.base_hash for r in board.running
-                  if r.task.shares_base and not r.task.config.base_file(self.folders.results).exists()}
+                  if r.task.config.shares_base and not r.task.config.base_file(self.folders.results).exists()}
         for task in board.waiting:
             if retry_at.get(task.config.hash, 0.0) <= time.monotonic() \
-                    and not (task.shares_base and task.config.base_hash in making):
+                    and not (task.config.shares_base and task.config.base_hash in making):
                 board.waiting.remove(task)
                 return task
         return None

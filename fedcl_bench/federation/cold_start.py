@@ -31,7 +31,7 @@ from ..plugin.state import Snapshot
 from ..training.sampling import padded
 from .parameter_growth import initial_private
 from .parts import Federation, bytes_of
-from .protocols import list_chunks
+from .protocols import list_chunks, without_new_items
 from .round import Work, train_clients
 from .settings import truncated_for_new_users
 
@@ -44,6 +44,8 @@ class ColdStart:
         self.federation, self.old, users = f, step.old_users, range(step.old_users, step.n_users)
         here = torch.arange(users.start, users.stop, device=step.train.values.device)
         parts = {name: step.split(name).part(here) for name in ("train", "valid", "test")}
+        if f.server.cold_items != "none":
+            step = without_new_items(step)
         self.step = replace(step, n_users=len(users), old_users=0, **parts)  # with their data alone
         # How many have training data, wherever they are.
         self.count = int(f.population.all_reduce({"count": (self.step.train.lengths > 0).sum()[None]})["count"])
@@ -137,8 +139,10 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
     counts = torch.zeros(step.n_items, dtype=torch.int64, device=device)
     strangers = torch.zeros(step.n_users, dtype=torch.bool, device=device)
     for part in f.stream.steps[:step.index + 1]:
-        part = f.server.as_known(part.to(device))
-        counts += torch.bincount(part.train.values, minlength=step.n_items)
+        part = part.to(device)
+        known = truncated_for_new_users(part, f.server.fold_in) if part.index < step.index else f.server.as_known(part)
+        counts += torch.bincount(known.train.values, minlength=step.n_items)
+        part = f.server.as_known(part)
         strangers[:part.n_users] &= part.train.lengths == 0
         if part.index > 0:
             strangers[part.old_users:part.n_users] = True

@@ -124,12 +124,19 @@ class CrossDevice:
 
     def _without_clients(self, model: Snapshot, key: DrawKey, began: float) -> Update:
         """A round in which the server trains, or nobody."""
-        step, backbone, loss = self.step.training, self.federation.backbone, 0.0
+        step, backbone, loss = self._without_arrivals().training, self.federation.backbone, 0.0
         self.group = Participants(self.step.train.values[:0], 0, 0)
         self.method.begin_round(step, key.round, backbone)
         if self.method.trains == "server":
             model, loss = self.method.central_round(step, model, backbone, key)
         return Update({step.index: loss}, {step.index: time.perf_counter() - began}, model)
+
+    def _without_arrivals(self) -> Step:
+        """The step without the users and items that arrive after its training."""
+        if self.step.index == 0:
+            return self.step
+        known = self.protocol.known
+        return replace(known, train=known.train.where(torch.isin(known.train.owners, self.attendance.able(known))))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:
         """The server averages what they upload, with its noise, lets the method aggregate, and answers."""

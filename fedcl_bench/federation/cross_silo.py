@@ -251,12 +251,15 @@ class CrossSilo:
                 upload = self.method.upload(domain.module, draw)
             checks.check_domain_upload(self.method, upload, self.method.sent or [*part.dense])
             uploads.append({name: value.detach().clone() for name, value in upload.items()})
+            after = silo_modules.exported(domain.module, domain.prefix)  # the method may change buffers
+            model.public.update(after.public)
+            model.dense.update(after.dense)
         return uploads
 
     def _downloads(self, progress: Progress, uploads: Sequence[Tables]) -> tuple[Sequence[Tables], Tables]:
         """At the server: what each domain receives, given what all have sent; and what its optimiser remembers."""
         f = self.federation
-        sizes = [1 if f.server.weighting == "uniform" else len(domain.step.train.values) for domain in self.domains]
+        sizes = [1 if f.server.weighting == "uniform" else domain.step.trained_rows for domain in self.domains]
         weights = torch.tensor(sizes, dtype=torch.float64, device=f.device) / sum(sizes)
         downloads = self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, progress.round))
         checks.check_downloads(self.method, downloads, len(uploads))

@@ -391,7 +391,7 @@ class Federation:
                                 f"all receive one mean of their uploads in one stage of rounds.")
             if len(self.stream.steps) > 1:
                 raise UserError(f"{found} with domains in blocks, which begin a block with models of their own, so "
-                                f"that their mean change has no beginning; or --set blocks=1.")
+                                f"that their mean change has no beginning; or --set domain_blocks=1.")
         elif self.server.init == "per_client":
             raise UserError(f"{found} with init=per_client, whose first uploads are no changes of the server's tables; "
                             f"or --set init=server.")

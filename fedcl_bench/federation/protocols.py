@@ -40,7 +40,7 @@ class Lists:
 
     def __init__(self, f: Federation, step: Step, known: Step, training: Training, method: Method):
         self.f, self.step, self.training, self.method = f, step, training, method
-        self.known = known if f.server.cold_items == "none" or step.index == 0 else _without_new_items(known)
+        self.known = known if f.server.cold_items == "none" or step.index == 0 else without_new_items(known)
         self.evaluated = f.evaluated(step)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
@@ -182,7 +182,7 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
     return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 
-def _without_new_items(step: Step) -> Step:
+def without_new_items(step: Step) -> Step:
     """A step in which negatives are drawn among the items of earlier ones."""
     splits = {name: step.split(name) for name in ("train", "valid", "test")}
     return replace(step, n_items=step.old_items, **{

@@ -129,5 +129,5 @@ def _pairs(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) ->
 
 def in_pieces(users: Tensor, n_items: int) -> Iterator[Tensor]:
     """Groups of users whose scores of all items fit into little memory."""
-    return iter(users.split(max(1, (1 << 21) // n_items)))
+    return iter(users.split(max(1, (1 << 21) // max(1, n_items))))
 

@@ -147,6 +147,12 @@ class RunConfig:
         """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
         return _hash(self._identity(with_method=False))
 
+    @property
+    def shares_base(self) -> bool:
+        """Whether block 0 is that of all methods that train the backbone as it is from block 1 on."""
+        cls = self.method.cls
+        return cls.first_step > 0 and cls.trained_backbone is Method.trained_backbone
+
     def base_file(self, results: Path) -> Path:
         return results / SHARED / f"{self.base_hash}.pt"
 

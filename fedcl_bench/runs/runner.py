@@ -132,7 +132,7 @@ class _Checkpoints:
         self._config, self._federation, self._watch, self._rerun = config, federation, watch, options.rerun
         self._engine = engine = options.engine
         # In a stream of one step no method acts after it, so there is nothing to share block 0 for.
-        shares = config.method.cls.first_step > 0 and len(federation.stream.steps) > 1 and engine.keeps_all
+        shares = config.shares_base and len(federation.stream.steps) > 1 and engine.keeps_all
         self._own, self._base = record.checkpoint, config.base_file(results) if shares else None
         self._hash = config.hash if engine.keeps_all else f"{config.hash} without clients"
         self.start, seconds = self._loaded(self._own, self._hash)

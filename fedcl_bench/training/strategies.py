@@ -130,7 +130,9 @@ def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, setting
     if _decays_lazily(backbone, method, settings):
         return Strategy.LAZY_DECAY
     if (isinstance(backbone, HistoryBackbone) and (settings.optimiser == "sgd" or backbone.sends_gradients)
-            and not _sees_training(method)):
+            and not _sees_training(method) and type(backbone).own_loss is HistoryBackbone.own_loss
+            and type(backbone).own_samples is HistoryBackbone.own_samples
+            and not (backbone.weight_decay or backbone.serves_tables or backbone.keeps_local_tables)):
         return Strategy.HISTORIES
     return Strategy.WHOLE if backbone.whole_tables else Strategy.ROWS
 
@@ -170,7 +172,7 @@ def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: 
 def _compiles_softmax(backbone: SequentialBackbone, method: Method, settings: LocalSettings, model: Snapshot) -> bool:
     """Whether the clients' tables are ``ops.CosineTables``."""
     return (isinstance(backbone, SessionBackbone) and backbone.whole_tables and settings.optimiser == "adam"
-            and backbone.pooled and not method.penalises_rows and not method.sees_rows
+            and backbone.pooled and backbone.gradient_norm == 0.0 and not method.penalises_rows and not method.sees_rows
             and len(model.public) == 1 and all(map(ops.serve, model.public.values())))
 
 
@@ -180,8 +182,8 @@ def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) 
     sees = backbone.new_personal(0, range(0)) and any(
         map(method.overrides, ("begin_local", "local_loss", "replayed_items", "end_local")))
     return (backbone.whole_tables and backbone.rest_follows and not backbone.explicit and settings.optimiser == "sgd"
-            and not sees and not method.penalises_rows and not method.overrides("sums")
-            and not method.sees_rows
+            and not sees and not method.penalises_rows and not method.sees_rows
+            and not any(map(method.overrides, ("sums", "row_basis")))
             and backbone.own_samples(settings) is None and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
 

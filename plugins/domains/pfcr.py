@@ -130,7 +130,7 @@ class PFCR(DomainMethod):
     """
 
     name = "pfcr"
-    numbers = 1
+    numbers = 2
     title = "codes' vectors learned together, prompts alone"
     reference = ("Guo et al., Prompt-enhanced Federated Content Representation Learning for Cross-domain "
                  "Recommendation, WWW 2024")

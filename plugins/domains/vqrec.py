@@ -23,8 +23,8 @@ class VQRecSettings(CosineSettings):
 
     codes: int = setting(32, "codes m per item, each of its own part of the rotated encoding", low=1)
     centroids: int = setting(256, "values that a code can have", low=2, high=65536)
-    coded: str = setting("all", "which items have codes: all, or those that somebody trains on; others' vectors are 0",
-                         choices=("all", "trained"))
+    coded: str = setting("all", "which items have codes: all, or those that somebody trains on, made anew in every "
+                         "block; others' vectors are 0", choices=("all", "trained"))
     permutation_rounds: int = setting(5, "first rounds, in which only the permutation of each code's vectors is "
                                       "trained; 0: none", low=0)
     permutation_gradient: str = setting("straight_through", "what the permutation is trained by: straight_through, as "

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid
 from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.kernels.memory import peak_mib, reset_peak
+from fedcl_bench.plugin.method import Method
 from fedcl_bench.runs.specs import RunSpec, Where, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
@@ -93,6 +96,9 @@ def test_a_product_with_seeds_innermost(registry):
     assert [(t.spec.method, t.config.seed, t.config.server.rounds) for t in planned] == [
         ("ft", 3, 5), ("ft", 4, 5), ("f3crec", 3, 5), ("f3crec", 4, 5)]
     assert planned[1].config.base_hash == planned[3].config.base_hash != planned[0].config.base_hash
+    other = type("Other", (Method,), {"trained_backbone": lambda self, backbone, clients: backbone})  # in block 0 too
+    config = planned[2].config
+    assert config.shares_base and not replace(config, method=SimpleNamespace(cls=other)).shares_base
     varied = grid.GridPart(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
     assert [dict(spec.settings) for spec in varied.specs()] == [
         {"eps": eps, "beta": beta} for eps in (0.1, 0.2) for beta in (0, 1)]

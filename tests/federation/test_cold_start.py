@@ -13,6 +13,7 @@ from fedcl_bench import SIZES, LocalSettings, UserError, score_users
 from fedcl_bench.api import running
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation.metrics import EvaluationSettings
+from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.cold_start import cold_items_of, notes, ranks_by
 from fedcl_bench.federation.loop import run
@@ -177,6 +178,44 @@ def test_popularity(registry, stream, method):
         top = order.argsort(descending=True, stable=True)[:5]
         hits = torch.isin(top, step.test.of(user)).double().mean()
         assert float(row.values["precision@5"][row.users == user]) == pytest.approx(float(hits))
+
+
+def test_popularity_counts_items_that_arrived_in_earlier_blocks(registry, stream):
+    f, step = made(registry, stream, cold_start="popularity", cold_items="untrained"), stream.steps[2]
+    lists = [truncated_for_new_users(past, K).train.values for past in stream.steps]
+    lists[2] = lists[2][lists[2] < step.old_items]
+    counts = ranks_by(f, step, f.method).counts
+    assert torch.equal(counts, sum(torch.bincount(values, minlength=step.n_items) for values in lists))
+
+
+@pytest.mark.parametrize("arrivals", [{"fold_in": 0, "cold_items": "untrained"}, {"fold_in": K},
+                                      {"fold_in": K, "cold_items": "untrained"}], ids=str)
+def test_a_server_that_trains_knows_no_arrivals(registry, stream, monkeypatch, arrivals):
+    f, seen = made(registry, stream, "central", rounds=1, **arrivals), []
+    samples = type(f.method).samples
+
+    def seeing(self, step, draw):
+        users, items = samples(self, step, draw)
+        here = stream.steps[draw.step]
+        seen.append((draw.step, int(users.max()) < here.old_users, int(items.max()) < here.old_items))
+        return users, items
+    monkeypatch.setattr(type(f.method), "samples", seeing)
+    points(f)
+    assert {(old, known) for step, old, known in seen if step} == {("fold_in" in arrivals and arrivals["fold_in"] > 0,
+                                                                    "cold_items" in arrivals)}
+
+
+def test_new_users_do_not_draw_new_items(registry, stream, monkeypatch):
+    f, seen = made(registry, stream, cold_items="untrained", rounds=1), []
+
+    def looked_at(step, *others):
+        if step.n_users == 2:  # the new ones alone
+            seen.append(step.n_items == stream.steps[step.index].old_items)
+        return chunks(step, *others)
+    chunks = cold_start.list_chunks
+    monkeypatch.setattr(cold_start, "list_chunks", looked_at)
+    points(f)
+    assert seen and all(seen)
 
 
 def test_all_variants_have_the_same_users_and_items_to_find(registry, stream):

@@ -218,6 +218,15 @@ def test_pfcr_in_a_run(registry, shops):
     assert not torch.equal(tuned.public["books/items"], start.public["books/items"])
 
 
+def test_pfcr_sends_each_epochs_gradients_alone(registry, shops):
+    """They are clipped before they are sent, so one table moves the further the more rounds there are."""
+    f = pfcr(registry, rounds=1, ldp="unbiased", ldp_epsilon=40.0, ldp_clip=0.12, server_lr=1.0, single_train=False)
+    start, seen = CrossSilo(f).start().dense[f"books/{TABLE}"], rounds_of(f)
+    first, second = ((progress.model.dense[f"books/{TABLE}"] - start).abs().max() for progress in seen[:2])
+    assert float(first) == pytest.approx(0.12) and float(second) == pytest.approx(0.24)
+    assert not seen[0].model.dense["books/tallied"].any()
+
+
 def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):
     config = configured(registry, "pfcr", "vqrec", **TEXTS, **CODED, prompts=8, prompt_heads=2, federated_rounds=1,
                         rounds=1)

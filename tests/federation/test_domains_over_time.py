@@ -113,6 +113,14 @@ def test_one_record_has_every_domains_row_of_tests_and_the_last_blocks_model(reg
     assert executed(configured(registry))["reused"]
 
 
+def test_weights_by_interactions_are_those_of_the_block(registry):
+    f = federation_of(configured(registry, weighting="interactions"))
+    for step in f.stream.steps:
+        for domain in CrossSilo(f, step).domains:
+            known = len(domain.step.train.values) - domain.step.trained_rows
+            assert 0 < domain.step.trained_rows < domain.step.interactions and (known > 0) is (step.index > 0)
+
+
 def test_an_interrupted_run_ends_with_the_same_bits(registry, record):
     config = configured(registry)
     stopped, where = stopped_everywhere(config, load_stream(config.source, config.stream), Path("again"))

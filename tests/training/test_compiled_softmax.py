@@ -9,6 +9,7 @@ from helpers import build, grown, train_round
 from fedcl_bench import Dropout, LocalSettings
 from fedcl_bench.training import strategies
 from fedcl_bench.training.session_trainer import make_session_chunks
+from fedcl_bench.training.strategies import Strategy, choose_strategy
 from fedcl_bench.kernels.functional import Pooling, cosine_pool
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.kernels import ops
@@ -86,6 +87,8 @@ def test_a_round_equals_one_without_kernels(registry, monkeypatch, name, own_sta
     step = session_stream(session_log(40), 40).steps[0]
     settings, method = LocalSettings("adam", local_epochs=3), Method(NoSettings())
     model = grown(backbone, step, 5)
+    clipped = type("Clipped", (type(backbone),), {"gradient_norm": 0.05})(backbone.settings)  # over all parameters
+    assert choose_strategy(clipped, method, model, settings, sessions=True) is Strategy.SESSIONS
     results = []
     for there in (True, False):
         if not there:

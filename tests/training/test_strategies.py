@@ -84,6 +84,21 @@ def test_what_a_method_sees_needs_local_batches(registry, monkeypatch, hooks):
     assert strategy_of(fedmf, method, model_of(fedmf), LocalSettings()) is Strategy.FACTORED
 
 
+@pytest.mark.parametrize("hooks", [{"weight_decay": 0.1}, {"keeps_local_tables": True}, {"serves_tables": True},
+                                   {"own_loss": lambda self, clients, rows, batch: rows[ITEM].sum((1, 2))}],
+                         ids="-".join)
+def test_what_whole_histories_cannot_heed(registry, monkeypatch, hooks):
+    feddae = build(registry, "backbone", "feddae")
+    assert strategy_of(feddae, FT, model_of(feddae), LocalSettings()) is Strategy.HISTORIES
+    assert strategy_of(changed(feddae, **hooks), FT, model_of(feddae), LocalSettings()) is not Strategy.HISTORIES
+
+
+def test_rows_that_train_along_a_basis_do_not_rest(registry):
+    fedrap = build(registry, "backbone", "fedrap")
+    method = type("Basis", (Method,), {"row_basis": lambda self, name, width, draw: torch.eye(width)[:2]})(NoSettings())
+    assert strategy_of(fedrap, method, model_of(fedrap), LocalSettings()) is Strategy.WHOLE
+
+
 def test_a_private_table_that_factors_do_not_have(registry, monkeypatch):
     monkeypatch.setattr(ops, "why_not", lambda: None)
     fedmf = build(registry, "backbone", "fedmf")
