@@ -160,5 +160,5 @@ def _check_combination(runs: Sequence[Run], folder: Path) -> None:
         other = by_seed.setdefault(run.seed, run)
         if other is not run:
             raise UserError(f"load: two records of seed {run.seed} in {folder} have the same settings: "
-                            f"{other.hash[:12]}, {run.hash[:12]} (other data, device or code).\nLoad one of them by "
-                            f"its folder, or take it away.")
+                            f"{other.hash[:12]}, {run.hash[:12]} (other data, device, code or extra_metrics).\n"
+                            f"Load one by its folder, narrow them with extra_metrics=, or take one away.")

@@ -98,7 +98,7 @@ def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
     metrics = {}
-    for name in results[0]["metrics"]:
+    for name in (name for name in results[0]["metrics"] if all(name in result["metrics"] for result in results)):
         blocks = np.array([result["metrics"][name]["per_block"] for result in results])
         averages = [result["metrics"][name]["avg_incremental"] for result in results]
         several = averages[0] is not None

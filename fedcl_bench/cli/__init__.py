@@ -188,7 +188,8 @@ def whole_runs(records: Path, asked: Callable[[Mapping[str, Any]], bool] = lambd
     every, failed = load_all(records, left_out())
     runs = [run for run in every if asked(run.head) and run.intact]
     if not runs:
-        raise UserError(f"no finished run of these in {records} can be read; name another folder with --records.")
+        raise UserError(f"no finished run of these in {records} can be read; name others, or another folder with "
+                        f"--records.")
     return runs, list(filter(asked, failed))
 
 

@@ -136,6 +136,8 @@ def _methods(layout: Layout, source: Source) -> tuple[str, ...]:
         if layout.methods:
             raise unknown("method in --against (one of the rows)", layout.against, methods)
         methods = (layout.against, *methods)
+    if not methods:
+        raise UserError("tables: no method of these records is loaded; name the folder of its file with --plugins DIR.")
     for name in (parse_method(method)[0] for method in methods):
         if not source.registry.knows("method", name):
             raise unknown("method", name, source.registry.names("method"))
@@ -269,13 +271,15 @@ def _about(layout: Layout, label: Callable[[str], str], built: Table, runs: Sequ
         there = {cell.key for cell in built.cells() if cell.mean is not None}
         if cells := [f"{label(cell.key.row)} on {label(cell.key.backbone)}, {label(cell.key.dataset)}"
                      for cell in built.cells() if cell.key in there and cell.p is None and cell.key.metric in tested
-                     and cell.key.row != layout.against and cell.key._replace(row=layout.against) in there]:
+                     and cell.key.column == "mean" and cell.key.row != layout.against
+                     and cell.key._replace(row=layout.against) in there]:
             yield f"Not tested: {'; '.join(dict.fromkeys(cells))}; no seed is common, or users' scores are missing."
 
 
 def build_any(layout: Layout, source: Source) -> Table:
     """A table of any records; raises UserError for an unknown name, metric or dimension; for records that cannot stand
     in one table."""
+    everything = not layout.methods
     layout, specs, domains = _completed(layout, source)
     source = replace(source, assignments=())  # the specs of the rows have them
     runs = {name: find(source, spec)[0] for name, spec in specs.items()}
@@ -287,7 +291,10 @@ def build_any(layout: Layout, source: Source) -> Table:
         same_tests([run for name, several in runs.items() if name[2] == dataset for run in several], "tables")
     built = filled(Filling(table, source, label, printed=_printed(layout.paper)), _title(layout, label, table.panels),
                    remake=lambda specs: command_for(specs, source.tuned, source.where, seeds))
-    about = _about(layout, label, built, shown, all(domains.values()))
+    about = list(_about(layout, label, built, shown, all(domains.values())))
+    unloaded = {method for run in source.runs if not source.registry.knows("method", method := run.head["method"])}
+    if unloaded and everything:
+        about.append(f"Left out, as --plugins has no file of theirs: {', '.join(sorted(unloaded))}.")
     names = {f"{label(name[0])}: other settings than {label(against[0])}: {differ}." for name, several in runs.items()
              if (against := (layout.against, *name[1:])) in runs and several and runs[against]
              and (differ := unequal(several[0], runs[against][0], source.registry, source.tuned))}

@@ -86,9 +86,10 @@ def _tuning(of: Answered) -> str:
     if of.tuned is None:
         return f"{AUTHORS} (with --tuned, from the files of `tune`)"
     said = []
-    for names in of.cells:
-        if (path := of.tuned.file(*names)).is_file():
-            found = read_tuned(path)
+    for names, runs in of.cells.items():
+        found = read_tuned(path) if (path := of.tuned.file(*names)).is_file() else None
+        if found and all(run.head["settings"].get(name) == value for run in runs
+                         for name, value in found["settings"].items()):
             space = ", ".join(f"{name} ({', '.join(map(as_text, values))})"
                               for name, values in found["space"].items())
             tried = (f"{len(found['trials'])} of {found['grid_points']} points of {space}, budget "
@@ -148,15 +149,15 @@ QUESTIONS: dict[str, dict[str, Callable[[Answered], str] | str]] = {
         "How were methods and baselines tuned, with which budgets?": _tuning,
         "Where paper and code differ, whose reading?": lambda of: "; ".join(of.distinct(
             lambda meta: f"{meta['method']} on {meta['backbone']}: "
-                         f"{', '.join(meta.get('readings', ())) or 'neither alone'}")),
+                         f"{', '.join(meta.get('readings', ['not recorded'])) or 'neither alone'}")),
         "Where is the code, under which licence?": AUTHORS},
     "Randomness and statistics": {
         "Which seeds?": _seeds,
         "What is random?": "all draws are keyed by seed, block, round, client and purpose; one machine repeats a run "
                            "to the bit",
         "Which tests, over what, with which correction?":
-            "two-sided paired t-tests over users (averaged over seeds) and over seeds, with Holm's correction "
-            "(`run_bench.py compare`)",
+            "two-sided paired t-tests over users (averaged over seeds), with Holm's correction, and over seeds, "
+            "without (`run_bench.py compare`)",
         "Which runs failed?": _failed},
     "Computing": {
         "On which hardware?": _computing,

@@ -215,6 +215,12 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
                             f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"
                             f"Take away all but one of them.")
         chosen += several
+    plugins = registry.get("method", spec.method), registry.get("backbone", spec.backbone)
+    if len(chosen) > 1 and any(isinstance(plugin.numbers, str) for plugin in plugins):  # a user's, by its code
+        old = [run for run in chosen if _current_hash(registry, spec, tuned, run.meta) != run.hash]
+        if 0 < len(old) < len(chosen):
+            raise UserError(f"records of {describe(old[0].head)} ({old[0].hash[:12]}) and of other seeds are of "
+                            f"different plugin code.\nRun those of the old code again, or take them away.")
     one_data(chosen)
     for run in chosen:
         if run.meta.get("features", {}).get("fingerprint") != chosen[0].meta.get("features", {}).get("fingerprint"):

@@ -30,6 +30,7 @@ from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.summary import nearly_best
 from fedcl_bench.records.store import load_runs, user_scores
+from fedcl_bench.reports import selection
 from fedcl_bench.reports.selection import matching
 
 QUICK = (("rounds", 2), ("k_core", 80))
@@ -299,6 +300,17 @@ def test_of_two_records_of_a_seed_that_of_the_present_code_is_taken_and_other_da
     fabricate(three, registry, RunSpec("ft", "fedmf", "ml-100k"), 2, level(0.08), data="e" * 32)
     text = message(lambda: matching(load_runs(three), registry, RunSpec("ft", "fedmf", "ml-100k")))
     assert "different data files" in text and "seed 2" in text
+
+
+def test_seeds_of_two_versions_of_a_users_plugin_are_refused(three, registry, monkeypatch):
+    """One seed each, so that nothing else shows it; a user's plugin has the digest of its file for ``numbers``."""
+    runs, spec = load_runs(three), RunSpec("ft", "fedmf", "ml-100k")
+    monkeypatch.setattr(selection, "_current_hash", lambda registry, spec, tuned, meta: next(
+        run.hash for run in runs if run.meta is meta) if meta["seed"] else "of the file as it is now")
+    assert len(matching(runs, registry, spec)) == 2
+    get, own = type(registry).get, replace(registry.get("method", "ft"), numbers="digest")
+    monkeypatch.setattr(type(registry), "get", lambda self, kind, name: own if name == "ft" else get(self, kind, name))
+    assert "other seeds are of different plugin code" in message(lambda: matching(runs, registry, spec))
 
 
 def test_a_split_files_place_is_not_published(registry, tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Mapping
 
-from .. import OF_RECORDS, add_options, tuned_of, whole_runs
+from .. import add_options, tuned_of, whole_runs
 
 EXAMPLES = """\
 examples:
@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "records")
     add_options(parser, methods="only the runs of these, as ft,kd (default: all that have records)",
                 backbones="only these, as fedmf; repeatable", datasets="only these, as ml-100k; repeatable",
-                tuned=OF_RECORDS)
+                tuned="also say how the settings that `tune` wrote into DIR were searched")
     parser.add_argument("--format", choices=("md", "latex"), default="md", help="Markdown (default), or LaTeX")
     add_options(parser, "plugins")
 
@@ -30,9 +30,11 @@ def run(args: argparse.Namespace) -> None:
     from ...reports.checklist import Answered, answers, as_latex, as_markdown
     from ...runs.registry import discover
 
-    chosen = {kind: names for kind in ("method", "backbone", "dataset") if (names := getattr(args, f"{kind}s"))}
+    registry = discover(args.plugins)
+    chosen = {kind: [name if kind == "dataset" else registry.get(kind, name).name for name in names]
+              for kind in ("method", "backbone", "dataset") if (names := getattr(args, f"{kind}s"))}
 
     def asked(head: Mapping[str, Any]) -> bool:
         return all(head[kind] in names for kind, names in chosen.items())
-    parts = answers(Answered(*whole_runs(args.records, asked), discover(args.plugins), tuned_of(args)))
+    parts = answers(Answered(*whole_runs(args.records, asked), registry, tuned_of(args)))
     print((as_latex if args.format == "latex" else as_markdown)(parts), end="")

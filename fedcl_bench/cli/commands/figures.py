@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...core.errors import UserError, require_known
-from .. import (CELLS, DRAWN, OF_RECORDS, Extend, add_options, check_formats, names, save_figure, say_tuned,
+from .. import (DRAWN, OF_RECORDS, Extend, add_options, check_formats, names, save_figure, say_tuned,
                 settings_of, source_of)
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="whose figures, labels and printed numbers: f3crec (default), fcucr or ffmsr")
     parser.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                         help="which, as 3,cd; repeatable (default: all)")
-    add_options(parser, *CELLS, set="take the runs with this setting; repeatable",
+    add_options(parser, "backbones", "datasets", methods="methods, as ft,f3crec; repeatable",
+                set="take the runs with this setting; repeatable",
                 metric="default: ndcg@20; of fcucr, hit@10; of ffmsr, recall@10; where no record has it, that of their "
                        "validation")
     add_options(parser, "records", tuned=OF_RECORDS)
@@ -93,9 +94,8 @@ def run(args: argparse.Namespace) -> None:
     wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
     registry = discover(args.plugins)
     source = source_of(args, registry, assignments=tuple(settings_of(args).items()))
-    methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
-    for method in methods:
-        registry.get("method", method)
+    named = args.methods or (method for method in paper.METHODS if method in registry.names("method"))
+    methods = list(dict.fromkeys(registry.get("method", method).name for method in named))
     job = FigureJob(paper, args.paper, source, args.records, methods,
                     _present("backbone", args.backbones, paper, source.runs),
                     _present("dataset", args.datasets, paper, source.runs), args.metric or "")

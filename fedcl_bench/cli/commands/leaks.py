@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> None:
     from ..show import print_table
 
     if not (args.dataset or args.assignments):
+        if args.data_dir and not args.papers:
+            raise UserError("--data-dir: has no effect without --dataset, --set or --papers; add one of these.")
         rows = papers(args.data_dir) if args.papers else shipped_papers()
         if args.json:
             print_json(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import UserError
@@ -52,8 +53,10 @@ def run(args: argparse.Namespace) -> None:
         print(f"{sum(map(bool, runs_of))} of the {len(specs)} combinations of these tables and figures have records")
         if not runs:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
-    per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()
-                for run in find(source, spec)[0]}
+    per_item = set[str]()
+    for spec in (spec for table in tables if "item_rank_change" in table.metrics for spec in table.specs()):
+        with suppress(UserError):  # of several records of a seed
+            per_item |= {run.hash for run in find(source, spec)[0]}
     # The command as it was given, without the folders of this machine.
     words = (re.sub("(^|=)/.*/", r"\1", word) for word in args.words)
     index = write(args.out, runs, shlex.join(("run_bench.py", *words)), lambda run: run.hash in per_item)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,14 @@ def run(args: argparse.Namespace) -> int:
     from ...api.seeds import Execution, run_seeds
     from ...leaderboard.verify import verify
     from ...records.store import load_record
+    from ...runs.config import resolve_device
     from ...runs.runner import Interrupted
 
     found = []
     try:
         with stop_between_rounds() as stop, tempfile.TemporaryDirectory() as results:
             def rerun(config: RunConfig) -> Run:
+                config = replace(config, device=resolve_device("auto") if config.device == "cuda" else config.device)
                 execution = Execution(Path(results), stop, quiet=args.quiet or args.json)
                 return load_record(Path(run_seeds([config], [], execution)[0]["record"]))
             for step, evidence in verify(args.folder, args.data_dir, rerun):
