@@ -141,6 +141,13 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
             fb.load(**{"folder": folder, **wrong})
 
 
+def test_seeds_need_not_have_the_same_extra_metrics(results):
+    first, second = ({**json.loads((path / "run.json").read_text()), "record": "", "reused": True}
+                     for path in results.folders)
+    first["metrics"] = {"novelty@20": first["metrics"]["ndcg@20"], **first["metrics"]}
+    assert list(seeds.combined([first, second])["metrics"]) == list(second["metrics"])
+
+
 @pytest.mark.parametrize("method, name, others, wrong", [
     ("f3crec", "eps", (0.001, 0.009), 0.5), ("ft", "evaluate_every", (1, 2), 3)])  # records leave the default 1 out
 def test_load_names_the_settings_that_differ(registry, tmp_path, method, name, others, wrong):

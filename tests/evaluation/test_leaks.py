@@ -99,6 +99,7 @@ def test_the_command(capsys):
     """What is open depends on the settings, what a channel is worth does not."""
     def found(*words):
         return json.loads(output_of(capsys, "leaks", *words, "--json"))
+    assert "--data-dir: has no effect without --dataset" in refused(capsys, "leaks", "--data-dir", "mine")
     ours, released = (found("--set", "stream=static", "--set", "k_core=80", *more)
                       for more in ((), ("--set", "negative_pool=untouched")))
     here, there = ({each["name"]: each for each in of["channels"]} for of in (ours, released))

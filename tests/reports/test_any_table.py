@@ -12,7 +12,7 @@ from itertools import accumulate, product
 
 import numpy as np
 import pytest
-from fabricate import USERS, fabricate, fabricate_methods, fabricate_sessions, level
+from fabricate import USERS, alter, fabricate, fabricate_methods, fabricate_sessions, level
 from helpers import ROOT, output_of, refused
 from scipy import stats
 
@@ -151,6 +151,21 @@ def test_a_row_without_a_common_seed_is_named(registry, tmp_path):
     table = build_any(Layout(methods=("ft", "reg", "kd"), against="ft"), Source(load_runs(tmp_path), registry))
     said = [note for note in table.notes if note.startswith("Not tested")]
     assert len(said) == 1 and "kd on fedmf, ml-100k; no seed is common" in said[0] and "reg" not in said[0]
+    blocks = build_any(Layout(methods=("ft", "reg"), columns=("block",), against="ft"),
+                       Source(load_runs(tmp_path), registry))
+    assert not any(note.startswith("Not tested") for note in blocks.notes)  # of single blocks nothing is
+
+
+def test_methods_that_are_not_loaded_are_named(registry, tmp_path):
+    for method in ("ft", "reg"):
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(0.1))
+    alter(next((tmp_path / "runs").glob("reg*")), method="my-reg")
+    table = build_any(Layout(), Source(load_runs(tmp_path), registry))
+    assert [line.labels for line in table.panels[0].lines] == [("ft",)]
+    assert any("my-reg" in note for note in table.notes)
+    runs = [run for run in load_runs(tmp_path) if run.head["method"] != "ft"]
+    with pytest.raises(UserError, match="no method of these records is loaded; .*--plugins"):
+        build_any(Layout(), Source(runs, registry))
 
 
 def test_p_over_seeds_is_holms_too(registry, tmp_path):

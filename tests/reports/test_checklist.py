@@ -35,12 +35,15 @@ def test_every_question_has_an_answer_of_the_records_or_is_the_authors(folder, c
         "Under which licences, and where can they be had?", "Where is the code, under which licence?"]
 
 
-def test_tuning_is_that_of_the_files_of_tune(folder, capsys):
+def test_tuning_is_that_of_the_files_of_tune(folder, registry, tmp_path, capsys):
     words = "--records", folder, "--methods", "ft,kd", "--datasets", "ml-100k", "--backbones", "fedmf", "--tuned"
     found = answered(capsys, *words)["How were methods and baselines tuned, with which budgets?"]
     assert re.search(r"ft on fedmf, ml-100k: 3 of 3 points of lr \((\S+, ){2}\S+\), budget of 24 runs of FT on 2 seeds",
                      found)
     assert "kd on fedmf, ml-100k: " in found and "fedncf" not in found
+    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))  # by its defaults
+    assert "f3crec on fedmf, ml-100k: not tuned" in answered(capsys, "--records", tmp_path, "--tuned")[
+        "How were methods and baselines tuned, with which budgets?"]
 
 
 def test_leaks_and_failures_are_said(registry, tmp_path, capsys):
@@ -59,6 +62,8 @@ def test_latex_has_the_same_answers_with_its_letters_escaped(folder, capsys):
     assert text.count(r"\item[") == sum(map(len, QUESTIONS.values())) and r"k\_core 10" in text
     assert text.count(r"\begin{description}") == text.count(r"\end{description}") == len(QUESTIONS)
     assert "--records" in refused(capsys, "checklist", "--records", folder, "--methods", "reg")
+    assert "Did you mean 'kd'" in refused(capsys, "checklist", "--records", folder, "--methods", "kdd")
+    assert len(answered(capsys, "--records", folder, "--methods", "KD")) > 9
 
 
 def test_damaged_records_are_left_out(registry, tmp_path, capsys):
