@@ -22,7 +22,7 @@ from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Registry
 from ..records.schema import CURE, read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
-from ..core.settings import unknown_setting
+from ..core.settings import as_text, unknown_setting
 from ..stats.significance import ALIKE
 from .grid import Outcome, Task, make_tasks, merged, state
 from .search import (REFERENCE, Combination, Effort, Point, Search, Study, Trial, TrialRun, default_settings,
@@ -214,6 +214,21 @@ def tune(tuning: Tuning, combinations: Iterable[Combination], run: Runner, write
             second.append((c, reference.content["settings"] if reference else tuning.inherited(c)))
     done |= _stage(tuning, second, run, write)
     return [done[c] for c in dict.fromkeys([*first, *wanted])]
+
+
+def notes(tuning: Tuning, combinations: Iterable[Combination]) -> list[str]:
+    """Which settings are taken over that FT was tuned to under other settings of all trials."""
+    wanted, said = list(combinations), []
+    for c in dict.fromkeys(c._replace(method=REFERENCE) for c in wanted if c.backbone != NO_BACKBONE):
+        if c in wanted or not (path := tuning.kept_file(c)).exists():
+            continue  # it is tuned first
+        before, now = read_tuned(path).get("fixed", {}), json.loads(json.dumps(tuning.search(c, {}).fixed))
+        if before != now:
+            texts = (", ".join(f"{name}={as_text(value)}" for name, value in each.items()) or "none"
+                     for each in (before, now))
+            said.append("note: {}, which others take over, was tuned with other --set ({}; here {}); name {} too to "
+                        "tune it with these.".format(c, *texts, REFERENCE))
+    return said
 
 
 def outlook(tuning: Tuning, combinations: Iterable[Combination]) -> list[Result]:

@@ -416,6 +416,10 @@ def test_an_equal_shipped_search_is_kept(monkeypatch, capsys, tmp_path):
     for budget, kept in ((24, True), (23, False)):
         assert main(["tune", "--methods", "f3crec", "--backbones", "fedmf", "--dry-run", "--json", "--budget",
                      str(budget)]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
-        assert row["kept"] == kept and row["inherited"] == Tuned.of(True, Path("results")).settings(
-            "ft", "fedmf", "ml-100k")
+        said = capsys.readouterr()
+        (row,) = json.loads(said.out)
+        assert "note: ft" not in said.err and row["kept"] == kept
+        assert row["inherited"] == Tuned.of(True, Path("results")).settings("ft", "fedmf", "ml-100k")
+    assert main(["tune", "--methods", "kd,f3crec", "--backbones", "fedmf", "--dry-run", "--set", "rounds=5"]) == 0
+    assert capsys.readouterr().err == ("note: ft on fedmf, ml-100k, which others take over, was tuned with other --set "
+                                       "(none; here rounds=5); name ft too to tune it with these.\n")

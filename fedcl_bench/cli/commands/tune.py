@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     folder, below = _folders(args)
     effort = Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch, settings_of(args))
     tuning = tune.Tuning(registry, effort, folder, args.results, args.data_dir, args.again, below, where_of(args))
+    for text in tune.notes(tuning, combinations):
+        print(text, file=sys.stderr)
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:

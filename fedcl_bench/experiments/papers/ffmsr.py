@@ -121,7 +121,8 @@ TABLES = {table.number: table for table in (
     _variants(4, "Ablation", (*ABLATIONS, OURS)),
     PaperTable(5, "FFMSR's parts in other recommenders", tuple(DATASETS), ("recbole:FDSA", "recbole:S3Rec", "unisrec"),
                ("ft", ENHANCED), _METRICS, _COLUMNS, ("dataset", "backbone", "row"), ("column", "metric"), row_spec,
-               best="max", notes=(_SEEDS, _DOMAIN_NOTE, "Origin: alone; enhanced: under FFMSR.")),
+               best="max", notes=(_SEEDS, _DOMAIN_NOTE, "Origin: alone; enhanced: under FFMSR, in whose first "
+                                                          "stage S3Rec pre-trains.")),
     _variants(6, "Fusion of layers or codes of texts, alone", ALONE),
     _variants(7, "Clusterings", (*CLUSTERINGS, OURS)),
 )}
