@@ -186,8 +186,8 @@ def _honest(args: argparse.Namespace, config: RunConfig, overrides: Layers) -> i
     from ...experiments.worker import Job
     from ..show import print_table
 
-    if found := next((name for name in ("ray", "engine", "log", "save_lists", "seeds", "by", "rerun")
-                      if getattr(args, name)), ""):
+    without = ("ray", "engine", "log", "save_lists", "by", "rerun", *(["seeds"] if (args.seeds or 1) > 1 else ()))
+    if found := next((name for name in without if getattr(args, name)), ""):
         raise UserError(f"--honest: found --{found.replace('_', '-')}, accepted: runs in this process without.")
     words = tuple(word for word in args.words if not word.startswith("--honest"))
     job = Job(config.method.name, config.backbone.name, "ml-100k" if args.dataset is None else args.dataset,
