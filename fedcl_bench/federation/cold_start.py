@@ -44,9 +44,9 @@ class ColdStart:
         self.federation, self.old, users = f, step.old_users, range(step.old_users, step.n_users)
         here = torch.arange(users.start, users.stop, device=step.train.values.device)
         parts = {name: step.split(name).part(here) for name in ("train", "valid", "test")}
-        if f.server.cold_items != "none":
-            step = without_new_items(step)
         self.step = replace(step, n_users=len(users), old_users=0, **parts)  # with their data alone
+        if f.server.cold_items != "none":
+            self.step = without_new_items(self.step)
         # How many have training data, wherever they are.
         self.count = int(f.population.all_reduce({"count": (self.step.train.lengths > 0).sum()[None]})["count"])
         self.start = initial_private(model, f.backbone, f.seed, users)  # of the backbone, each (new users, ...)
