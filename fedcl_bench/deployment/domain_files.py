@@ -128,11 +128,13 @@ def _features(path: Path, parts: Sequence[DomainPart], numbers: Sequence[int]) -
 
 
 def domain_sizes(stream: Stream, numbers: Tensor) -> dict[str, np.ndarray]:
-    """What a client says of its domains' data: how many interactions each has in every block and split; and of the
-    vectors of its items how many are zero, and their shape."""
+    """What a client says of its domains' data: how many interactions each has in every block and split, and knows of
+    blocks before; and of the vectors of its items how many are zero, and their shape."""
     here = numbers.tolist()
     said = {f"{step.index}/{split}": [len(stream.domains[number].of(step).split(split).values) for number in here]
             for step in stream.steps for split in SPLITS}
+    for step in stream.steps[1:]:
+        said[f"{step.index}/known"] = [len(stream.domains[number].of(step).sessions["known"].items) for number in here]
     if stream.features:
         said["features"] = [(silent(vectors), *vectors.shape[1:]) for vectors in map(stream.features.__getitem__, here)]
     return {name: np.array(values) for name, values in said.items()}
@@ -144,11 +146,11 @@ def stream_of_domains(published: Published, sizes: Sequence[tuple[Tensor, dict[s
     parts, steps = published.parts, []
     for t, (n_users, n_items, interactions) in enumerate(published.steps):
         sessions = {}
-        for split in SPLITS:
+        for split in (*SPLITS, *(["known"] if t else ())):
             lengths = torch.zeros(len(parts), dtype=torch.int64)
             for numbers, said in sizes:
                 lengths[numbers] = torch.tensor(said[f"{t}/{split}"])
-            sessions[split] = _of_first_users(parts, lengths, n_users, split == "train")
+            sessions[split] = _of_first_users(parts, lengths, n_users, split in ("train", "known"))
         size = n_users, n_items
         steps.append(Step.of_sessions(t, size, size if t else (0, 0), interactions, sessions))
     tokens = (np.array([f"{part.name}:{n}" for part in parts for n in range(len(getattr(part, kind)))])
