@@ -42,7 +42,7 @@ OF_SESSIONS = {"gru4rec": "GRU4Rec", "sasrec": "SASRec", "tisasrec": "TiSASRec"}
 BACKBONES = {**OF_BLOCKS, **OF_SESSIONS}
 BOUNDS = ("joint", "joint-warm", "central", "recbole:ItemKNN", "recbole:EASE", "recbole:BPR", "recbole:LightGCN",
           "recbole:SASRec", "sknn", "recency", "popularity", "frozen", "alone", "f3crec", "fcucr")
-NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec", "canonfedrec", "ccd")
+NEWER = ("ader", "fedprox", "scaffold", "colr", "ifedrec", "fedcia", "canonfedrec", "ccd")
 STATIC = {**OF_BLOCKS, "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 RETAIL = "online-retail-ffmsr+amazon-pantry"
 
