@@ -216,7 +216,8 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
                             f"Take away all but one of them.")
         chosen += several
     plugins = registry.get("method", spec.method), registry.get("backbone", spec.backbone)
-    if len(chosen) > 1 and any(isinstance(plugin.numbers, str) for plugin in plugins):  # a user's, by its code
+    # Those with a text for ``numbers``: a user's, by its file, and RecBole's, by its version.
+    if len(chosen) > 1 and any(isinstance(plugin.numbers, str) for plugin in plugins):
         old = [run for run in chosen if _current_hash(registry, spec, tuned, run.meta) != run.hash]
         if 0 < len(old) < len(chosen):
             raise UserError(f"records of {describe(old[0].head)} ({old[0].hash[:12]}) and of other seeds are of "

@@ -22,7 +22,7 @@ from fedcl_bench.leaderboard import board, submission, verify
 from fedcl_bench.records import published
 from fedcl_bench.records.store import load_runs, user_scores
 from fedcl_bench.reports.selection import Source
-from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.config import make_config, resolve_device
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
@@ -377,3 +377,14 @@ def test_every_submission_is_of_the_plugins_of_now(folder):
 @every_submission
 def test_every_submission_is_verified(folder):
     assert main(["verify", str(folder)]) == 0
+
+
+def test_runs_of_a_gpu_are_made_again_where_there_is_none(registry, tmp_path, monkeypatch):
+    config, made = make_config(registry, "ft", "fedmf", "ml-100k", device="cuda"), []
+    monkeypatch.setattr("fedcl_bench.leaderboard.verify.verify",
+                        lambda folder, data_dir, rerun: [("again", rerun(config))])
+    monkeypatch.setattr("fedcl_bench.api.seeds.run_seeds", lambda configs, *others: made.append(configs[0].device) or [
+        {"record": "a record"}])
+    monkeypatch.setattr("fedcl_bench.records.store.load_record", str)
+    monkeypatch.setattr("fedcl_bench.cli.commands.verify._check", lambda args, found: True)
+    assert main(["verify", str(tmp_path)]) == 0 and made == [resolve_device("auto")]
