@@ -74,8 +74,7 @@ class Outer:
         if self.items is not None or (self.few and ops.serve(total)):
             ops.add_outer(total, self.items, self.held, self.steps.contiguous(), self.vectors)
             return
-        for step, vector in zip(self.steps.unbind(2), self.vectors.unbind(1)):
-            total.addmm_(step.T, vector)
+        total.addmm_(self.steps.transpose(0, 1).flatten(1), self.vectors.flatten(0, 1))
 
     def rows(self) -> Tensor:
         """Of each client, (C, slots, d)."""

@@ -36,7 +36,7 @@ class FedCIA(Method):
     """
 
     name = "fedcia"
-    numbers = 3
+    numbers = 4
     title = "clients keep their item tables and move them towards the mean of all clients' item similarities"
     reference = ("Han et al., FedCIA: Federated Collaborative Information Aggregation for Privacy-Preserving "
                  "Recommendation, SIGIR 2025, arXiv 2504.14208")
@@ -77,11 +77,11 @@ class FedCIA(Method):
         table = private[self._table]
         with MAKING_MEAN:
             values, vectors, size = self._mean(sums["similarity"], count, draw)
-        vectors = vectors.to(table)
         # Numbers along small eigenvalues shrink in each step; products of denormal ones take many times as long.
         torch.set_flush_denormal(True)
         try:
-            return {self._table: vectors @ self._aligned(vectors.T @ table, values, size)}
+            rows = torch.einsum("ji,cjd->cid", vectors, table)
+            return {self._table: torch.einsum("ij,cjd->cid", vectors, self._aligned(rows, values, size))}
         finally:
             torch.set_flush_denormal(False)
 
@@ -94,8 +94,8 @@ class FedCIA(Method):
             if s.similarity_noise > 0.0:
                 mean = mean + rng.mean_laplace(draw.seed, draw.step, draw.round, "similarity", tuple(mean.shape),
                                                s.similarity_noise, count).to(mean.device)
-            values, vectors = torch.linalg.eigh((mean + mean.T) / 2)
-            result = values, vectors, mean.square().sum()
+            values, vectors = torch.linalg.eigh(((mean + mean.T) / 2).to(similarity))
+            result = values.double(), vectors, mean.square().sum()
             self._latest = similarity, result
         return result
 
