@@ -298,8 +298,9 @@ class CrossDevice:
         trained = (step.train.lengths > 0).nonzero().flatten()
         f.method.end_step(step.training, progress.best.model, f.backbone, trained, self.key(step.index, 0))
         best = progress.best.model  # while the next step begins no table is held that it does not need
+        from_best = f.server.init_from == "best" or f.method.trains == "nobody"
         return replace(progress, step=step.index + 1, round=0, trained=False, previous=best,
-                       model=best if f.server.init_from == "best" else progress.model, **self._of_method())
+                       model=best if from_best else progress.model, **self._of_method())
 
     def key(self, unit: int, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, unit, round_)
@@ -341,7 +342,7 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
         method.server_state = {**method.server_state, **method.new_server_state(f.seed, model.public)}
     if step.index > 0:
         method.begin_step(step.training, model, f.backbone)
-        if f.server.reset_private:
+        if f.server.reset_private and method.trains != "nobody":
             model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
     strategy = Strategy.CENTRAL if method.trains == "server" else training_of(f, step, model).strategy
     return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,

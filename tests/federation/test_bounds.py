@@ -76,15 +76,20 @@ def test_joint_is_ft_on_the_concatenated_block_from_the_beginning(started):
     assert masked != ranked  # joint's tests mask the block's own items alone, as all methods' do
 
 
-def test_frozen_keeps_the_model_of_block_0(started):
-    f = started("frozen")
+@pytest.mark.parametrize("backbone, lr", [("fedmf", 30.0), ("pfedrec", 1.0)])
+def test_frozen_keeps_the_model_that_block_0_was_tested_with(started, backbone, lr):
+    f = started("frozen", backbone, rounds=4, lr=lr)
+    assert f.server.init_from == "last" or f.server.reset_private
     points = list(run(f))
-    block0 = next(p for p in points if p.step == 0 and p.trained).best.model
-    last = points[-1]
+    trained = next(p for p in points if p.step == 0 and p.trained)
+    block0, last = trained.best.model, points[-1]
+    assert f.server.reset_private or not torch.equal(block0.public[ITEM], trained.model.public[ITEM])
     assert [row["participants"] for row in last.curve if row["step"]] == [0, 0]
-    for name, table in block0.public.items():
-        assert torch.equal(last.model.public[name][:len(table)], table)
-        assert len(last.model.public[name]) == f.stream.steps[-1].n_items
+    for before, after in ((block0.public, last.model.public), (block0.private, last.model.private)):
+        assert before
+        for name, table in before.items():
+            assert torch.equal(after[name][:len(table)], table)
+    assert len(last.model.public[ITEM]) == f.stream.steps[-1].n_items
 
 
 def test_counts_rank(started):
