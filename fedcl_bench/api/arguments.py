@@ -47,7 +47,7 @@ def as_dataset(call: str, value: Any) -> str:
 def as_path(call: str, name: str, value: Any) -> Path:
     if not isinstance(value, (str, Path)):
         raise UserError(f"{call}: found {name}={quoted(value)}, accepted: the path of a folder.")
-    return Path(value)
+    return Path(value).expanduser()
 
 
 def as_paths(call: str, name: str, values: Any) -> list[Path]:

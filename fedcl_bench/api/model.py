@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Mapping
 
@@ -19,6 +19,7 @@ from ..core.errors import Corrupt, UserError, unknown
 from ..evaluation.session_ranking import SessionTask, needs_session, scores_after, session_scores
 from ..federation.cold_start import ranks_by
 from ..federation.cross_silo import CrossSilo
+from ..federation.parts import Federation
 from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.checkpoints import SavedModel, read_model
@@ -110,7 +111,7 @@ class Model:
         if self.stream.domains:
             return self._scores_in_domain(user)
         users = torch.tensor([self.row(user)])
-        federation = self.config.federation(self.stream)
+        federation = self._federation
         step, backbone = self.stream.steps[-1], federation.backbone
         method = federation.acting_in(step)
         ranking = ranks_by(federation, step, method)
@@ -128,10 +129,14 @@ class Model:
                 scores = ranking.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
         return scores[0].double().numpy()
 
+    @property
+    def _federation(self) -> Federation:
+        return replace(self.config, device="cpu").federation(self.stream)  # where the tables were read to
+
     @cached_property
     def _silos(self) -> CrossSilo:
         """Of a stream of domains, untrained."""
-        return CrossSilo(self.config.federation(self.stream))
+        return CrossSilo(self._federation)
 
     def _scores_in_domain(self, user: str | int) -> np.ndarray:
         """``scores`` in a stream of domains, by the model of the user's."""

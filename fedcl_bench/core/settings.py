@@ -105,7 +105,8 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
 def _convert(value: Any, kind: type) -> Any:
     """``value`` as ``kind``; raises ValueError or TypeError when it is not one."""
     if typing.get_origin(kind) is tuple:
-        parts = value.split(",") if isinstance(value, str) and value != "none" else () if value == "none" else value
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        parts = () if value == "none" else parts
         of_part = typing.get_args(kind)[0]
         return tuple(_convert(p, of_part) for p in ([parts] if isinstance(parts, int) else parts))
     if kind is str:

@@ -254,7 +254,9 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.kept_file(c).exists()]
     for c in [*first, *wanted]:
         search = tuning.search(c, {})
-        tuning.tasks(search, [(search.default, tuning.effort.seed)])
+        task, = tuning.tasks(search, [(search.default, tuning.effort.seed)])
+        if task.config.misfit:
+            raise UserError(task.config.misfit)
         tuning.references(search)
     return first, wanted
 
@@ -292,5 +294,5 @@ def _write(tuning: Tuning, result: Result) -> None:
         sweep(tuning.folder)
         write_atomically(tuned_file(tuning.folder, *result.combination), json.dumps(result.content, indent=1).encode())
     except OSError as error:
-        raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "
+        raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --out "
                         f"DIR.") from None

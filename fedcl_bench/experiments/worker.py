@@ -89,7 +89,8 @@ def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Cal
     from ..data.datasets import load_stream
     from ..data.items.features import Callbacks
 
-    key = (dataset, config.source.fingerprint, config.source.persons, config.stream, config.features)
+    source = config.source
+    key = (dataset, source.fingerprint, source.persons, source.rating, source.texts, config.stream, config.features)
     if key not in streams:
         streams[key] = load_stream(config.source, config.stream, config.features, Callbacks(warn))
     streams.move_to_end(key)

@@ -149,9 +149,11 @@ class RunConfig:
 
     @property
     def shares_base(self) -> bool:
-        """Whether block 0 is that of all methods that train the backbone as it is from block 1 on."""
-        cls = self.method.cls
-        return cls.first_step > 0 and cls.trained_backbone is Method.trained_backbone
+        """Whether block 0 is that of all methods that train the backbone as it is from block 1 on. Methods of domains
+        act in it; static streams and sessions have no other."""
+        cls, s = self.method.cls, self.stream
+        return (cls.first_step > 0 and cls.trained_backbone is Method.trained_backbone
+                and (s.stream == "blocks" or bool(s.split_file)))
 
     def base_file(self, results: Path) -> Path:
         return results / SHARED / f"{self.base_hash}.pt"

@@ -49,12 +49,12 @@ def named() -> Iterator[None]:
     except (UserError, RunFailed):
         raise
     except (Exception, SystemExit) as error:
-        if (message := _in_hook(error)) is None:
+        if (message := in_hook(error)) is None:
             raise
         raise HookFailed(message) from error
 
 
-def _in_hook(error: BaseException) -> str | None:
+def in_hook(error: BaseException) -> str | None:
     """Plugin, hook and error, then the plugin's lines that led to it; None if no plugin's code was at it."""
     frames = [(plugin, frame.f_code.co_filename, line, frame.f_code.co_name)
               for frame, line in traceback.walk_tb(error.__traceback__) if (plugin := _plugin_at(frame))]

@@ -20,6 +20,7 @@ from ..records.record import Record
 from .checkpoints import CURE, load_progress, save_progress, write_model
 from .config import SHARED, RunConfig
 from .memory_check import ended, require, require_disk
+from .plugin_errors import in_hook
 from .ranked_lists import RankedListWriter, folder_of, require_lists
 from .summary import failed, frames, summary
 
@@ -227,6 +228,8 @@ def _explained(record: Record, federation: Federation, results: Path, mark_faile
             raise
         raise ended(error, federation) from None
     except OSError as error:
+        if in_hook(error):  # ``named`` says more
+            raise
         raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,10 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid
 from fedcl_bench.experiments.grid import Outcome
+from fedcl_bench.experiments.worker import _stream
 from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.plugin.method import Method
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec, Where, seed_text
 from fedcl_bench.experiments import pool
 from fedcl_bench.experiments.pool import GridState, Pool, Running
@@ -88,6 +91,15 @@ def test_seeds_in_words(seeds, text):
     assert seed_text(seeds) == text
 
 
+def test_a_worker_keeps_a_stream_by_the_columns_that_its_runs_read(registry):
+    """Two runs of one dataset, of which the second reads ratings."""
+    streams = OrderedDict()
+    configs = [make_config(registry, "ft", "biasmf", "ml-100k", overrides=[("test", {"loss": loss, "k_core": 80})])
+               for loss in ("bpr", "squared_error", "bpr")]
+    found = [_stream(config, "ml-100k", streams, print) for config in configs]
+    assert found[0] is found[2] and [stream.steps[0].train.ratings is not None for stream in found[:2]] == [False, True]
+
+
 def test_a_product_with_seeds_innermost(registry):
     """Of names and of what varies; of a paper, its runs with what the command line asks for over them."""
     part = grid.GridPart(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
@@ -99,6 +111,8 @@ def test_a_product_with_seeds_innermost(registry):
     other = type("Other", (Method,), {"trained_backbone": lambda self, backbone, clients: backbone})  # in block 0 too
     config = planned[2].config
     assert config.shares_base and not replace(config, method=SimpleNamespace(cls=other)).shares_base
+    for stream in ("static", "domains"):  # the first has no other block, methods act in that of the second
+        assert not replace(config, stream=replace(config.stream, stream=stream)).shares_base
     varied = grid.GridPart(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
     assert [dict(spec.settings) for spec in varied.specs()] == [
         {"eps": eps, "beta": beta} for eps in (0.1, 0.2) for beta in (0, 1)]

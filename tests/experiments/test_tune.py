@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from helpers import ROOT, SameProcess
+from helpers import ROOT, SameProcess, refused
 
 from fedcl_bench.records import frames
 from fedcl_bench.cli.commands import tune as tune_command
@@ -380,6 +380,11 @@ def test_a_dry_run_counts_what_the_search_would_do(tmp_path, capsys, monkeypatch
 
 
 # Where the choice is kept
+
+
+def test_what_does_not_go_together_is_said_before_the_first_trial(in_folder, capsys):
+    assert "method 'fcucr' needs a sequential backbone" in refused(
+        capsys, "tune", "--methods", "fcucr", "--backbones", "fedmf", "--dry-run")
 
 
 def test_settings_are_looked_up_in_order(in_folder, tmp_path):

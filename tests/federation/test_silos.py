@@ -2,6 +2,7 @@
 to the bit, and nothing of a domain's items at another."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -380,4 +381,7 @@ def test_its_model_recommends_a_domains_own_items(shops):
     assert np.isinf(scores[:15]).all() and np.isfinite(scores[15:]).all()
     best = model.recommend("games:u3", 4, mask_seen=False)
     assert best["item"].str.startswith("games:").all() and len(best) == 4
+    of_a_gpu = fb.load("results", data_dir="data").model()
+    of_a_gpu.__dict__["config"] = replace(model.config, device="cuda")  # in the place of the cached property
+    assert of_a_gpu.recommend("games:u3", 4, mask_seen=False).equals(best)
     assert results.users["user"].str.startswith(("books:", "games:")).all()

@@ -101,7 +101,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 _FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": seeds, "device": str,
-              "data_dir": Path}
+              "data_dir": lambda text: Path(text).expanduser()}
 
 
 def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
