@@ -74,6 +74,7 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
     if sessions and backbone.own_samples(local) is not None:
         raise Incompatible(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set "
                            f"stream=blocks, or a sequential backbone with sessions.", "backbone", _is_sequential)
+    _check_own_terms(backbone, sequential or backbone.own_samples(local) is not None, sequential)
     if init == "per_client" and not sequential:
         raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
                         f"backbones can start at the clients.")
@@ -95,6 +96,16 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
         raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
                            f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
                            f"the user.", "backbone", lambda cls: cls.factor_names is not None)
+
+
+def _check_own_terms(backbone: Backbone, makes_loss: bool, sequential: bool) -> None:
+    """Raise UserError if a backbone declares what nobody asks of it. ``makes_loss``: it makes its whole loss itself."""
+    if makes_loss and backbone.overrides("regulariser"):
+        raise UserError(f"backbone '{backbone.name}' has regulariser(), which is not asked of sequential backbones and "
+                        f"of those with own_loss(); add the term to the loss there.")
+    if backbone.weight_decay and (sequential or not backbone.whole_tables):
+        raise UserError(f"backbone '{backbone.name}' has weight_decay, which needs whole_tables = True and a backbone "
+                        f"that is not sequential.")
 
 
 def check_single_updates(backbone: Backbone, what: str, init: str) -> None:

@@ -364,6 +364,9 @@ class Federation:
         if self.cross_silo or any(step.sessions for step in self.stream.steps):
             raise UserError(f"setting 'attack': found {attack.name}, accepted: none with sessions or domains; "
                             f"malicious clients go with stream=blocks and static.")
+        if self.method.topology == "local":
+            raise UserError(f"setting 'attack': found {attack.name}, accepted: none with method '{self.method.name}', "
+                            f"whose clients upload nothing.")
         if share > (0.5 if attack.among_users else 1.0):
             most = "0.5 of all clients" if attack.among_users else "1, as many as the honest ones"
             raise UserError(f"setting 'malicious': found {share:g}, accepted: at most {most}; there would be more "

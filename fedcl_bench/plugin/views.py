@@ -202,7 +202,8 @@ class LocalSessions(Local):
 
     @abstractmethod
     def encode_next(self, dropout: bool = True) -> Tensor:
-        """Representations of each client's next session under its present model: (C, L, d)."""
+        """Representations of each client's next session under its present model, of a backbone that remembers nothing
+        of its clients: (C, L, d)."""
 
     @abstractmethod
     def replay(self, dropout: bool = True) -> Tensor:

@@ -67,8 +67,9 @@ def _names_in(content: bytes) -> frozenset[str]:
 
 
 def numbers_of(cls: type, path: Path, content: bytes) -> int | str:
-    """What stands for the code of a plugin's file in run hashes."""
-    return cls.numbers if path.resolve().parent in shipped_folders() else digest(content)
+    """What stands for the code of a plugin's file in run hashes; in a clone one's own may lie beside shipped ones."""
+    carried = vars(cls).get("numbers") if path.resolve().parent in shipped_folders() else None
+    return digest(content) if carried is None else carried
 
 
 @dataclass

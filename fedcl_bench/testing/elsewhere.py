@@ -28,7 +28,7 @@ from ..federation.parts import Federation, Progress
 from ..federation.remote import Server, ServerClients, sizes_of
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.config import RunConfig
-from ..runs.registry import RECBOLE, Registry
+from ..runs.registry import RECBOLE, discover
 from .properties import similarity, random_state
 from .report import Inapplicable, Violated
 from .trials import ROUNDS, Pair, finished, runs_differ, where
@@ -56,7 +56,9 @@ class SmallRun:
         return cls(tuple(plugin.path for plugin in plugins), pair.method, pair.backbone, pair.kind, dict(pair.settings))
 
     def pair(self) -> Pair:
-        registry = Registry(waiting={path: path.read_bytes() for path in self.files})
+        registry = discover()  # which imports plugins of installed packages as parts of these
+        packaged = {plugin.path for plugin in registry.loaded.values()}
+        registry.waiting = {path: path.read_bytes() for path in self.files if path not in packaged}
         return Pair(registry, self.method, self.backbone, self.kind, self.settings)
 
     def __call__(self) -> tuple[RunConfig, Stream]:

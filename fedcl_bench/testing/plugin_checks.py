@@ -104,6 +104,7 @@ def _of_metric(checker: _Checker, registry: Registry, partners: Iterable[str]) -
 def _of_attack(checker: _Checker, registry: Registry, partners: Iterable[str]) -> Report:
     """What is asked of an attack: with FT on backbones."""
     for backbone in partners or ("fedmf",):
+        registry.get("backbone", backbone)  # or a UserError
         pair = Pair(registry, "ft", backbone, "blocks", {"attack": checker.plugin.name, "malicious": 0.2})
         if checker.holds("runs", properties.runs, pair):
             checker.all_hold([*properties.OF_ATTACKS, *_OF_EVERY_RUN], pair)

@@ -15,7 +15,8 @@ def without_public(cls: type[Backbone], rate: float, whole_tables: bool = False)
     tables, not those that they look up alone."""
     return type("OwnCopies", (_OwnCopies,), {
         "original": cls, "own_rate": rate, "whole_tables": whole_tables,
-        **{name: getattr(cls, name) for name in ("name", "title", "Settings", "pairwise", "explicit")}})
+        **{name: getattr(cls, name)
+           for name in ("name", "title", "Settings", "pairwise", "explicit", "needs_features")}})
 
 
 class _OwnCopies(Backbone):
@@ -29,6 +30,14 @@ class _OwnCopies(Backbone):
         self.inner = self.original(settings)
         shared = self.inner.new_rows(0, range(0), range(0))[0]
         self.shared, self.empty = list(shared), {**self.inner.new_personal(0, range(0)), **shared}
+
+    @property
+    def features(self):
+        return self.inner.features
+
+    @features.setter
+    def features(self, value):
+        self.inner.features = value
 
     def new_rows(self, seed, users, items):
         dense = {name: value.expand(len(users), *value.shape).clone()

@@ -137,7 +137,7 @@ class FactoredTrainer(ListTrainer):
 
     def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
         """The backbone's factors of the logits; ``vectors`` are their values before the next update."""
-        vectors, constants = self.backbone.factors(clients)
+        vectors, constants = self.backbone.factors({**self.client_context, **clients})
         table, number = self.outer.table, len(self.users)
         shape = (number, table.shape[1])
         checks.check_tensor(self.backbone, "factors", vectors, shape, "(C, d): a vector per client")

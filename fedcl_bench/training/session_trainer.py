@@ -144,15 +144,15 @@ class SessionView(TrainerView, views.LocalSessions):
         self.features: Tensor | None = None
 
     def encode(self) -> Tensor:
-        trainer = self._trainer
-        inputs = trainer.inputs(trainer.slots.sample[:, :self.sequence.real.shape[1]])
-        return self._encoded(inputs, self.sequence, Dropout())
+        slots, length, samples = self._trainer.slots.sample, self.sequence.real.shape[1], self._trainer.sampled.shape[1]
+        more = [slots[:, samples:]] if slots.shape[1] > samples else []
+        return self._encoded(slots[:, :length], self.sequence, Dropout(), *more)
 
     def encode_next(self, dropout: bool = True) -> Tensor:
         trainer = self._trainer
         keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
         following = trainer.slots.replay[:, :self.next_sequence.real.shape[1]]
-        return self._encoded(trainer.inputs(following), trainer.next_sequence, Dropout(keys))
+        return self._encoded(following, trainer.next_sequence, Dropout(keys))
 
     def replay(self, dropout: bool = True) -> Tensor:
         trainer, backbone, replays = self._trainer, self._trainer.backbone, self._trainer.replays
@@ -175,9 +175,12 @@ class SessionView(TrainerView, views.LocalSessions):
         return backbone.with_constant(vectors) @ rows.transpose(1, 2)
 
     @torch.no_grad()
-    def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
-        inputs = inputs * sequence.real.unsqueeze(2)
-        return self._trainer.backbone.session_vectors(self.dense, inputs, sequence, dropout).vectors
+    def _encoded(self, slots: Tensor, sequence: Sequence, dropout: Dropout, *more: Tensor) -> Tensor:
+        """``more``: slots of more items, which follow the session's."""
+        trainer = self._trainer
+        inputs = torch.cat([trainer.inputs(slots) * sequence.real.unsqueeze(2), *map(trainer.inputs, more)], 1)
+        clients = {**self.dense, **trainer.client_context, **trainer.derived}
+        return trainer.backbone.session_vectors(clients, inputs, sequence, dropout).vectors
 
 
 class SessionTrainer(ChunkTrainer):

@@ -192,7 +192,7 @@ class CCD(ProxyReplay, Central):
         user, column = weights.nonzero().T
         order = self._order(len(user), step, draw, of="replay")
         weight = self.settings.lambda_replay * math.exp(-draw.round / self.settings.anneal)
-        for chosen in order.split(self.settings.central_batch):
+        for chosen in order.split(self.settings.central_batch) if len(order) else ():
             who, which = user[chosen], (user[chosen], column[chosen])
             scores = self._scored(backbone, model, parameters, who, items[which][:, None])[2].squeeze(1)
             yield weight * binary_cross_entropy_with_logits(scores, labels[which]), len(who)

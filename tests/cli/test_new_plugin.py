@@ -171,6 +171,7 @@ def test_every_kind_of_method_passes_check(kind, monkeypatch, tmp_path, output):
     (["method", "test-mine"], "'test-mine', which means something else"),
     (["method", "torch"], "'torch', which means something else"),
     (["method", "class"], "'class', which means something else"),
+    (["method", "pull", "--kind", "penalty"], "'pull', which means something else"),
     (["method", "kd"], "the name 'kd' is taken by the method in"),
     (["method", "fedmf"], "the name 'fedmf' is taken by the backbone in"),
     (["backbone", "mine", "--kind", "replay"], "--kind: found 'replay' for a backbone; only methods come in several"),

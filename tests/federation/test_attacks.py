@@ -287,6 +287,7 @@ def test_records_have_the_exposure_of_every_block(registry, tmp_path):
     ("clusterattack", {"backbone": "gpfedrec"}, "attack 'clusterattack' needs a server .* of 'gpfedrec'"),
     ("clusterattack", {"upload_clip": 1.0}, "'upload_clip': found 1.0, accepted: 0.0 with attack 'clusterattack'"),
     ("fedrecattack", {"weighting": "interactions"}, "'weighting': found interactions, accepted: uniform with"),
+    ("clusterattack", {"method": "alone"}, "'attack': found clusterattack, accepted: none with method 'alone', whose"),
     ("clusterattack", {"method": "colr"}, "found method 'colr', accepted: methods whose clients send changes"),
     ("fedrecattack", {"aggregator": "krum", "krum_malicious": 400}, "'krum_malicious': found 400, accepted: less than"),
     ("fedrecatack", {}, "unknown attack 'fedrecatack'"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import oracle
 import pytest
 import torch
-from helpers import finish, grown, recbole_config, same_clients, same_tables
+from helpers import build, finish, grown, recbole_config, same_clients, same_tables
 from recbole.config import Config
 from recbole.data.interaction import Interaction
 from recbole.trainer import Trainer
@@ -23,6 +23,7 @@ from fedcl_bench.rng import DrawKey
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing.worlds import ragged
+from fedcl_bench.toolbox.own_parameters import without_public
 
 ITEM = "item_embedding.weight"
 SETTINGS = {"k_core": 60, "blocks": 3, "rounds": 2, "patience": 0, "precision": "float64"}
@@ -241,3 +242,10 @@ def test_popular_items_are_counted_once_under_joint(started):
     step = f.stream.steps[2]
     found, expected = (ranks_by(each, step, each.method).counts for each in (f, ft))
     assert torch.equal(found, expected)
+
+
+def test_a_backbone_of_clients_alone_reads_the_features_of_items(registry):
+    reads = type("Reads", (type(build(registry, "backbone", "fedmf")),), {"needs_features": True})
+    backbone = without_public(reads, 0.1)(reads.Settings())
+    backbone.features = torch.ones(3, 2)
+    assert backbone.needs_features and backbone.inner.features is backbone.features

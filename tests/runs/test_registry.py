@@ -21,7 +21,7 @@ from fedcl_bench.runs import registry as registry_module
 from fedcl_bench.runs.config import make_config, resolve
 from fedcl_bench.runs.metadata import (digest, Metadata, OWN_METRICS, plugin_files, read_all, refuse_typos,
                                        shipped_folders)
-from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.registry import discover, numbers_of
 
 SHRINK = '''"""Shrink: an example method in one file."""
 from dataclasses import dataclass
@@ -54,6 +54,8 @@ def test_shipped_plugins_and_the_version_of_their_numbers(registry):
     for plugin in registry.plugins.values():
         if plugin.kind != "metric":
             assert plugin.numbers == vars(plugin.cls)["numbers"] and isinstance(plugin.numbers, int)
+    mine, beside = type("Mine", (registry.get("method", "ft").cls,), {}), shipped_folders()[0] / "mine.py"
+    assert numbers_of(mine, beside, b"content") == digest(b"content")  # one's own, in a clone
     assert registry.get("backbone", "recbole:BPR").numbers == f"1 of RecBole {version('recbole')}"
     assert registry.get("metric", "ndcg").numbers is None
 
@@ -216,11 +218,13 @@ def test_settings_accept_what_they_say():
         number: float = setting(1.0, "a number")
         text: str = setting("", "a text")
         many: tuple[int, ...] = setting((1,), "numbers", low=1)
+        names: tuple[str, ...] = setting((), "names")
 
     def one(**values):
         return assemble([Some], [("here", values)], "a test")[0]
     assert one(flag="true").flag is True and one(number="1e-3").number == 0.001 and one(number=2).number == 2.0
-    assert one(many="3,4").many == (3, 4) and one(many=[5]).many == (5,) and one(many=6).many == (6,)
+    assert one(many="3, 4").many == (3, 4) and one(many=[5]).many == (5,) and one(many=6).many == (6,)
+    assert one(names="a, b").names == ("a", "b") and one(names="none").names == ()
     for bad in (dict(flag="1"), dict(flag=1), dict(number=True), dict(number="inf"), dict(text=3), dict(many=""),
                 dict(many="0")):
         with pytest.raises(UserError):
@@ -315,6 +319,7 @@ def test_broken_plugins_are_listed_and_fail_only_when_chosen(tmp_path, capsys):
 
 @pytest.mark.parametrize("does, says", [
     ("return 1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit"),
+    ("open('no such file')", "FileNotFoundError"),
     ("raise RuntimeError('\\x1b[2J\\nb' * 500)", r"RuntimeError: \\x1b")])
 def test_an_error_of_a_hook_names_plugin_hook_and_line(tmp_path, capsys, does, says):
     other = "from fedcl_bench import Metric; Other = type('Other', (Metric,), {'name': 'other', 'title': 'other'})"

@@ -66,7 +66,7 @@ CHEATERS = [
      "shape (users, ...)"),
     (cheaters.PullsToTheServer, "clients elsewhere", "apart from their server, as real clients are: "),
     (cheaters.PullsToANumber, "runs", "pull returned 0.5 as 'to' of 'item_embedding.weight',\nexpected a floating "
-     "tensor of 41 or fewer, as (6,) each"),
+     "tensor of 41 or fewer, as (24,) each"),
     (cheaters.PullsToNothing, "runs", "expected None or a Pull, with a weight from 0 and, of a private parameter, what "
      "to"),
     (cheaters.PenalisesNumbers, "runs", "row_penalty returned a torch.float64 tensor of shape", "a penalty per row"),

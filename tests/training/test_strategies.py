@@ -6,8 +6,10 @@ import pytest
 import torch
 from helpers import build, grown, one_step, ragged, strategy_of, train_round
 
-from fedcl_bench import ITEM, USER, Backbone
+from fedcl_bench import ITEM, USER, Backbone, UserError
 from fedcl_bench.cli.main import main
+from fedcl_bench.federation.compatibility import StreamKind, check
+from fedcl_bench.federation.settings import FederationSettings
 from fedcl_bench.training.strategies import Strategy, Training, choose_strategy, meaning_of
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.functional import dot
@@ -72,6 +74,17 @@ def test_what_a_backbone_changes_is_heeded(registry, monkeypatch, hooks, strateg
     monkeypatch.setattr(ops, "why_not", lambda: None)
     backbone = changed(build(registry, "backbone", "fedmf"), **hooks)
     assert strategy_of(backbone, FT, model_of(backbone), LocalSettings()) is Strategy[strategy]
+
+
+@pytest.mark.parametrize("name, hooks, message", [
+    ("fedmf", {"weight_decay": 0.1}, "has weight_decay, which needs whole_tables"),
+    ("feddae", {"regulariser": lambda *arguments: 0.0}, r"has regulariser\(\), which is not asked"),
+    ("sasrec", {"regulariser": lambda *arguments: 0.0}, r"has regulariser\(\), which is not asked")])
+def test_what_a_backbone_declares_and_nobody_asks_is_refused(registry, name, hooks, message):
+    backbone = changed(build(registry, "backbone", name), **hooks)
+    kind = StreamKind(domains=False, sessions=name == "sasrec", known=False, features=False)
+    with pytest.raises(UserError, match=message):
+        check(backbone, FT, kind, "federated", LocalSettings(negatives=1), FederationSettings())
 
 
 @pytest.mark.parametrize("hooks", [{"end_local": lambda self, local: None},

@@ -215,6 +215,40 @@ def test_replayed_sessions_are_those_of_the_client(registry):
         next(run(f))
 
 
+class Encodes(Method):
+    """Keeps what the clients' present models make of their sessions."""
+
+    first_step, vectors = 0, None
+
+    def local_loss(self, local):
+        self.vectors = local.encode()
+
+
+@pytest.mark.parametrize("name", ["sasrec", "dmi-gnn", "hearint"])
+def test_sessions_are_encoded_with_what_clients_remember(registry, name):
+    method = Encodes(NoSettings())
+    backbone = build(registry, "backbone", name, dim=4, max_length=5)
+    next(run(federation(registry, session_stream(session_log(40), 40), method, backbone)))
+    assert method.vectors.shape[2] == 4 and method.vectors.isfinite().all()
+
+
+@pytest.mark.parametrize("hook", ["score", "factors"])
+def test_what_clients_remember_is_among_their_parameters_in_training_too(registry, hook):
+    base, asked = type(build(registry, "backbone", "fedmf")), []
+
+    def remember(self, step, memory):
+        return {"half": torch.full((step.n_users, 1), 0.5)}
+
+    def halved(self, clients, *others):
+        asked.append(clients["half"])
+        return super(cls, self).score(clients, *others) * clients["half"] if hook == "score" else \
+            (clients[USER] * clients["half"], None)
+
+    cls = type("Remembers", (base,), {"remember": remember, hook: halved})
+    *_, last = run(federation(registry, growing_stream(), Method(NoSettings()), cls(base.Settings()), rounds=2))
+    assert last.curve and len(asked) >= len(last.curve)
+
+
 class Looks(Method):
     """Scores are made of the rows that it sees, which are of the items that it sees, as are those that have moved."""
 

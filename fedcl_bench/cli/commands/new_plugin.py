@@ -99,7 +99,7 @@ def _names(kind: str, name: str) -> dict[str, str]:
         raise UserError(f"found the name '{name}', accepted: lower-case letters, digits and, between them, - and _, "
                         f"beginning with a letter, as ewma or my-mf.")
     cls, module = "".join(part.capitalize() for part in re.split("[-_]", name)), name.replace("-", "_")
-    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings", "Metric", "RankedLists", "Attack") \
+    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings", "Metric", "Pull", "Attack") \
             or name.startswith(("test_", "test-")) or name in ("conftest", "tests") or iskeyword(module) \
             or find_spec(module):  # a file of a module's name would hide it from tests in its folder
         raise UserError(f"found the name '{name}', which means something else to Python or pytest; choose another.")
