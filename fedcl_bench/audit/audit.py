@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import rng
 from ..training.trained import Trained
-from ..data.stream import Stream
+from ..data.stream import Step, Stream
 from ..rng import DrawKey
 from ..federation.loop import run
 from ..core.errors import Corrupt
@@ -33,7 +33,7 @@ from ..stats.significance import mean_interval
 from .attack import METRICS, OF_UPLOAD, SUM, Sums, Uploads, attack
 
 LEVELS = "levels"  # folder of finished levels
-_VERSION = 2  # of the numbers; raised when a change of the attack changes them
+_VERSION = 3  # of the numbers; raised when a change of the attack changes them
 HEADS = {"size_auc": "AUC", "size_precision": "precision", "size_auc_touched": "AUC, touched",
          "direction_auc": "AUC, direction", "direction_precision": "precision, direction"}
 # What the papers' own noise is worth, however strong it is.
@@ -74,7 +74,8 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
     returns. ``on_round`` is called and ``stop`` asked after every round. Raises Stopped when asked to, RunFailed when
     the run diverges."""
     federation, frames = level.config.federation(stream), []
-    chosen = {number: _chosen(level, stream, number - 1).cpu() for number in level.rounds}
+    step = federation.as_trained_on(stream.steps[level.block])
+    chosen = {number: _chosen(level, step, number - 1).cpu() for number in level.rounds}
     sums = Sums(torch.cat(list(chosen.values())).unique())
 
     def observe(key: DrawKey, model: Snapshot, trained: Trained) -> None:
@@ -99,9 +100,10 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
     return pd.concat(frames).sort_values(["round", "user"], ignore_index=True)
 
 
-def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
-    """Ids of the participants of a round whose uploads are attacked: the same in all rounds that have the same."""
-    users = level.config.server.attendance.of(stream.steps[level.block], level.config.seed, round_).users
+def _chosen(level: Level, step: Step, round_: int) -> Tensor:
+    """Ids of the participants of a round whose uploads are attacked: the same in all rounds that have the same.
+    ``step``: as the clients train on it."""
+    users = level.config.server.attendance.of(step, level.config.seed, round_).users
     keys = rng.client_keys(rng.key(level.config.seed, "audited clients", level.block), users)
     order = rng.sort_keys(rng.bits(keys, torch.zeros_like(users))).argsort()
     return users[order[:level.clients or len(users)]]
@@ -202,6 +204,8 @@ def notes(audit: Mapping[str, Any]) -> list[str]:
              f"all uploads of the client in the block up to it, added up, which averages noise out.",
              f"By chance: AUC .5, precision {chance['precision']:.3f}; knowing which rows changed, precision "
              f"{chance['precision_touched']:.3f}."]
+    if settings.get("init") == "per_client":
+        lines.append("The first upload, which is no change, is in no sum.")
     if settings.get("upload_clip", 0.0) > 0.0:
         norm = "L1" if settings.get("upload_mechanism", "laplace") == "laplace" else "L2"
         lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. " + (

@@ -229,7 +229,7 @@ def _channels(settings: Sequence[Any], stream: Stream, units: Sequence[Unit]) ->
          f"training interactions, so the others are held out or come later"),
         ("ids", lists, "items are numbered by first appearance in any split, and of equal scores the smaller number "
                        "wins; in sessions and domains the item to find loses"),
-        ("ties", timed and of_stream.tie_order != "random",
+        ("ties", timed and of_stream.tie_order != "random" and of_stream.inc_split != "random",
          f"{tied:,} of {tested:,} items to find have the time of something known of the user; unless tie_order=random, "
          f"the order of the file says which comes last (the predictor is told)" if timed else "times are not known"),
         ("later", timed, "clients train on what happens after another's item to find: popularity from then on"),

@@ -33,7 +33,7 @@ from ..reports.selection import Source, checked_spec, failure, find, find_all
 from ..runs.config import RunConfig, make_config
 from ..runs.metadata import RECBOLE
 from ..runs.registry import Registry, discover
-from ..runs.specs import RunSpec, parse_method, seed_text, tuned_file
+from ..runs.specs import RunSpec, parse_method, read_tuned, seed_text, tuned_file
 from ..stats.significance import detectable
 
 FILE, PLUGINS, TUNED = "submission.json", "plugins", "tuned"
@@ -202,6 +202,7 @@ def select(source: Source, text: str, places: Mapping[str, Iterable[str] | None]
 
     ``text``: the method, with settings of its own as ``f3crec:without=arm``; ``places``: ``backbone`` and ``dataset``
     to the names that are submitted, None: all that there are; ``changes``: settings of all runs."""
+    source = replace(source, assignments=())  # ``changes`` are in all specs, where a method's own come first
     method = source.registry.get("method", parse_method(text)[0]).name
     if method == REFERENCE or not source.registry.get("method", method).cls.needs_backbone:
         raise UserError(f"submit: found the method {method}, accepted: one that is tested against {REFERENCE} on a "
@@ -278,8 +279,10 @@ def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], com
     if out.exists() and not (out / FILE).is_file() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"--out: found {out}, which is there and no submission; name another folder.")
     files = _plugin_files(cells, source)
-    tuned = {path for place, runs in cells.items() for name in runs
-             if source.tuned and (path := source.tuned.file(name, *place)).is_file()}
+    tuned = {path for place, runs in cells.items() for name, (run, *_) in runs.items()
+             if source.tuned and (path := source.tuned.file(name, *place)).is_file()
+             and all(run.head["settings"].get(key, value) == value  # left out: without effect
+                     for key, value in read_tuned(path)["settings"].items())}
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(out) as folder:
         published.write(folder, [run for runs in cells.values() for several in runs.values() for run in several],

@@ -87,7 +87,7 @@ def _tuned(folder: Path, cells: Cells) -> str:
             if (path := tuned_file(folder / TUNED, name, *place)).is_file():
                 count += 1
                 for key, value in read_tuned(path)["settings"].items():
-                    if (found := several[0].head["settings"].get(key)) != value:
+                    if (found := several[0].head["settings"].get(key, value)) != value:  # left out: without effect
                         raise Rejected(f"{path}: field 'settings.{key}' is {value}, and the runs have {found}.")
     return f"{count} files have those of the runs" if count else "none"
 
@@ -145,9 +145,10 @@ def repeated(again: Run, run: Run, runs: Mapping[str, Sequence[Run]]) -> str:
     """Whether a run that was made again is that of the record, in words; raises Rejected. ``runs``: those of its
     backbone and dataset, by method."""
     for name in ("tested", "privacy"):
-        if again.meta[name] != run.meta[name]:
-            raise Rejected(f"{describe(run.meta)}: field '{name}' is {run.meta[name]}, and run again "
-                           f"{again.meta[name]}.")
+        # Notes on privacy tell of rounds, which another machine may have more or fewer of.
+        said, found = ({**each.meta[name], "notes": None} for each in (run, again))
+        if said != found:
+            raise Rejected(f"{describe(run.meta)}: field '{name}' is {said}, and run again {found}.")
     before, now = (each.meta["environment"] for each in (run, again))
     others = [f"{name} {now.get(name)} instead of {before.get(name)}" for name in _ROUNDING
               if now.get(name) != before.get(name)]
@@ -164,7 +165,7 @@ def _exactly(again: Run, run: Run) -> str:
                 raise Rejected(f"{describe(run.meta)}: run again, {metric} after block {t} is {_numbers(found)}; "
                                f"recorded is {_numbers(said)}, more than {TOLERANCE:g} away.")
             largest = max(largest, off)
-    for name in ("rounds", "best_round", "bytes"):
+    for name in ("rounds", "best_round", "bytes", "privacy"):
         if again.meta[name] != run.meta[name]:
             raise Rejected(f"{describe(run.meta)}: run again, field '{name}' is {again.meta[name]}; recorded is "
                            f"{run.meta[name]}.")

@@ -88,7 +88,7 @@ def _tuning(of: Answered) -> str:
     said = []
     for names, runs in of.cells.items():
         found = read_tuned(path) if (path := of.tuned.file(*names)).is_file() else None
-        if found and all(run.head["settings"].get(name) == value for run in runs
+        if found and all(run.head["settings"].get(name, value) == value for run in runs  # left out: without effect
                          for name, value in found["settings"].items()):
             space = ", ".join(f"{name} ({', '.join(map(as_text, values))})"
                               for name, values in found["space"].items())
@@ -102,7 +102,12 @@ def _tuning(of: Answered) -> str:
 
 
 def _seeds(of: Answered) -> str:
-    seeds = Counter(seed_text({run.seed for run in runs}) for runs in of.cells.values())
+    seeds_of: dict[tuple[Any, ...], set[int]] = {}
+    for run in of.runs:
+        settings = sorted((name, as_text(value)) for name, value in run.head["settings"].items())
+        names = (run.head[kind] for kind in ("method", "backbone", "dataset"))
+        seeds_of.setdefault((*names, *settings), set()).add(run.seed)
+    seeds = Counter(map(seed_text, seeds_of.values()))
     return "; ".join(f"{text} ({count} combination{'s' * (count > 1)})" for text, count in seeds.items())
 
 

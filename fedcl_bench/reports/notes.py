@@ -142,7 +142,9 @@ def tested(filling: Filling) -> Iterator[str]:
             if counts:
                 yield f"Test {what} of {label(dataset)}{f', {group}' * bool(group)}: {', '.join(counts)}."
         for column, cell in columns.items():
-            if (users := min(cell.users)) < FEW_USERS and _interval_key(cell)[0]:
+            if (users := min(cell.users)) < FEW_USERS and len(cell.users) > 1:
+                yield f"Only {users} test user{'s' * (users > 1)} in a part of {label(dataset)}."
+            elif users < FEW_USERS and _interval_key(cell)[0]:
                 low, high = interval_of_mean(cell.mean, users)
                 yield (f"Only {users} test user{'s' * (users > 1)}{f' in {where[column]}' * bool(where[column])}: the "
                        f"95 % interval of {_line(filling, cell.key)} ({cell.mean:.4f}) is {low:.4f} to {high:.4f}.")

@@ -20,6 +20,7 @@ DRAWS = 9999  # of the bootstrap and of sign flips
 LEVEL = 0.05  # of Friedman's test and Nemenyi's critical difference
 POWER = 0.8  # how probable it is to be that the smallest effect is found
 _AT_A_TIME = 256  # bootstrap samples of a share of headroom
+_NUMBERS = 1 << 24  # that are sampled at once, at most
 
 
 class TooFew(UserError):
@@ -125,7 +126,8 @@ def _interval(values: _Floats, draws: int, rng: np.random.Generator) -> tuple[fl
 
 def _in_parts(draws: int, n: int, sample: Callable[[tuple[int, int]], _Floats]) -> _Floats:
     """``sample((k, n))`` in pieces that bound the memory for many units."""
-    return np.concatenate([sample((min(500, draws - start), n)) for start in range(0, draws, 500)])
+    at_once = max(1, min(500, _NUMBERS // n))
+    return np.concatenate([sample((min(at_once, draws - start), n)) for start in range(0, draws, at_once)])
 
 
 def _sign_flips(d: _Floats, draws: int, rng: np.random.Generator) -> float:
@@ -259,7 +261,8 @@ def headroom(method: _Floats, reference: _Floats, bound: _Floats, draws: int = D
     if units < 2:
         raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
     rng, parts = np.random.default_rng(0), []
-    for size in (min(_AT_A_TIME, draws - at) for at in range(0, draws, _AT_A_TIME)):
+    at_once = max(1, min(_AT_A_TIME, _NUMBERS // units))
+    for size in (min(at_once, draws - at) for at in range(0, draws, at_once)):
         of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
         parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (gained, above)], 1))
     samples = np.concatenate(parts)

@@ -241,6 +241,17 @@ def test_a_sample_of_clients():
         pd.testing.assert_frame_equal(frame, expected)
 
 
+def test_clients_of_joint_are_those_that_train():
+    """On all data so far, also where they have none in the block."""
+    config = make_config(discover(), "joint", "fedmf", "ml-100k", overrides=[
+        ("test", {"rounds": 1, "patience": 0, "topk": "5", "valid_metric": "ndcg@5"})])
+    stream = few_clients()
+    found = attacked(Level(config, 1, (1,)), stream)["user"].nunique()
+    lengths = [step.train.lengths for step in stream.steps[:2]]
+    everyone = lengths[1] + torch.nn.functional.pad(lengths[0], (0, len(lengths[1]) - len(lengths[0])))
+    assert found == int((everyone > 0).sum()) > int((lengths[1] > 0).sum())
+
+
 # The command.
 
 AUDIT = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1,2", "--block", "0"]

@@ -111,6 +111,8 @@ def test_the_command(capsys):
     out = output_of(capsys, "leaks", "--set", "stream=static", "--set", "k_core=80", "--set", "tie_order=random")
     assert "negatives               closed         1.0000" in out and "at least 80 times" in out
     assert "ties                    closed" in out
+    assert not {each["name"]: each["on"] for each in found("--set", "inc_split=random", "--set", "k_core=80")[
+        "channels"]}["ties"]
     out = output_of(capsys, "leaks")
     assert all(name in out for name in leaks.PAPERS)
 

@@ -230,10 +230,12 @@ def test_runs_that_do_not_come_out_again_are_refused(own, again, refused, proces
 
 
 def test_another_processor_acts_like_another_seed(own, again, capsys):
+    """It may train more rounds or fewer, of which notes on privacy tell."""
     def alter(meta, users):
         meta["environment"]["processor"] = "Other"
+        meta["privacy"]["notes"] = ["epsilon = 17.39 over 60 rounds"]
         return meta, users
-    resealed(own / "board/halved", alter)
+    with_new_rows(own / "board/halved", alter)
     assert main(["verify", str(own / "board/halved")]) == 0
     assert "instead of Other, which rounds differently and acts like another seed: within" in capsys.readouterr().out
 
@@ -297,6 +299,14 @@ def test_runs_of_several_settings_are_refused(registry, tmp_path):
         submission.select(source, "f3crec", places, {}, tmp_path)
     cells = submission.select(source, "f3crec:eps=0.001", places, {}, tmp_path)
     assert {run.head["settings"]["eps"] for run in cells["fedmf", "ml-100k"]["f3crec"]} == {0.001}
+    more = tmp_path / "more"
+    for method, patience in (("f3crec", 10), ("f3crec", 20), ("ft", 20)):
+        for seed in range(3):
+            fabricate(more, registry, RunSpec(method, "fedmf", "ml-100k", (("patience", patience),)), seed, level(0.1))
+    source = Source(load_runs(more), registry, assignments=(("patience", 20),))
+    cells = submission.select(source, "f3crec:patience=10", places, {"patience": 20}, more)["fedmf", "ml-100k"]
+    assert {name: {run.head["settings"]["patience"] for run in runs} for name, runs in cells.items()} == {
+        "f3crec": {10}, "ft": {20}}
 
 
 # The page

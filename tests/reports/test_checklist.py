@@ -8,7 +8,7 @@ from helpers import output_of, refused
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports.checklist import AUTHORS, QUESTIONS
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,13 @@ def test_tuning_is_that_of_the_files_of_tune(folder, registry, tmp_path, capsys)
     assert re.search(r"ft on fedmf, ml-100k: 3 of 3 points of lr \((\S+, ){2}\S+\), budget of 24 runs of FT on 2 seeds",
                      found)
     assert "kd on fedmf, ml-100k: " in found and "fedncf" not in found
+    chosen = Tuned.of(True, tmp_path).settings("f3crec", "fedmf", "ml-100k")
+    for seed, more in enumerate(((), (("without", "arm"),))):  # of which the second leaves eps without effect
+        fabricate(tmp_path / "tuned", registry, RunSpec("f3crec", "fedmf", "ml-100k", (*chosen.items(), *more)), seed,
+                  level(0.08))
+    found = answered(capsys, "--records", tmp_path / "tuned", "--tuned")
+    assert "not tuned" not in found["How were methods and baselines tuned, with which budgets?"]
+    assert found["Which seeds?"] == "0 (1 combination); 1 (1 combination)"
     fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))  # by its defaults
     assert "f3crec on fedmf, ml-100k: not tuned" in answered(capsys, "--records", tmp_path, "--tuned")[
         "How were methods and baselines tuned, with which budgets?"]

@@ -98,11 +98,14 @@ def _compared(args: argparse.Namespace, registry: Registry) -> tuple[list[str], 
 def _over_grid(args: argparse.Namespace, runs: Mapping[tuple[str, str], dict[str, list[Run]]],
                labels: dict[str, str]) -> _Shown:
     """Friedman's test over all cells, which may have different numbers of blocks."""
+    from ...records.store import incremental
     from ...reports.comparison import over_grid
     from ...runs.specs import seed_text
     from ...stats.significance import LEVEL
 
     grid, test = over_grid(runs, args.metric, args.blocks)
+    averaged = {incremental(run) for of_cell in runs.values() for run, *_ in of_cell.values()}
+    blocks = args.blocks or (next(iter(averaged)) if len(averaged) == 1 else None)
     methods, order = list(labels.values()), sorted(range(len(labels)), key=lambda i: test.ranks[i])
     rows = [(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order), seed_text(row.seeds))
             for row in grid]
@@ -117,8 +120,8 @@ def _over_grid(args: argparse.Namespace, runs: Mapping[tuple[str, str], dict[str
     else:
         groups = (", ".join(methods[i] for i in group) for group in test.groups)
         below.append(f"Not significantly different from each other: {'; '.join(groups)}.")
-    content = {"blocks": args.blocks, "methods": list(labels), "rows": [asdict(row) for row in grid], **asdict(test)}
-    title = (f"{args.metric} on the block just trained, {_blocks(args.blocks)}, mean over the seeds that all methods "
+    content = {"blocks": blocks, "methods": list(labels), "rows": [asdict(row) for row in grid], **asdict(test)}
+    title = (f"{args.metric} on the block just trained, {_blocks(blocks)}, mean over the seeds that all methods "
              f"have")
     return _Shown(content, title, ("backbone, dataset", *(methods[i] for i in order), "common seeds"), rows, below)
 
@@ -170,7 +173,7 @@ def _test(test: PairedComparison) -> tuple[str, str, str]:
 def _blocks(blocks: Sequence[int] | None) -> str:
     from ...runs.specs import seed_text
 
-    return "all blocks but 0" if blocks is None else f"block{'s' * (len(blocks) > 1)} {seed_text(blocks)}"
+    return "the blocks after the first" if blocks is None else f"block{'s' * (len(blocks) > 1)} {seed_text(blocks)}"
 
 
 def _row(c: Comparison, label: str) -> tuple[str, ...]:

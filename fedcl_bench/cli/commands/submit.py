@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
     damaged: list[Corrupt] = []
     changes, registry = settings_of(args), discover(args.plugins)
     source = source_of(args, registry, say=damaged.append, assignments=tuple(changes.items()))
-    cells = submission.select(source, args.method, {"backbone": args.backbones, "dataset": args.datasets}, changes,
+    backbones = args.backbones and [registry.spelled("backbone", name) for name in args.backbones]
+    cells = submission.select(source, args.method, {"backbone": backbones, "dataset": args.datasets}, changes,
                               args.records)
     if damaged:
         raise damaged[0]
