@@ -89,6 +89,9 @@ def _advice(name: str) -> str:
             "topology=local.")
 
 
+OF_SETTINGS = " (settings 'dim', 'max_length' and 'model' are part of it)."  # why RecBole refuses a model that it has
+
+
 class RecBoleBackbone(Backbone):
     """Base class of the backbones made by ``plugin``. Scores are what the model's ``full_sort_predict``, or ``predict``
     on all items, returns; a last sigmoid is taken back, and a softmax becomes its logarithm, so that they are logits.
@@ -104,8 +107,9 @@ class RecBoleBackbone(Backbone):
         try:
             design = _design(settings)
         except Refused as error:
-            hint = " (settings 'dim' and 'model' are part of it)" if settings.dim or settings.model else ""
-            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{hint}.\n{_advice(settings.NAME)}") from None
+            never = isinstance(client_facts.TABLE[settings.NAME], str)
+            cure = f".\n{_advice(settings.NAME)}" if never else OF_SETTINGS
+            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{cure}") from None
         self.parameters, self.facts, self._design = design.parameters, design.facts, design
         self._starts: dict[int, Starts] = {}
         self._caller = Caller(design.build, self.parameters, self.facts, settings.max_length, design.elements.score)

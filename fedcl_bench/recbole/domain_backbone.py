@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from . import domain_facts, models
 from .domain_facts import READS_TEXT, DomainFacts
 from .domain_modules import PRETRAIN, Design, RecBoleModule, hyper_parameters, prepared
 from .domain_semantics import SemanticRecommender
+from .adapter import OF_SETTINGS, RecBoleSettings
 from .models import PREFIX, Refused, tried
 from .parameters import classify
 
@@ -74,13 +75,15 @@ class RecBoleDomainBackbone(ModuleBackbone):
         if settings.private:
             raise UserError(f"setting 'private': found '{settings.private}', accepted: none in a stream of domains, "
                             f"where topology=local keeps all parameters at the domain.")
+        known = hyper_parameters(settings.NAME)
+        self._values = settings.hyper_parameters(known)
+        _require_masked({**known, **self._values}, settings)
         try:
             self.design = _design(settings)
         except Refused as error:
-            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}, so it cannot be trained by domains.\n"
-                            f"`run_bench.py list recbole` shows the RecBole models that can.") from None
-        known = hyper_parameters(settings.NAME)
-        self._values = settings.hyper_parameters(known)
+            cure = OF_SETTINGS if isinstance(domain_facts.TABLE.get(settings.NAME), DomainFacts) else (
+                ", so it cannot be trained by domains.\n`run_bench.py list recbole` shows the RecBole models that can.")
+            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{cure}") from None
         width = max(size for key, size in {**known, **self._values}.items() if models.is_size(key))
         super().__init__(replace(settings, dim=width))
         if not self._has_semantics:
@@ -105,6 +108,15 @@ class RecBoleDomainBackbone(ModuleBackbone):
         if self.settings.NAME != "S3Rec":
             return super().stages()
         return Stage(PRETRAIN, rounds=self.settings.pretrain_rounds), Stage("finetune", new_optimiser=True)
+
+
+def _require_masked(values: Mapping[str, Any], settings: RecBoleSettings) -> None:
+    """Raise UserError if RecBole's masking, which rounds down, would mask no item, with which it does not go on."""
+    share = values.get("mask_ratio")
+    if models.defaults(settings.NAME).get("transform") and isinstance(share, (int, float)) \
+            and int(share * settings.max_length) < 1:
+        raise UserError(f"setting 'max_length': found {settings.max_length}, accepted: so many items that mask_ratio="
+                        f"{share} of them is one or more.")
 
 
 def _require_unseen(data: DomainData) -> None:

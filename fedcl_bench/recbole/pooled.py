@@ -221,7 +221,8 @@ class RecBoleMethod(Method):
             try:
                 self._pooled = _Pooled(self.model, self.settings, step.train, step.n_items, seed)
             except (Refused, ValueError) as error:
-                raise UserError(f"method '{self.name}' {error}") from None
+                said = str(error).partition(" Please set")[0].rstrip(".")  # which names a setting of RecBole's
+                raise UserError(f"method '{self.name}': {said}.") from None
         return self._pooled
 
     def rescore(self, users, scores, model, backbone):

@@ -114,6 +114,9 @@ def test_a_dataset_keeps_its_own_columns_and_filters(registry):
     yaml.write_text("USER_ID_FIELD: who\nTIME_FIELD: place\n")
     other, stream = stream_of(registry, "books+games")
     assert histories(stream, 0, "test")["books:u1"] == named("books", BOOKS["u1"]) and other.hash != config.hash
+    yaml.write_text("USER_ID_FIELD: who\nTIME_FIELD: place\nval_interval: {place: '[99,inf)'}\n")
+    with pytest.raises(UserError, match=r"after val_interval \{'place': '\[99,inf\)'\}; correct val_interval in the"):
+        stream_of(registry, "books+games", k_core=0)
 
 
 @pytest.mark.parametrize("dataset, values, message", [

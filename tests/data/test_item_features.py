@@ -101,6 +101,7 @@ def test_columns_and_vectors_of_ones_own_are_chosen():
 @pytest.mark.parametrize("settings, item_file, message", [
     ({"item_columns": ("colour",)}, {}, "unknown column in setting 'item_columns' 'colour'"),
     ({"item_columns": ("kind", "kind")}, {}, "'item_columns': found 'kind' several times"),
+    ({}, {"kinds": "{colour: labels}"}, "unknown column under item_columns in .*shop.yaml 'colour'"),
     ({"encoder": "nobody"}, {}, "unknown encoder 'nobody'"),
     ({}, {"header": "item_id:token\tkind:token_seq\tyear:date\ttitle:sound"}, "'title': found type 'sound', accepted"),
     ({"item_columns": ("kind",)}, {"rows": 0}, "has none of the 6 items of shop's first block"),

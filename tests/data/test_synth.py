@@ -151,7 +151,10 @@ def test_an_existing_dataset_is_kept_unless_forced_and_a_file_is_no_folder(tmp_p
     assert (tmp_path / "data/x/x.inter").read_bytes() == before
     assert main([*command, "--force"]) == 0
     assert (tmp_path / "data/x/x.inter").read_bytes() == before  # the seed makes the bytes
+    (tmp_path / "data/x/x.item").write_text("item_id:token\n")
+    capsys.readouterr()
     assert main([*command, "--seed", "1", "--force"]) == 0
+    assert "x.item: was there before, and is read with these" in capsys.readouterr().out
     assert (tmp_path / "data/x/x.inter").read_bytes() != before
     (tmp_path / "data/x/x.inter").unlink()
     assert main(command) == 2 and "x.yaml: exists" in capsys.readouterr().err

@@ -402,7 +402,8 @@ def test_check_runs_models_in_double_precision(registry, name):
     ("SASRec", {"private": "item_*"}, "setting 'private': found 'item_\\*', accepted: none in a stream of domains"),
     ("SASRec", {"model": "{n_layer: 1}"}, "Did you mean 'n_layers'"),
     ("S3Rec", {"model": "{train_stage: finetune}"}, "train_stage"),
-    ("SASRec", {"dim": 7}, "cannot be built: ValueError"),
+    ("SASRec", {"dim": 7}, r"cannot be built: ValueError.*\(settings 'dim', 'max_length' and 'model' are part of it\)"),
+    ("BERT4Rec", {"max_length": 4}, "'max_length': found 4, accepted: so many items that mask_ratio=0.2 of"),
     ("SASRec", {"model": "{n_layers: 0}"}, "its loss fails: IndexError")])
 def test_what_cannot_be_trained_by_domains_is_said(registry, shops, name, settings, message):
     with pytest.raises(UserError, match=message):

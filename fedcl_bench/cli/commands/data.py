@@ -335,8 +335,10 @@ def _synth(args: argparse.Namespace) -> None:
         write_config(path, {"settings": {"blocks": log.blocks, "base_share": log.base_share}})
     print(f"{args.name}: {rows:,} interactions of {log.users:,} users and {items:,} items"
           + (f" ({log.items - items:,} others have none)" if items < log.items else ""))
-    for path in files:
-        print(f"wrote: {path}")
+    for file in files:
+        print(f"wrote: {file}")
+    if path.with_suffix(".item").exists():
+        print(f"note: {path.with_suffix('.item')}: was there before, and is read with these interactions")
     _say_next(args, "--method f3crec --backbone fedmf")
 
 

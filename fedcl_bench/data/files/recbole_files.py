@@ -296,8 +296,9 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     (user, users), (item, items) = (_categories(table.column(fields[part])) for part in ("user", "item"))
     rows = core(user, item, k_core, np.flatnonzero(left))
     if not len(rows):
-        raise UserError(f"{path}: no interaction is left of {count} after the {k_core}-core filter"
-                        f"{' and ' + str(dict(keep)) if keep else ''}; lower it with --set k_core=N.")
+        filters = [f"the {k_core}-core filter"] * (k_core > 1) + [f"val_interval {dict(keep)}"] * bool(keep)
+        cure = "lower it with --set k_core=N" if left.any() else "correct val_interval in the dataset's YAML file"
+        raise UserError(f"{path}: no interaction is left of {count} after {' and '.join(filters)}; {cure}.")
     session, rating = None, numbers(table.column(extra["rating"])) if "rating" in extra else None
     if "session" in extra:
         each, sessions = _categories(table.column(extra["session"]))

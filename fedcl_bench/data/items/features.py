@@ -31,7 +31,7 @@ from . import language_models, precomputed_vectors, tfidf
 from ..files.recbole_files import finite
 from .item_texts import columns_of, item_file, joined, read_fields, read_texts
 from ..settings import ItemFeatureSettings
-from ..source import DatasetSource, config_label
+from ..source import DatasetSource, config_label, configured
 from ..stream import Stream
 
 TFIDF, GIVEN = "tfidf", "given:"
@@ -275,6 +275,9 @@ def _chosen(source: DatasetSource, names: Sequence[str]) -> list[tuple[str, str]
     types, accepted = columns_of(path, source.config.ITEM_ID_FIELD), sorted({*KINDS.values(), "labels"})
     if wrong := [name for name in names if name not in types]:
         raise unknown("column in setting 'item_columns'", wrong[0], types)
+    # Configs of the suite name the columns of several versions of a publisher's file.
+    if wrong := [name for name in said if name not in types and source.name not in configured()]:
+        raise unknown(f"column under item_columns in {config_label(source.name)}", wrong[0], types)
     chosen = [(name, said.get(name) or KINDS.get(types[name], "")) for name in names or types]
     for name, kind in chosen:
         if names.count(name) > 1:
