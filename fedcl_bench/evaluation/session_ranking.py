@@ -122,6 +122,10 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
         """Each (n, ...): items before the one to find among the candidates and among all; its probability and that of
         the first candidate; the list."""
         ids = None if candidates is None else candidates[users]
+        if not len(users):  # of a node whose users are not evaluated; plugins are not asked
+            empty, of_all = users.double(), users if task.ranks_all else None
+            return (None if ids is None else users, of_all, empty, None if ids is None else empty,
+                    None if of_all is None or task.catalogue is None else users.new_empty(0, topk[-1]))
         target, wanted, others, every = _logits(backbone, method, model, task, protection, users, ids)
         sampled, negative, whole, items = None, None, None, None
         if ids is not None:

@@ -158,27 +158,32 @@ int negatives(const uint64_t *keys, const int64_t *wanted, const int64_t *others
 
 /* ---- local batches ---- */
 
-#define MOST_BUCKETS 1024
-
-typedef struct { uint64_t key; int64_t sample; int32_t bucket; } Between;
-
 /* Memory for dealing a client's samples out to local batches. */
 typedef struct {
     uint64_t *key;
-    int32_t begin[MOST_BUCKETS + 1], number[MOST_BUCKETS];
-    Between *between;
+    int32_t *begin, *number, *between;
     int64_t *next;
 } Deal;
 
+/* Of so many samples' buckets, which hold four each. */
+static int bits_of_buckets(int64_t samples) {
+    int bits = 1;
+    while (((int64_t)4 << bits) < samples) bits++;
+    return bits;
+}
+
 static int deal_begin(Deal *deal, int64_t samples, int64_t size) {
+    const int64_t buckets = (int64_t)1 << bits_of_buckets(samples);
     deal->key = malloc((samples + 1) * sizeof *deal->key);
+    deal->begin = malloc((buckets + 1) * sizeof *deal->begin);
+    deal->number = malloc(buckets * sizeof *deal->number);
     deal->between = malloc((samples + 1) * sizeof *deal->between);
     deal->next = malloc((samples / size + 2) * sizeof *deal->next);
-    return deal->key && deal->between && deal->next;
+    return deal->key && deal->begin && deal->number && deal->between && deal->next;
 }
 
 static void deal_end(Deal *deal) {
-    free(deal->key); free(deal->between); free(deal->next);
+    free(deal->key); free(deal->begin); free(deal->number); free(deal->between); free(deal->next);
 }
 
 /* Write the slots of a client's samples by local batch: those in the first columns, and those in the columns from head
@@ -194,11 +199,9 @@ static __attribute__((noinline)) void deal_out(Deal *deal, uint64_t stream, int6
     }
     /* Keys are uniform, so buckets of their upper bits hold few each; only in those across which a local batch ends are
        keys compared. */
-    int bits = 1;
-    while ((4 << bits) < samples && (1 << bits) < MOST_BUCKETS) bits++;
-    const int buckets = 1 << bits;
+    const int bits = bits_of_buckets(samples), buckets = 1 << bits;
     uint64_t *key = deal->key;
-    int32_t *begin = deal->begin, *number = deal->number;
+    int32_t *begin = deal->begin, *number = deal->number, *between = deal->between;
     memset(begin, 0, (buckets + 1) * sizeof *begin);
     for (int64_t i = 0; i < samples; i++) key[i] = mix(stream + (uint64_t)(i + 1) * GAMMA) >> 1;
     for (int64_t i = 0; i < samples; i++) begin[(key[i] >> (63 - bits)) + 1]++;
@@ -217,22 +220,21 @@ static __attribute__((noinline)) void deal_out(Deal *deal, uint64_t stream, int6
         if (left == 0) { low++; left = size; }
     }
     const int64_t batches = (samples + size - 1) / size;
-    int64_t split = 0, ahead = 0, *next = deal->next;
-    Between *between = deal->between;
-    for (int64_t i = 0; i < samples; i++) {
-        const int32_t bucket = (int32_t)(key[i] >> (63 - bits));
-        between[split] = (Between){key[i], i, bucket};
-        split += number[bucket] < 0;
+    int64_t *next = deal->next;
+    for (int64_t i = 0; i < samples; i++) {  /* -1 - number: how many of a bucket have been listed */
+        const int64_t bucket = key[i] >> (63 - bits);
+        if (number[bucket] < 0) between[begin[bucket] - 1 - number[bucket]--] = (int32_t)i;
     }
     for (int64_t b = 0; b < batches; b++) next[b] = b * size;
     for (int64_t i = 0; i < samples; i++) {
-        int64_t batch = number[key[i] >> (63 - bits)];
+        const int64_t bucket = key[i] >> (63 - bits);
+        int64_t batch = number[bucket];
         if (batch < 0) {
-            const Between *mine = between + ahead++;
-            int64_t rank = begin[mine->bucket];
-            for (int64_t o = 0; o < split; o++)
-                rank += between[o].bucket == mine->bucket
-                        && (between[o].key < mine->key || (between[o].key == mine->key && o < ahead - 1));
+            int64_t rank = begin[bucket];
+            for (int64_t o = begin[bucket]; o < begin[bucket + 1]; o++) {
+                const int64_t other = between[o];
+                rank += key[other] < key[i] || (key[other] == key[i] && other < i);
+            }
             batch = rank / size;
         }
         row[next[batch]++] = SLOT(i);
