@@ -55,7 +55,7 @@ def plain_optimiser(parameters, rates, settings):
 
 
 def return_freed_blocks():
-    for name in (memory._M_TRIM_THRESHOLD, memory._M_MMAP_THRESHOLD):  # glibc begins with these; a rise of its own is over
+    for name in (memory._M_TRIM_THRESHOLD, memory._M_MMAP_THRESHOLD):  # as glibc begins; its own rise is over
         ctypes.CDLL(None).mallopt(name, 128 << 10)
 
 

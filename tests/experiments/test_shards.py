@@ -71,7 +71,7 @@ RUNS = [
     ("ft", "session-transformer", {**TINY, "init": "server"}),
     ("ft", "dmi-gnn", {**TINY, "loss": "bce", "graph_neighbours": 2}),
     ("fcucr", "gru4rec", {**TINY, "without": "iupr", "teacher": "previous"}),
-    ("fcucr", "sasrec", {**TINY, "evaluate_users": 1}),  # one of the shards has nobody
+    ("fcucr", "sasrec", TINY),
     *[pytest.param("fcucr", backbone, TINY, marks=pytest.mark.long) for backbone in (
         "gru4rec", "tisasrec", "session-transformer")],
     ("fcucr", "gru4rec", {**TINY, "transfer": "before", "client_ratio": 0.7}),
@@ -97,6 +97,13 @@ def test_numbers_of_an_undivided_run(made, method, backbone, settings):
     # FCUCR's Dice divides by deviations near 0.
     assert_same(found, alone, 1e-7 if method == "fcucr" and backbone != "sasrec" else 1e-12)
     assert len(points) == len(alone.curve) + len(stream.steps)
+
+
+def test_a_shard_of_which_nobody_is_evaluated(made):
+    """Two users are, on three shards; plugins are not asked about nobody."""
+    config, stream = made("fcucr", "sasrec", **{**TINY, "evaluate_users": 1, "rounds": 1})
+    *_, alone = run(config.federation(stream))
+    assert_same(finish(Conductor(config, 3, (), Threads), config, stream)[0], alone, 1e-12)
 
 
 def test_more_shards_and_a_checkpoint_of_one_process(made):
