@@ -142,8 +142,8 @@ def ranks_by(f: Federation, step: Step, method: Method) -> Method:
         part = part.to(device)
         known = truncated_for_new_users(part, f.server.fold_in) if part.index < step.index else f.server.as_known(part)
         counts += torch.bincount(known.train.values, minlength=step.n_items)
-        part = f.server.as_known(part)
-        strangers[:part.n_users] &= part.train.lengths == 0
+        if f.acting_in(part).trains != "nobody":
+            strangers[:part.n_users] &= f.as_trained_on(part).train.lengths == 0
         if part.index > 0:
             strangers[part.old_users:part.n_users] = True
     return PopularItems(method, f.population.all_reduce({"counts": counts})["counts"], strangers)

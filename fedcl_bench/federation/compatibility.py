@@ -93,9 +93,10 @@ def _check_users(backbone: Backbone, method: Method, sessions: bool, local: Loca
     if method.overrides("sums"):
         _check_sums(backbone, method, init)
     if server.fold_in and server.cold_start == "mean" and backbone.factor_names is None:
-        raise Incompatible(f"setting 'cold_start': found mean, accepted: fold_in or popularity with "
-                           f"'{backbone.name}', whose scores are no inner products of items' public vectors and one of "
-                           f"the user.", "backbone", lambda cls: cls.factor_names is not None)
+        made = f"method '{method.name}' on " if method.overrides("trained_backbone") else ""
+        error = (f"setting 'cold_start': found mean, accepted: fold_in or popularity with {made}'{backbone.name}', "
+                 f"whose scores are no inner products of items' public vectors and one of the user.")
+        raise UserError(error) if made else Incompatible(error, "backbone", lambda cls: cls.factor_names is not None)
 
 
 def _check_own_terms(backbone: Backbone, makes_loss: bool, sequential: bool) -> None:

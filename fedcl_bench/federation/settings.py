@@ -23,12 +23,12 @@ class Disclosure(NamedTuple):
     value: str  # with which it does so
     learns: str  # what the server learns, as a clause
     accepted: str  # what clipping goes with instead
-    needs: str = ""  # another setting without which it is inactive, if there is one
+    needs: str = ""  # an attribute of the settings without which it is inactive, if there is one
 
 
 DISCLOSURES = (
     Disclosure("weighting", "interactions", "weights tell the server how many interactions a client has",
-               "weighting=uniform"),
+               "weighting=uniform", needs="weighted"),
     Disclosure("availability", "activity", "how often a client takes part tells the server how many interactions it "
                "has", "availability=always or day"),
     Disclosure("cold_start", "popularity", "the server gets exact counts of the items that clients train on",
@@ -154,6 +154,11 @@ class FederationSettings:
         from ..stats.clip_noise import Protection
 
         return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether what the server makes of uploads reads ``weighting``."""
+        return self.aggregator in ("mean", "norm_bound")
 
     @property
     def disclosures(self) -> list[Disclosure]:

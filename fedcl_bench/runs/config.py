@@ -117,11 +117,11 @@ class RunConfig:
                     "device": self.device, "settings": settings,
                     "backbone": [self.backbone.name, self.backbone.numbers],
                     "metrics": [[plugin.name, plugin.numbers] for plugin in self.metrics]}
+        identity |= {name: value for name in ("rating", "texts") if (value := getattr(source, name))}
         if not self.stream.split_file:
             configs = source.config.parts.values() if isinstance(source.config, JoinedConfig) else [source.config]
             identity["read"] = [[[getattr(config, column) for column in _COLUMNS], dict(config.val_interval)]
                                 for config in configs]
-            identity |= {name: value for name in ("rating", "texts") if (value := getattr(source, name))}
             if self.stream.stream == "sessions":
                 identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
                 if settings.get("train_share", 1.0) < 1.0:  # a share once left out items and test sessions too
@@ -257,7 +257,8 @@ CENTRAL_DEFAULTS = {"candidates": "all", "topk": (20,), "valid_metric": "mrr@20"
 
 def declared(stream: StreamSettings, *plugins: type) -> dict[str, Mapping[Any, str]]:
     """What the papers of a stream, a method and a backbone and their code read differently."""
-    return {**STREAM_AMBIGUITIES.get(stream.stream, {}), **ambiguities(*plugins)}
+    of_stream = STREAM_AMBIGUITIES.get("blocks" if stream.split_file else stream.stream, {})
+    return {**of_stream, **ambiguities(*plugins)}
 
 
 def without_effect(parts: AllSettings, backbone: type, method: type) -> dict[str, str]:
@@ -288,7 +289,16 @@ def _ignored(parts: AllSettings, backbone: type, method: type) -> dict[str, str]
             **dict.fromkeys(sampling, "where ratings are predicted, of which no negatives are drawn"),
             **method.ignored,
             **dict.fromkeys(protected, f"with the method {method.name}, whose clients send no changes"),
-            **dict.fromkeys(_OF_CLIENTS if no_client else (), f"with the method {method.name}, as no client trains")}
+            **dict.fromkeys(_of_clients(method, parts.server) if no_client else (),
+                            f"with the method {method.name}, as no client trains")}
+
+
+def _of_clients(method: type[Method], server: FederationSettings) -> Iterator[str]:
+    """What clients' training in rounds alone reads; new ones fit parameters by local training, too."""
+    fits = server.fold_in and server.cold_start == "fold_in" or server.cold_items == "fold_in"
+    acting = {each.name for each in fields(LocalSettings)} if fits and method.needs_backbone else set()
+    acting |= {"weighting"} if server.cold_items == "fold_in" else set()
+    return (name for name in _OF_CLIENTS if name not in acting)
 
 
 def _predicts_ratings(backbone: type[Backbone], parts: AllSettings) -> bool:
@@ -493,7 +503,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
 
         with registry.naming(lambda cls: not (cls.for_domains or cls.needs_sequential)):
             compatibility.check_ratings(backbone_plugin.name, method_plugin.cls)
-    if parts.stream.stream == "blocks" and parts.server.cold_items == "similar":
+    if (parts.stream.split_file or parts.stream.stream == "blocks") and parts.server.cold_items == "similar":
         from ..data.items.features import locate_texts
 
         source = replace(source, texts=locate_texts(source))

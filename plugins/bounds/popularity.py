@@ -22,7 +22,9 @@ class Popularity(Method):
         self.server_state = {"counts": torch.bincount(step.train.values, minlength=step.n_items)}
 
     def rescore(self, users, scores, model, backbone):
-        return self.server_state["counts"].to(scores).expand_as(scores)
+        counts = self.server_state["counts"]
+        later = scores.shape[1] - len(counts)  # items that arrive after the block's training (`cold_items`): never yet
+        return torch.nn.functional.pad(counts, (0, later)).to(scores).expand_as(scores)
 
 
 class Recency(Popularity):

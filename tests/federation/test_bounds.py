@@ -187,6 +187,9 @@ def test_what_does_not_go_together_is_refused(registry, started):
             make_config(registry, method, "fedmf", "ml-100k", overrides=[("test", {name: value})])
     frozen = {"batch_size": 64, "upload_noise": 0.1}  # which has clients in block 0
     make_config(registry, "frozen", "fedmf", "ml-100k", overrides=[("test", frozen)])
+    make_config(registry, "central", "fedmf", "ml-100k", overrides=[("test", {"fold_in": 2, "local_epochs": 3})])
+    with pytest.raises(UserError, match="accepted: fold_in or popularity with method 'alone' on 'fedmf', whose"):
+        started("alone", fold_in=2, cold_start="mean").check()
 
 
 @pytest.mark.parametrize("line, lacks", [("history = True", "must say how it gives up C1"),
@@ -242,6 +245,26 @@ def test_popular_items_are_counted_once_under_joint(started):
     step = f.stream.steps[2]
     found, expected = (ranks_by(each, step, each.method).counts for each in (f, ft))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("method", ["joint", "frozen"])
+def test_who_has_never_trained_depends_on_what_a_bound_trains_on(started, method):
+    """Joint's clients train on earlier blocks' data too, frozen's in block 0 alone."""
+    f = started(method, fold_in=2, cold_start="popularity")
+    steps = f.stream.steps[:1] if method == "frozen" else f.stream.steps
+    trained = torch.zeros(f.stream.steps[2].n_users, dtype=torch.bool)
+    for step in steps[:3]:
+        there = step.old_users if step.index else step.n_users  # new users arrive after the training
+        trained[:there] |= f.as_trained_on(step).train.lengths[:there] > 0
+    assert torch.equal(ranks_by(f, f.stream.steps[2], f.method).users, ~trained) and trained.any()
+
+
+@pytest.mark.parametrize("method", ["popularity", "recency"])
+def test_counts_of_items_that_arrive_after_the_training_are_none(started, method):
+    f = started(method)
+    last, items = finish(f), f.stream.steps[-1].n_items
+    scores = f.method.rescore(torch.arange(2), torch.zeros(2, items + 1), last.model, f.backbone)
+    assert scores[:, :items].any() and not scores[:, items].any()
 
 
 def test_a_backbone_of_clients_alone_reads_the_features_of_items(registry):

@@ -437,6 +437,18 @@ def test_texts_come_from_the_item_file(registry, tmp_path, monkeypatch):
     config.federation(stream).check()
     texts.write_text(texts.read_text().replace("word1", "word9"))
     assert stream_of(registry, "shop", "fedmf", **settings)[0].hash != config.hash
+    # Of a split file too, whatever stream the dataset's own file names.
+    Path("split.tsv").write_text("block\tuser\titem\tsplit\n" + "".join(
+        f"{block}\tu{user}\ti{(5 * user + 3 * block + place) % 12}\t{split}\n" for block in range(2)
+        for user in range(9) for place, split in enumerate(("train", "train", "valid", "test"))))
+    texts.with_suffix(".yaml").write_text("settings: {stream: static}\n")
+    settings = {**settings, "split_file": "split.tsv"}
+    del settings["blocks"]
+    beside = Path("split.item")
+    beside.write_text(texts.read_text())
+    before = stream_of(registry, "shop", "fedmf", **settings)
+    beside.write_text(texts.read_text().replace("word9", "word8"))
+    assert before[1].features and stream_of(registry, "shop", "fedmf", **settings)[0].hash != before[0].hash
 
 
 @pytest.mark.parametrize("backbone, settings, message", [

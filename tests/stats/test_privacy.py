@@ -20,6 +20,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
+from fedcl_bench.federation.settings import FederationSettings
 from fedcl_bench.federation.cross_device import CrossDevice, begin_step, most_rounds
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -279,3 +280,4 @@ def test_what_clipping_does_not_cover_is_refused(registry, backbone, server, wor
     with pytest.raises(UserError) as error:
         f.check()
     assert all(word in str(error.value) for word in words), error.value
+    assert not FederationSettings(weighting="interactions", aggregator="median").disclosures  # which reads no weights
