@@ -401,6 +401,9 @@ class Federation:
         elif self.backbone.overrides("serve"):
             raise Incompatible(f"{found} with '{self.backbone.name}', whose server does more than a mean.", "backbone",
                                lambda cls: cls.serve is Backbone.serve)
+        elif not any(table.numel() for table in (*self.backbone.new_rows(self.seed, range(0), range(1))[0].values(),
+                                                 *self.backbone.new_dense(self.seed).values())):
+            raise UserError(f"{found} with method '{self.method.name}', whose clients share no parameters.")
 
     def _check_negatives(self, step: Step) -> None:
         """Every client must have enough items to draw negatives from, among those that its block trains on."""

@@ -65,6 +65,9 @@ def test_a_checkpoint_has_what_it_remembers(registry, tmp_path):
 def test_what_does_not_go_with_it(registry, shops):
     with pytest.raises(UserError, match="'server_optimiser': found adam, accepted: none with 'gpfedrec', whose server"):
         parts(registry, backbone="gpfedrec", server_optimiser="adam").check()
+    with pytest.raises(UserError, match="accepted: none with method 'fedcia', whose clients share no parameters"):
+        federation_of(make_config(registry, "fedcia", "fedmf", "ml-100k", overrides=[
+            ("test", {"server_optimiser": "adam", "k_core": 80})]))
     with pytest.raises(UserError, match="'server_optimiser'.*has no effect with the method popularity, as no client"):
         make_config(registry, "popularity", "none", "ml-100k", overrides=[("test", {"server_optimiser": "adam"})])
     with pytest.raises(UserError, match="found adam, accepted: none with domains in blocks"):
