@@ -90,6 +90,11 @@ def _condition(text: str) -> tuple[_Comparison, ...]:
     return tuple(_Comparison(part[1], part[2] or "", tuple((part[3] or "").split("|"))) for part in parts)
 
 
+def holds(condition: str, instance: Any) -> bool:
+    """Whether a condition, as those of ``only_if``, holds of an instance that has all settings it names."""
+    return any(part.holds(getattr(instance, part.name)) for part in _condition(condition))
+
+
 def accepted(field: dataclasses.Field, kind: type) -> str:
     """What a setting accepts, in words."""
     meta = field.metadata

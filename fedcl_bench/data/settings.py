@@ -82,14 +82,19 @@ class StreamSettings:
                             f"domains are not told who the users of others are; or --set topology=central.")
 
     @property
+    def stream_in_effect(self) -> str:
+        """The stream; a split file has blocks."""
+        return "blocks" if self.split_file else self.stream
+
+    @property
     def of_domains(self) -> bool:
         """Whether the clients are domains."""
-        return self.stream == "domains" and not self.split_file
+        return self.stream_in_effect == "domains"
 
     @property
     def topology_in_effect(self) -> str:
         """The topology; federated where the setting has no effect."""
-        return self.topology if self.stream in ("sessions", "domains") and not self.split_file else "federated"
+        return self.topology if self.stream_in_effect in ("sessions", "domains") else "federated"
 
     @property
     def in_epochs(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.settings import setting
+from ..core.settings import holds, setting
 from ..data.settings import NOT_IN_EPOCHS
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ class Disclosure(NamedTuple):
     value: str  # with which it does so
     learns: str  # what the server learns, as a clause
     accepted: str  # what clipping goes with instead
-    needs: str = ""  # an attribute of the settings without which it is inactive, if there is one
+    needs: str = ""  # a condition on another setting without which it is inactive, if there is one
 
 
+WEIGHTED = "aggregator=mean|norm_bound"  # these read ``weighting``
 DISCLOSURES = (
     Disclosure("weighting", "interactions", "weights tell the server how many interactions a client has",
-               "weighting=uniform", needs="weighted"),
+               "weighting=uniform", needs=WEIGHTED),
     Disclosure("availability", "activity", "how often a client takes part tells the server how many interactions it "
                "has", "availability=always or day"),
     Disclosure("cold_start", "popularity", "the server gets exact counts of the items that clients train on",
@@ -68,7 +69,7 @@ class FederationSettings:
                                  only_if=NOT_IN_EPOCHS)
     weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
                              choices=("uniform", "interactions"),
-                             only_if=("topology=federated", "aggregator=mean|norm_bound"))
+                             only_if=("topology=federated", WEIGHTED))
     aggregator: str = setting("mean", "what the server makes of the clients' changes: their mean; of each number the "
                               "median, or the mean without the trimmed_share largest and smallest, of those who sent "
                               "it, times their share; Krum; or the mean of changes of bounded norm",
@@ -156,14 +157,9 @@ class FederationSettings:
         return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
 
     @property
-    def weighted(self) -> bool:
-        """Whether what the server makes of uploads reads ``weighting``."""
-        return self.aggregator in ("mean", "norm_bound")
-
-    @property
     def disclosures(self) -> list[Disclosure]:
         return [each for each in DISCLOSURES if getattr(self, each.name) == each.value
-                and (not each.needs or getattr(self, each.needs))]
+                and (not each.needs or holds(each.needs, self))]
 
     def as_known(self, step: Step) -> Step:
         """A step as its clients know it in its rounds: of new users their first interactions alone (``fold_in``), and

@@ -27,7 +27,7 @@ def keep_freed_blocks() -> None:
     except (OSError, AttributeError, TypeError):
         return
     mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-    mallopt(_M_MMAP_THRESHOLD, 1 << 28) or mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # before 2.35 it takes no more
+    mallopt(_M_MMAP_THRESHOLD, 1 << 28) or mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # older ones take no more
 
 
 def give_back_freed_blocks() -> None:

@@ -33,7 +33,7 @@ from ..reports.selection import Source, checked_spec, failure, find, find_all
 from ..runs.config import RunConfig, make_config
 from ..runs.metadata import RECBOLE
 from ..runs.registry import Registry, discover
-from ..runs.specs import RunSpec, parse_method, read_tuned, seed_text, tuned_file
+from ..runs.specs import RunSpec, has_settings, parse_method, read_tuned, seed_text, tuned_file
 from ..stats.significance import detectable
 
 FILE, PLUGINS, TUNED = "submission.json", "plugins", "tuned"
@@ -281,8 +281,7 @@ def write(out: Path, cells: Cells, source: Source, about: Mapping[str, str], com
     files = _plugin_files(cells, source)
     tuned = {path for place, runs in cells.items() for name, (run, *_) in runs.items()
              if source.tuned and (path := source.tuned.file(name, *place)).is_file()
-             and all(run.head["settings"].get(key, value) == value  # left out: without effect
-                     for key, value in read_tuned(path)["settings"].items())}
+             and has_settings(run.head, read_tuned(path)["settings"])}
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(out) as folder:
         published.write(folder, [run for runs in cells.values() for several in runs.values() for run in several],

@@ -20,7 +20,7 @@ from ..records.store import Run, describe, incremental
 from ..reports.frame import seed_averages
 from ..runs.config import RunConfig
 from ..runs.registry import Registry
-from ..runs.specs import read_tuned, tuned_file
+from ..runs.specs import has_settings, read_tuned, tuned_file
 from .submission import (TUNED, Cells, Place, Submission, cells_of, configs_of, digest_of_records, digests, read,
                          registry_of, rows_of)
 
@@ -87,8 +87,9 @@ def _tuned(folder: Path, cells: Cells) -> str:
             if (path := tuned_file(folder / TUNED, name, *place)).is_file():
                 count += 1
                 for key, value in read_tuned(path)["settings"].items():
-                    if (found := several[0].head["settings"].get(key, value)) != value:  # left out: without effect
-                        raise Rejected(f"{path}: field 'settings.{key}' is {value}, and the runs have {found}.")
+                    if not has_settings(several[0].head, {key: value}):
+                        raise Rejected(f"{path}: field 'settings.{key}' is {value}, and the runs have "
+                                       f"{several[0].head['settings'][key]}.")
     return f"{count} files have those of the runs" if count else "none"
 
 

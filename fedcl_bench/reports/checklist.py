@@ -14,7 +14,7 @@ from ..core.settings import as_text
 from ..core.text import for_latex, for_markdown
 from ..records.store import LEAKS, Run, describe, leaks, why_failed
 from ..runs.registry import Registry
-from ..runs.specs import Tuned, read_tuned, seed_text
+from ..runs.specs import Tuned, has_settings, read_tuned, seed_text
 from .comparison import NAMES, changes_of, words_of
 
 AUTHORS = "to be answered by the authors"
@@ -88,8 +88,7 @@ def _tuning(of: Answered) -> str:
     said = []
     for names, runs in of.cells.items():
         found = read_tuned(path) if (path := of.tuned.file(*names)).is_file() else None
-        if found and all(run.head["settings"].get(name, value) == value for run in runs  # left out: without effect
-                         for name, value in found["settings"].items()):
+        if found and all(has_settings(run.head, found["settings"]) for run in runs):
             space = ", ".join(f"{name} ({', '.join(map(as_text, values))})"
                               for name, values in found["space"].items())
             tried = (f"{len(found['trials'])} of {found['grid_points']} points of {space}, budget "

@@ -151,9 +151,9 @@ class RunConfig:
     def shares_base(self) -> bool:
         """Whether block 0 is that of all methods that train the backbone as it is from block 1 on. Methods of domains
         act in it; static streams and sessions have no other."""
-        cls, s = self.method.cls, self.stream
+        cls = self.method.cls
         return (cls.first_step > 0 and cls.trained_backbone is Method.trained_backbone
-                and (s.stream == "blocks" or bool(s.split_file)))
+                and self.stream.stream_in_effect == "blocks")
 
     def base_file(self, results: Path) -> Path:
         return results / SHARED / f"{self.base_hash}.pt"
@@ -198,7 +198,7 @@ class RunConfig:
         from ..federation import compatibility
 
         s = self.stream
-        kind = compatibility.StreamKind(s.of_domains, s.stream == "sessions" and not s.split_file,
+        kind = compatibility.StreamKind(s.of_domains, s.stream_in_effect == "sessions",
                                         s.of_domains and s.known_users, self.features is not None)
         method, backbone = self.instances()
         try:
@@ -257,8 +257,7 @@ CENTRAL_DEFAULTS = {"candidates": "all", "topk": (20,), "valid_metric": "mrr@20"
 
 def declared(stream: StreamSettings, *plugins: type) -> dict[str, Mapping[Any, str]]:
     """What the papers of a stream, a method and a backbone and their code read differently."""
-    of_stream = STREAM_AMBIGUITIES.get("blocks" if stream.split_file else stream.stream, {})
-    return {**of_stream, **ambiguities(*plugins)}
+    return {**STREAM_AMBIGUITIES.get(stream.stream_in_effect, {}), **ambiguities(*plugins)}
 
 
 def without_effect(parts: AllSettings, backbone: type, method: type) -> dict[str, str]:
@@ -289,11 +288,11 @@ def _ignored(parts: AllSettings, backbone: type, method: type) -> dict[str, str]
             **dict.fromkeys(sampling, "where ratings are predicted, of which no negatives are drawn"),
             **method.ignored,
             **dict.fromkeys(protected, f"with the method {method.name}, whose clients send no changes"),
-            **dict.fromkeys(_of_clients(method, parts.server) if no_client else (),
+            **dict.fromkeys(_needing_clients(method, parts.server) if no_client else (),
                             f"with the method {method.name}, as no client trains")}
 
 
-def _of_clients(method: type[Method], server: FederationSettings) -> Iterator[str]:
+def _needing_clients(method: type[Method], server: FederationSettings) -> Iterator[str]:
     """What clients' training in rounds alone reads; new ones fit parameters by local training, too."""
     fits = server.fold_in and server.cold_start == "fold_in" or server.cold_items == "fold_in"
     acting = {each.name for each in fields(LocalSettings)} if fits and method.needs_backbone else set()
@@ -503,7 +502,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
 
         with registry.naming(lambda cls: not (cls.for_domains or cls.needs_sequential)):
             compatibility.check_ratings(backbone_plugin.name, method_plugin.cls)
-    if (parts.stream.split_file or parts.stream.stream == "blocks") and parts.server.cold_items == "similar":
+    if parts.stream.stream_in_effect == "blocks" and parts.server.cold_items == "similar":
         from ..data.items.features import locate_texts
 
         source = replace(source, texts=locate_texts(source))

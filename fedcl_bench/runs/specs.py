@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Iterable
+from typing import Annotated, Any, Iterable, Mapping
 
 from msgspec import Meta, Struct
 
@@ -124,6 +124,11 @@ class _TunedFile(Struct):
 def read_tuned(path: Path) -> dict[str, Any]:
     """The content of a file that `tune` writes; raises Corrupt if it is another one, and FileNotFoundError."""
     return read_json(path, _TunedFile, "Delete it, and make it again with `run_bench.py tune`.")
+
+
+def has_settings(head: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
+    """Whether a run, by its ``head``, has settings that were chosen. It lacks those without effect."""
+    return all(head["settings"].get(name, value) == value for name, value in chosen.items())
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,14 @@ class BatchView(TrainerView, views.LocalBatch):
         if self._view.slots is None:
             return self.scores.gather(1, slots)[clients]
         own = trainer.gather(slots, trainer.own_rows)
-        return trainer.backbone.score({**trainer.remembering, **own}, trainer.gather(slots))[clients]
+        return trainer.backbone.score({**trainer.with_context, **own}, trainer.gather(slots))[clients]
 
     @torch.no_grad()
     def all_scores(self, clients: Tensor) -> Tensor:
         trainer = self._trainer
         if trainer.whole:
             return self.scores[clients].detach()
-        parameters = {name: values[clients] for name, values in trainer.remembering.items()}
+        parameters = {name: values[clients] for name, values in trainer.with_context.items()}
         if (tables := trainer.tables_now(clients)) is not None:
             own = {name: tables.pop(name) for name in trainer.personal}
             return trainer.backbone.score({**parameters, **own}, tables)
@@ -304,7 +304,7 @@ class ListTrainer(ChunkTrainer):
             loss, hook, own_term = self._own_loss(view, draw), "own_loss", None
 
             def scores() -> Tensor:
-                return self.backbone.score(self.remembering, self.rows)
+                return self.backbone.score(self.with_context, self.rows)
         else:
             made, loss, own_term = self._scored_loss(view)
             hook = "pair_loss" if view.pairs is not None else "loss"
@@ -344,7 +344,7 @@ class ListTrainer(ChunkTrainer):
         return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.personalised, self.draw.round)
 
     @property
-    def remembering(self) -> Tables:
+    def with_context(self) -> Tables:
         """Clients' parameters and what they remember (``Backbone.remember``)."""
         return {**self.client_context, **self.clients}
 

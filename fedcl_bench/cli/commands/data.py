@@ -314,6 +314,7 @@ def _download(args: argparse.Namespace) -> None:
 
 
 def _synth(args: argparse.Namespace) -> None:
+    from ...data.items.item_texts import item_file
     from ...data.streams.synth import SyntheticLog, write
 
     safe_name(args.name, "data synth")
@@ -337,8 +338,8 @@ def _synth(args: argparse.Namespace) -> None:
           + (f" ({log.items - items:,} others have none)" if items < log.items else ""))
     for file in files:
         print(f"wrote: {file}")
-    if path.with_suffix(".item").exists():
-        print(f"note: {path.with_suffix('.item')}: was there before, and is read with these interactions")
+    if (items_of := item_file(path)).exists():
+        print(f"note: {items_of}: was there before, and is read with these interactions")
     _say_next(args, "--method f3crec --backbone fedmf")
 
 
