@@ -165,8 +165,9 @@ class CrossSilo:
 
         start = progress.best.model if now.from_best and stage else progress.model
         for silo in self.silos:
+            seed = self.federation.seed if self.exchanging else silo.seed  # what is averaged is drawn alike
             for domain, module in zip(silo.domains, silo.load(start)):
-                with torch.no_grad(), silo_modules.seeded(silo.seed, "stage", stage, device=self.federation.device):
+                with torch.no_grad(), silo_modules.seeded(seed, "stage", stage, device=self.federation.device):
                     module.enter_stage(now.name)
                     first = torch.zeros(1, dtype=torch.int64, device=self.federation.device)  # are its scores right?
                     scores_after(self.federation.backbone, module, domain.step, "valid", first)

@@ -167,6 +167,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     hand: what only they tell is left out."""
     curve = columns_of(progress.curve)
     blocks, sent = list(_blocks(curve)), _bytes_of_all(curve)
+    up, down = curve["bytes_up"], curve["bytes_down"]
     metrics, matrix, continual = {}, {}, {}
     for name, r in matrices(progress).items():
         diagonal = [float(x) for x in np.diag(r)]
@@ -189,8 +190,10 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
                     "evaluate": float(curve["evaluate_seconds"].sum())},
         "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
-        "bytes": {"up_per_client_round": [curve["bytes_up"][rows].max().item() for rows in blocks],
-                  "down_per_client_round": [curve["bytes_down"][rows].min().item() for rows in blocks],
+        # Down: of rounds in which most is sent, as a domain's stage may have no exchange, and without the first
+        # download of a client of one user, which is larger.
+        "bytes": {"up_per_client_round": [up[rows].max().item() for rows in blocks],
+                  "down_per_client_round": [down[rows][up[rows] == up[rows].max()].min().item() for rows in blocks],
                   "total_up": int(np.nansum(sent["bytes_up"] + curve.get("bytes_up_new", 0))),
                   "total_down": int(np.nansum(sent["bytes_down"] + curve.get("bytes_down_new", 0)))},
         "nearly_best": nearly_best(curve),

@@ -272,7 +272,7 @@ class FedDCSRModule(DomainModule):
             view = self.exclusive(of_items, items.shuffled())
             loss = loss + s.contrast_weight * contrast(exclusive.drawn[items.last], view.drawn[items.last],
                                                        s.temperature)
-        self.batches += 1
+        self.batches = self.batches + 1  # pooled domains have one, which each counts from
         self._keep(items.padded(shared.drawn.detach()))
         return loss
 

@@ -295,6 +295,7 @@ class FFMSR(DomainMethod):
     Settings = FFMSRSettings
     needs = SEMANTICS
     sent = ("semantics",)
+    backbone_defaults = {"text_layers": 0}  # of one layer, which is UniSRec's default, there is nothing to fuse
     ambiguities = {"clustering": {"kmeans++": "paper, Algorithm 1", "kmeans": "released code"},
                 "centroid": {"weighted": "paper, Algorithm 1", "plain": "released code"},
                 "upload_mode": {"training": "released code", "evaluation": "paper, Eq. 11, without noise"},

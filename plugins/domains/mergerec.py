@@ -102,7 +102,7 @@ class MergeRec(DomainMethod):
                  "Recommendation, KDD 2026")
     Settings = MergeRecSettings
     needs = TEXT_MODEL
-    sent = ("content.", START)
+    sent = ("content.", START, TEXTS)
     backbone_defaults = {"ids": False}
     ambiguities = {"initial_weight": {0.0: "the mean", 0.2: "released code, for eight domains"}}
 

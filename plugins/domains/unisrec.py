@@ -16,6 +16,9 @@ from fedcl_bench.toolbox.transformer import MoEAdapter, by_length
 
 @dataclass(frozen=True)
 class UniSRecSettings(CosineSettings, AddedSemanticSettings):
+    text_layers: int = setting(1, "the encoder's last so many layers are taken, and the mean of them, or with "
+                               "semantics=true their fusion; 0: 3 of a language model, and all that another encoder "
+                               "has", low=0, high=100)
     ids: bool = setting(True, "items have rows of their own beside their texts (transductive); false: their texts "
                         "alone (inductive)")
     adapter_draws: str = setting("click", "in training an adapted text has dropout and gate noise of its own in every "

@@ -195,6 +195,16 @@ def test_the_permutation_is_trained_and_then_fixed(registry, shops):
     assert torch.equal(raw[2][0], 60 * torch.eye(6, dtype=torch.float64))  # nothing is left to permute
 
 
+def test_domains_that_exchange_fix_one_permutation(registry, shops):
+    f = trained_by(registry, "ft", "vqrec", permutation_rounds=1, **CODED, rounds=1)
+    before = rounds_of(f)[0]
+    after = CrossSilo(f).enter(1, before)
+    for progress in (before, after):
+        left, right = by_domain(progress.model.dense)["code_table"]
+        assert torch.equal(left, right)
+    assert not torch.equal(left, before.model.dense["books/code_table"])
+
+
 def test_pfcr_in_a_run(registry, shops):
     """The shared table, what is sent in which stage, and what each stage leaves as it is."""
     f = pfcr(registry, rounds=2, **STILL)

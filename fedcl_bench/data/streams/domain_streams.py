@@ -4,7 +4,8 @@ Users are matched nowhere, also where two domains have the same id. In each doma
 testing and the one before it for validation; every beginning of what comes before them is a training sample.
 
 With ``domain_blocks`` the interactions of each domain are cut in time, and the same is done in each of these blocks:
-what comes before it is known, and only what is in it is trained on, validated and tested.
+what comes before it is known, and samples, validation and test end in it. FedDCSR, RecGURU and CCDR, and what BERT4Rec
+and S3Rec do first, train on all of a history, where earlier blocks' tests are.
 """
 
 from __future__ import annotations

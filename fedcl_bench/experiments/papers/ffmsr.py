@@ -60,7 +60,7 @@ def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
     settings: tuple[tuple[str, Any], ...] = ()
     if row == "ft":
         return RunSpec("ft", backbone, dataset, (("topology", "central" if backbone in CENTRAL else "local"),))
-    if row == ENHANCED:  # UniSRec reads one layer by default, of which nothing is to be fused
+    if row == ENHANCED:  # what is the default under FFMSR, by the name that it has in published records
         settings = (("semantics", True), *([("text_layers", 3)] if backbone == "unisrec" else []))
     elif "=" in row:
         settings = (tuple(row.split("=", 1)),)
