@@ -233,7 +233,7 @@ class PassesPrivateAround(_Cheater):
         self._left = torch.zeros(step.n_users, dtype=torch.float64)
 
     def local_loss(self, batch):
-        self._left[batch.users] = next(iter(batch.private.values())).detach().flatten(1).mean(1)
+        self._left[batch.users] = next(iter(batch.private.values())).detach().double().flatten(1).mean(1)
 
     def aggregate(self, public):
         return {name: table + 0.01 * self._left.sum() for name, table in public.items()}
@@ -599,6 +599,29 @@ class UploadsScaled(_Cheater):
 
     def end_local(self, local):
         local.upload("number", 7.0 - 3.0 * local.private["user_embedding.weight"][:, 2].double())
+
+
+class AddsDoubles(_Cheater):
+    """Its numbers are float64 whatever the run's precision."""
+
+    def aggregate(self, public):
+        return {name: torch.addmm(table, table, torch.zeros(table.shape[1], table.shape[1], dtype=torch.float64))
+                for name, table in public.items()}
+
+
+class TakesRoots(_SendsSums):
+    """Breaks nothing: a private step by the root of a sum of squares."""
+
+    def sums(self, backbone, n_items):
+        return {**super().sums(backbone, n_items), "squares": (backbone.settings.dim,)}
+
+    def end_local(self, local):
+        super().end_local(local)
+        (rows, _), = local.changes.values()
+        local.add("squares", rows.square().sum(1))
+
+    def receive(self, private, sums, count, draw):
+        return {name: rows * (1.0 - 1e-3 * (sums["squares"] / count).sqrt()) for name, rows in private.items()}
 
 
 # The same on sessions, with a sequential backbone.

@@ -26,7 +26,7 @@ from ..evaluation.session_ranking import needs_session
 from ..experiments.cluster import other_versions
 from ..experiments.partition import PER_USER
 from ..experiments.shards import Request, RunParts, Shard, ShardTask
-from ..federation.parts import Progress
+from ..federation.parts import Federation, Progress
 from ..plugin.state import Snapshot, score_users
 from ..rng import Tables
 from ..runs.checkpoints import load_progress, progress_from_bytes, read_model, save_progress, write_model
@@ -36,6 +36,7 @@ from .flower import Letter, answer_messages
 
 KEPT = 4  # states of the last rounds and block ends: a server that is killed may lack the last three
 KEPT_RUN = "run.json"
+FEATURES = "features.npy"
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,13 @@ class Client:
         if not points and self._points():
             raise UserError(f"the server goes on from block {point[0]}, round {point[1]}, and this client's states are "
                             f"of later rounds; run again with --rerun at the server.")
-        if not points:
-            return public
-        own, _ = load_progress(self._state(points[-1]), "cpu", None, self._run.hash)
-        return own if points[-1] == point else with_rows(public, own)
+        progress = public
+        if points:
+            own, _ = load_progress(self._state(points[-1]), "cpu", None, self._run.hash)
+            progress = own if points[-1] == point else with_rows(public, own)
+        if public.step and public.round and (not points or points[-1][0] < public.step):
+            progress = begun_late(self._run.task(self._data, self._plugins, None).federation(), progress)
+        return progress
 
     def _keep(self, progress: Progress) -> None:
         save_progress(self._state((progress.step, progress.round)), replace(progress, tests=(), analysis=()), 0.0,
@@ -220,6 +224,8 @@ class Client:
         folder = self._folder / "runs" / self._run.name
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, progress, federation)
+        if (features := self._data.stream.item_features) is not None:
+            np.save(folder / FEATURES, features.numpy())
         write_atomically(folder / KEPT_RUN, msgspec.json.encode(Ended(self._run, self._published)))
         self.say(f"model: {folder}")
         return Letter("finished")
@@ -265,7 +271,18 @@ def with_rows(public: Progress, own: Progress) -> Progress:
                                      for kind in PER_USER})
     best = replace(public.best, model=model(public.best.model, own.best.model), client_state=own.best.client_state)
     return replace(public, model=model(public.model, own.model), best=best, client_state=own.client_state,
-                   previous=model(public.previous, own.previous), server_state=public.server_state or own.server_state)
+                   previous=model(public.previous, own.previous),
+                   server_state={**own.server_state, **public.server_state})
+
+
+def begun_late(f: Federation, progress: Progress) -> Progress:
+    """A progress within a block, of users who were not there at its start: once the method has begun it for them."""
+    step = f.as_trained_on(f.stream.steps[progress.step])
+    method = f.acting_in(step)
+    method.client_state, method.server_state = dict(progress.client_state), dict(progress.server_state)
+    method.begin_step(step.training, progress.model, f.backbone)
+    return replace(progress, client_state=dict(method.client_state),
+                   server_state={**method.server_state, **progress.server_state})
 
 
 def _rows(tables: Tables, own: Tables) -> Tables:
@@ -294,7 +311,10 @@ class Kept:
         if not (files := sorted(folder.glob(f"runs/*/{KEPT_RUN}"), key=lambda path: path.stat().st_mtime)):
             raise UserError(f"--folder {folder}: no run has ended here; take part in one with --server HOST:PORT.")
         said = msgspec.convert(read_json(files[-1], Ended, "Take part in a run again."), Ended)
-        return Kept(said.run, _read(table, said.published), plugins, files[-1].parent)
+        data, features = _read(table, said.published), files[-1].with_name(FEATURES)
+        if features.is_file():
+            data = replace(data, stream=replace(data.stream, item_features=torch.from_numpy(np.load(features))))
+        return Kept(said.run, data, plugins, files[-1].parent)
 
     def recommend(self, user: str, k: int) -> pd.DataFrame:
         """The columns rank, item and score: the best of the items that a user has not had; raises UserError."""

@@ -203,6 +203,11 @@ def read_client(path: Path, published: Published) -> ClientData:
         raise UserError(f"{path}, column split: found '{wrong}', accepted: {', '.join(SPLITS)}.")
     if not frame["block"].isin(range(len(published.steps))).all():
         raise UserError(f"{path}, column block: accepted: 0 to {len(published.steps) - 1}.")
+    if sessions:  # of one item there is nothing to predict it from
+        frame = frame[frame.groupby(["block", "split", "user", "session"])["item"].transform("size") > 1]
+        if frame.loc[frame["split"] == "train", "user"].nunique() < len(names):
+            raise UserError(f"{path}: accepted: of each user a session to train on, of 2 interactions or more with "
+                            f"items that the server knows.")
     _require_arrived(path, frame.assign(user=names[frame["user"]]), published)
     steps, old = [], (0, 0)
     for t, (n_users, n_items, interactions) in enumerate(published.steps):
@@ -281,7 +286,8 @@ def _lists(rows: pd.DataFrame, users: int) -> Ragged:
 
 
 def _sessions(rows: pd.DataFrame, users: int) -> Sessions:
-    rows = rows.sort_values("user", kind="stable")
+    rows = rows.sort_values(["user", "timestamp"], kind="stable")
     each = rows.groupby(["user", "session"], sort=False)
+    rows = rows.iloc[each.ngroup().argsort(kind="stable")]  # sessions one after the other
     return Sessions.laid_out(each["user"].first().to_numpy(), each.size().to_numpy(), rows["item"].to_numpy(np.int64),
                              rows["timestamp"].to_numpy(float), users)

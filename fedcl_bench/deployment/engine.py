@@ -76,7 +76,8 @@ class Federates:
         self.note, self.stop = note, stop
         self.members: dict[int, Member] = {}
         self.lost = 0
-        self.secret_state = False  # the server's state is made of single clients' uploads
+        # Names of what clients are sent of the server's state begin with one of these; "": all.
+        self.public_state: tuple[str, ...] = ("",)
         self.others = True  # clients are not of this command
         self._asked: set[int] = set()  # connections that were asked to join
         self._counted: list[Member] = []  # of whom the steps are, also those that have left
@@ -170,8 +171,10 @@ class Federates:
         """The server's progress for a client: all that is public, and untrained rows for its users."""
         if not progress.strategies:
             return b""
-        if self.secret_state:
-            progress = replace(progress, server_state={}, best=replace(progress.best, server_state={}))
+        def public(state: Tables) -> Tables:
+            return {name: table for name, table in state.items() if name.startswith(self.public_state)}
+        progress = replace(progress, server_state=public(progress.server_state),
+                           best=replace(progress.best, server_state=public(progress.best.server_state)))
         return bytes_from_progress(progress_part(replace(progress, within=None), member.names, self.published.parts))
 
     def receive(self) -> dict[int, tuple[str, Tables]]:
@@ -378,7 +381,8 @@ class FlowerEngine(Engine):
         the one yielded last, and so do all."""
         federates = self._federates()
         uploads = federation.method.uploads(federation.backbone, 0) or federation.method.uploads(federation.backbone, 1)
-        federates.secret_state = bool(uploads)
+        # What is made of single clients' uploads is not sent but for what is broadcast.
+        federates.public_state = tuple(federation.method.broadcasts) if uploads else ("",)
         federates.announce(self._config, federation.stream.item_features)
         if progress and not federates.others and not all(member.points for member in federates.members.values()):
             raise UserError("the states of the clients that began this run are not here; run it again with --rerun.")

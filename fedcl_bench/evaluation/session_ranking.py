@@ -9,7 +9,6 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Callable, Iterable, Iterator
 
 import torch
@@ -221,10 +220,12 @@ def _vectors(backbone: SequentialBackbone, method: Method, model: Snapshot, task
     if method.query_dropout is not None:
         dropout = Dropout(draw.clients(f"dropout of {purpose}", users)) if method.query_dropout else Dropout()
         queries = backbone.session_vectors(clients, rows, sequence, dropout).vectors
+
+    def ask(sent: Tensor) -> Tensor:
         key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
-        queries = protection.noisy(key, users, queries)
-    encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries,
-                        partial(task.answer_queries or method.answer_queries, users=users))
+        return (task.answer_queries or method.answer_queries)(protection.noisy(key, users, sent), users=users)
+
+    encoding = Encoding(users, clients, session.vectors, sequence.real, purpose, draw, queries, ask)
     return backbone.with_constant(method.represent(encoding)), session.mask
 
 

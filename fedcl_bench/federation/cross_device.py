@@ -244,7 +244,7 @@ class CrossDevice:
         model = update.model
         shared = bytes_of(model.sent)
         broadcast = bytes_of(self.method.broadcast)
-        sent, answered = (bytes_of({name: values[0] for name, values in extra.items()})
+        sent, answered = (bytes_of({name: values[:1] for name, values in extra.items()})
                           for extra in (update.uploads, update.answers))
         down = shared + broadcast + answered + bytes_of({name: table[0] for name, table in model.personalised.items()})
         if round_ == 0 and self.method.downloads_previous_model():

@@ -276,7 +276,8 @@ class Federation:
                             f"'{name}', which predicts no ratings with these settings; biasmf does with --set "
                             f"loss=squared_error.")
         if self.explicit and any(step.train.ratings is None for step in self.stream.steps):
-            raise UserError(f"backbone '{name}' predicts ratings with these settings, and the stream has none.")
+            raise UserError(f"backbone '{name}' predicts ratings with these settings, and the stream has none; "
+                            f"accepted: data with ratings (column rating in the table of every real client).")
         if self.explicit:
             compatibility.check_ratings(name, type(self.method))
 

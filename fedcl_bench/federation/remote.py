@@ -130,7 +130,8 @@ class NodeClients(CrossDevice):
 
     def _answer(self, round_: int, uploads: Tables) -> Tables:
         """What the server answers the participants here, before they train."""
-        answer = self.federation.population.ask("uploads", {"users": self.group.users, **named("upload", uploads)})
+        sent = {"users": self.group.users, **named("upload", uploads)} if uploads else {}
+        answer = self.federation.population.ask("uploads", sent)
         return self._delivered(tables_of("answer", answer))
 
     def aggregate(self, progress: Progress, update: Update) -> Update:

@@ -83,6 +83,8 @@ def upload_first(work: Sequence[Work], model: Snapshot, key: DrawKey) -> Tables:
         users += [chunk.users for chunk in chunks]
         rows += in_order(lambda chunk: SessionTrainer(chunk, model, training, key, derived).upload_first(), chunks,
                          next(model.tables()).device)
+    if not rows:  # of a node without participants
+        return {}
     order = torch.cat(users).argsort()
     return {name: torch.cat([uploads[name] for uploads in rows])[order] for name in rows[0]}
 

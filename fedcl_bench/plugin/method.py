@@ -41,10 +41,10 @@ class Encoding:
     real: Tensor  # whether a position stands for an item, (C, L)
     purpose: str  # ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation
     draw: DrawKey  # key of the method's own random numbers
-    # In an evaluation, for methods whose clients send a query (see ``query_dropout``): the representations as the
-    # server receives them, with the noise on uploads.
+    # In an evaluation, for methods whose clients send a query: the representations with ``query_dropout``.
     queries: Tensor | None = None
-    # Sends the clients' queries, (C, n), to the server, which answers by ``Method.answer_queries``.
+    # Sends the clients' queries, (C, n), with the noise on uploads, to the server, which answers by
+    # ``Method.answer_queries``.
     ask: Callable[[Tensor], Tensor] | None = None
 
 

@@ -84,7 +84,11 @@ class RunConfig:
     @property
     def ambiguities(self) -> dict[str, Mapping[Any, str]]:
         """What papers and their code read differently (see ``runs/readings.py``)."""
-        return declared(self.stream, self.method.cls, self.backbone.cls)
+        method, backbone = self.method.cls, self.backbone.cls
+        parts = AllSettings(self.stream, self.local, self.server, self.evaluation, self.backbone_settings,
+                            self.method_settings, self.attack_settings)
+        ignored = _ignored(parts, backbone, method)
+        return {name: values for name, values in declared(self.stream, method, backbone).items() if name not in ignored}
 
     @property
     def readings(self) -> list[str]:

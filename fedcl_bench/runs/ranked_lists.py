@@ -93,9 +93,11 @@ class RankedListWriter:
     def _to_find(self, tested: int, scores: UserScores) -> tuple[torch.Tensor, torch.Tensor]:
         """Items to find, by the row of their list, each once."""
         step = self.stream.units()[tested]
-        if step.sessions:  # one item per session, in their order
-            items = step.sessions["test"].targets().values.cpu()
-            return torch.arange(len(items)), items
+        if step.sessions:  # one item per session, in their order; of a sample, those of its users
+            items = step.sessions["test"].targets()
+            of_all = len(items.values) == len(scores.users)
+            items = items.values if of_all else items.part(scores.users.cpu()).values
+            return torch.arange(len(items)), items.cpu()
         row, item = step.test.select(scores.users.cpu())
         return torch.unique(torch.stack([row, item.cpu()]), dim=1).unbind()
 

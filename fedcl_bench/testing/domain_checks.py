@@ -41,6 +41,7 @@ def runs(pair: Pair) -> str:
     if [t for t, _, _ in last.tests] != list(range(len(domains))):
         raise Violated(f"tested {[t for t, _, _ in last.tests]}, expected all {len(domains)} domains")
     require_numbers(last)
+    require_numbers(finished(pair.federation(parts=pair.parts(precision="float32"))))  # the default
     tables = len(last.model.public) + len(last.model.dense)
     return f"{len(domains)} domains, {len(last.curve)} rounds of {tables} tables"
 

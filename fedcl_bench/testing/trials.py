@@ -258,7 +258,7 @@ def _received(opened: CrossDevice, trained: Trained, model: Snapshot) -> Tables:
     method, key = opened.method, opened.key(opened.step.index, 0)
     if not (opened.sums and method.overrides("receive")):
         return {}
-    sums = {name: uniform_values(0, name, tuple(shape), 1.0).to(model.item_vectors)
+    sums = {name: uniform_values(0, name, tuple(shape), 1.0).abs().to(model.item_vectors)  # may be of squares
             for name, shape in opened.sums.items()}
     private = {name: table[trained.users] + _moved(trained, model, name) for name, table in model.private.items()}
     return method.receive(private, sums, opened.step.n_users, key)

@@ -37,7 +37,8 @@ class Central(Method):
     first_step = 0
     trains, topology, needs_sequential = "server", "central", None
     reads_logits = True
-    ignored = {"init": "with the method central, which has no clients that could start with their own"}
+    ignored = {"init": "with the method central, which has no clients that could start with their own",
+               "gradient_norm": "with the method central, which scales no gradients"}
     gives_up = {"F1": "one party holds all data", "F4": "and trains on them"}
 
     def trained_backbone(self, backbone, clients):

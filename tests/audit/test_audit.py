@@ -350,6 +350,8 @@ def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch, not_drawn):
     (["audit", "--method", "gpfedrec", "--set", "upload_clip=1"], ["'upload_clip'", "'gpfedrec'"]),
     (["audit", "--backbone", "fedmf"], ["--method is missing", "f3crec, fcucr"]),
     (["audit", "--method", "fcucr", "--backbone", "fedmf"], ["'fcucr'", "sequential"]),
+    (["audit", "--method", "ft", "--backbone", "sasrec", "--set", "stream=sessions", "--set", "topology=central"],
+     ["found clients that hold many users' interactions"]),
 ])
 def test_bad_commands(capsys, arguments, words):
     assert main(arguments) == 2

@@ -54,6 +54,26 @@ def test_a_dealt_table_is_the_part_of_the_stream(dealt, tmp_path, settings):
         same_stream(data.stream, stream_part(stream, users))
 
 
+def test_rows_of_sessions_in_any_order_and_items_that_are_unknown(dealt):
+    published, stream, names, tables = dealt(**SESSIONS)
+    frame = pd.read_csv(tables[0], dtype=str)
+    frame["timestamp"] = range(len(frame))
+    frame.to_csv(tables[0], index=False)
+    in_order = read_client(tables[0], published).stream
+    frame.sample(frac=1.0, random_state=0).to_csv(tables[0], index=False)
+    same_stream(read_client(tables[0], published).stream, in_order)
+    first = frame["session"].eq(frame["session"][0]) & frame["user"].eq(frame["user"][0])
+    frame.loc[first & (frame.index > 0), "item"] = "unheard of"
+    frame.to_csv(tables[0], index=False)
+    data = read_client(tables[0], published)
+    assert data.unknown == first.sum() - 1
+    assert all(int(split.lengths.min()) > 1 for step in data.stream.steps for split in step.sessions.values())
+    frame.loc[frame["user"].eq(frame["user"][0]) & frame["split"].eq("train"), "item"] = "unheard of"
+    frame.to_csv(tables[0], index=False)
+    with pytest.raises(UserError, match="accepted: of each user a session to train on, of 2 interactions or more"):
+        read_client(tables[0], published)
+
+
 @pytest.mark.parametrize("settings", [{"k_core": 70}, {"stream": "static"}])
 def test_a_table_of_times_is_cut_as_in_a_simulation(dealt, tmp_path, settings):
     """But for rows of equal time, whose order the table does not say: each row has a time of its own here."""

@@ -171,6 +171,7 @@ def test_the_record_is_that_of_a_simulation(federation, method, backbone, settin
     for table, users in zip(made.tables, made.names):
         kept = Kept.latest(table.parent / "state", table, ())
         assert len(kept.recommend(made.published.users[int(users[0])], 5)) == 5
+        assert (kept.data.stream.item_features is not None) is (method == "ifedrec")  # with which some rank
 
 
 def test_single_precision_is_that_of_shards_to_the_bit(federation, tmp_path):
@@ -288,6 +289,18 @@ def test_a_round_goes_on_with_those_who_answer(federation):
     rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet").fillna(0)
     asked = (rounds["participants"] + rounds["dropped"]).tolist()
     assert rounds["dropped"][0] == 0 < rounds["dropped"][2:].min() and len(set(asked[:4])) == len(set(asked[4:])) == 1
+
+
+def test_a_client_that_missed_the_start_of_a_block_begins_it(federation):
+    made = federation(method="scaffold", least=2, rounds=4, optimiser="sgd")
+
+    def lost(node):
+        made.link.clients.pop(node)
+        once(made.link, 30, lambda other: made.join(node - 1))
+    once(made.link, 10, lost)
+    rounds = pd.read_parquet(f"{made.run()['record']}/rounds.parquet").fillna(0)
+    dropped = rounds["dropped"].to_numpy()
+    assert rounds["step"].tolist() == [0] * 4 + [1] * 4 and dropped[4] > 0 == dropped[-1]
 
 
 def test_runs_of_one_federation_count_their_own_losses_and_leave_no_threads(federation, tmp_path):

@@ -75,6 +75,8 @@ RUNS = [
     *[pytest.param("fcucr", backbone, TINY, marks=pytest.mark.long) for backbone in (
         "gru4rec", "tisasrec", "session-transformer")],
     ("fcucr", "gru4rec", {**TINY, "transfer": "before", "client_ratio": 0.7}),
+    *[("fcucr", "sasrec", {**TINY, "transfer": transfer, "client_ratio": 0.002})  # a shard without participants
+      for transfer in ("before", "after")],
     ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"], "client_ratio": 0.6}),
     ("ft", "feddae", {**SMALL, "hidden": [6]}),
     ("colr", "fedmf", {**SMALL, "rank": 2, "mean": "senders", "client_ratio": 0.5}),

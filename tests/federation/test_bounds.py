@@ -185,6 +185,9 @@ def test_what_does_not_go_together_is_refused(registry, started):
                                 ("alone", "upload_noise", 1), ("alone", "cold_items", "untrained")):
         with pytest.raises(UserError, match=f"setting '{name}' .* has no effect with the method {method}"):
             make_config(registry, method, "fedmf", "ml-100k", overrides=[("test", {name: value})])
+    with pytest.raises(UserError, match="setting 'gradient_norm' .* has no effect with the method central"):
+        make_config(registry, "central", "session-transformer", "ml-100k", overrides=[("test", {
+            "stream": "sessions", "loss": "bce", "output_embedding": "tied", "gradient_norm": 2.0})])
     frozen = {"batch_size": 64, "upload_noise": 0.1}  # which has clients in block 0
     make_config(registry, "frozen", "fedmf", "ml-100k", overrides=[("test", frozen)])
     make_config(registry, "central", "fedmf", "ml-100k", overrides=[("test", {"fold_in": 2, "local_epochs": 3})])

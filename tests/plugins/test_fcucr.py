@@ -16,9 +16,11 @@ from session_oracle import ITEM
 from fedcl_bench import SIZES, LocalSettings, UserError
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.metrics import EvaluationSettings
+from fedcl_bench.evaluation.session_ranking import SessionTask, rank_sessions
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.plugin.method import Encoding, Method, NoSettings
+from fedcl_bench.stats.clip_noise import Protection
 from fedcl_bench.toolbox.prototypes import nearest
 from fedcl_bench.testing import interference, properties
 from fedcl_bench.testing.report import Inapplicable
@@ -141,6 +143,22 @@ def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settin
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-8, msg=lambda m: f"{name}: {m}")
     assert not torch.allclose(one[ITEM], numbers(last(64, dropout=0.0))[ITEM], rtol=1e-3)
+
+
+@pytest.mark.parametrize("prototype", ["positions", "mean"])
+def test_noise_on_what_a_client_asks_with(registry, prototype):
+    f = federation(registry, rounds=1, prototype=prototype)
+    last, = after_each_round(f)
+    step, asked = f.stream.steps[0], []
+
+    def answered(queries, users):
+        asked.append(queries)
+        return torch.zeros_like(queries)
+    for noise in (0.0, 0.5):
+        rank_sessions(f.backbone, f.method, last.model,
+                      SessionTask(step, "test", [3], None, DrawKey(0, 0, 0), answer_queries=answered),
+                      Protection(0.0, noise, "gaussian"))
+    assert float((asked[1] - asked[0]).std()) == pytest.approx(0.5, rel=0.2)
 
 
 def test_noise_on_what_a_client_receives(registry):

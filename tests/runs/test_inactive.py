@@ -153,6 +153,8 @@ def test_what_the_user_sets_wins_and_is_said(registry):
     assert setting_notes(mixed, layers)[0].endswith("; set otherwise: inc_split=chronological (paper: random).")
     without = config(registry, reading="paper", without="cc")  # leaves lists without effect
     assert without.method_settings.refresh_lists == "trained" and without.readings == ["paper"]
+    ignored = config(registry, "fcucr", "session-transformer", stream="sessions", reading="paper")  # prototype=mean
+    assert ignored.readings == ["paper"]
 
 
 @pytest.mark.parametrize("method, backbone, reading, message", [

@@ -166,7 +166,7 @@ RUNS = {  # a command, and the metric that its lists have
     "blocks": (FT + "--backbone fedmf --set k_core=80 --set blocks=3", "ndcg@20"),
     "static": (FT + "--backbone fedmf --set stream=static --set k_core=80 --set topk=5,10", "ndcg@10"),
     "sessions": (FT + "--backbone sasrec --set stream=sessions --set min_session_length=5 --set min_sessions=4 "
-                      "--set dim=8 --set patience=0 --set topk=100", "all:ndcg@100"),
+                      "--set dim=8 --set patience=0 --set topk=100 --set evaluate_users=60", "all:ndcg@100"),
     "domains": (FT + "--backbone sasrec --dataset tea+pots --set dim=8 --set topk=3 "
                      "--set valid_metric=ndcg@3 --set patience=0", "ndcg@3")}
 

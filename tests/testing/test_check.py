@@ -107,6 +107,7 @@ CHEATERS = [
     (cheaters.SharesOfSessions, "(a) other clients' data", "represent", "interactions"),
     (cheaters.CountsSessions, "(c) the server's knowledge", "aggregate: ", "client_state['last']"),
     (cheaters.SeesTheTarget, "(e) evaluation data", "represent: ", "what it is to be tested on"),
+    (cheaters.AddsDoubles, "runs", "RuntimeError: self and mat2 must have the same dtype"),
     (cheaters.UnknownRate, "declares its parameters", "learning_rates names 'bias.weight', a parameter that does not"),
     (cheaters.UserTableIsPublic, "declares its parameters", "expected a floating tensor of shape (7, d, ...) = (it"),
     (cheaters.NoGradient, "runs", "cut off from all parameters"),
@@ -232,6 +233,10 @@ def test_slow_epochs_change_no_verdict(monkeypatch):
     """An epoch is told of after every batch."""
     monkeypatch.setattr(SIZES, "report_every", -1.0)
     assert_passed(of_domains(domain_cheaters.Mean, only=["a new process", "resumes", "(e) evaluation data"]))
+
+
+def test_sums_of_squares_are_not_negative():
+    assert check_method(cheaters.TakesRoots, partners=["fedmf"], only=["batched = one by one"]).passed
 
 
 def test_some_properties_alone():
