@@ -51,16 +51,13 @@ def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
 
 
 def _show_traffic(runs: Sequence[Mapping[str, Any]]) -> None:
-    """What all clients sent and received, and what of it brought a run near its best; of older records the first."""
+    """What all clients sent and received, and what of it brought a run near its best."""
     up, down = (np.mean([run["bytes"][f"total_{way}"] for run in runs]) for way in ("up", "down"))
-    text = f"all clients sent {amount(up)} and received {amount(down)}"
-    if all("nearly_best" in run for run in runs):
-        near = [run["nearly_best"] for run in runs]
-        rounds = "/".join(f"{n:g}" for n in np.mean([part["rounds"] for part in near], axis=0))
-        sent, seconds = (np.mean([sum(part[what]) for part in near]) for what in ("bytes_up", "seconds"))
-        text += (f"; {near[0]['share']:.0%} of the best validation took {rounds} rounds, {seconds:.1f} s and "
-                 f"{amount(sent)} sent")
-    print(text)
+    near = [run["nearly_best"] for run in runs]
+    rounds = "/".join(f"{n:g}" for n in np.mean([part["rounds"] for part in near], axis=0))
+    sent, seconds = (np.mean([sum(part[what]) for part in near]) for what in ("bytes_up", "seconds"))
+    print(f"all clients sent {amount(up)} and received {amount(down)}; {near[0]['share']:.0%} of the best validation "
+          f"took {rounds} rounds, {seconds:.1f} s and {amount(sent)} sent")
 
 
 def amount(n_bytes: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from ..evaluation.metrics import DEFAULT, RATING_ERRORS, EvaluationSettings, par
 from ..federation.settings import FederationSettings
 from ..plugin.method import Method, NoSettings
 from ..plugin.metric import Metric
-from ..core.text import quoted
+from ..core.text import hash_of, quoted
 from ..plugin.local_settings import LocalSettings
 from ..records.store import leak_notes, short_name
 from ..core.settings import AT_DEFAULT, LARGEST_SEED, assemble, flat, inactive
@@ -128,8 +126,6 @@ class RunConfig:
                                 for config in configs]
             if self.stream.stream == "sessions":
                 identity["sessions"] = [session_columns(source, self.stream), list(source.config.drop_events)]
-                if settings.get("train_share", 1.0) < 1.0:  # a share once left out items and test sessions too
-                    identity["items"] = "all"
         if self.features and "encoder" in settings:  # else the method reads them
             settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
             identity["features"] = self.features.fingerprint
@@ -144,12 +140,12 @@ class RunConfig:
     @cached_property
     def hash(self) -> str:
         """Hash of everything that can change the run's result."""
-        return _hash(self._identity(with_method=True))
+        return hash_of(self._identity(with_method=True))
 
     @cached_property
     def base_hash(self) -> str:
         """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
-        return _hash(self._identity(with_method=False))
+        return hash_of(self._identity(with_method=False))
 
     @property
     def shares_base(self) -> bool:
@@ -220,10 +216,6 @@ class RunConfig:
         require_item_tables(federation)
         with self.registry.naming(partial(goes_with, federation.stream)):
             federation.check()
-
-
-def _hash(identity: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 DEVICES = ("cpu", "cuda", "auto")

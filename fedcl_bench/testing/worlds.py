@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..data.streams.domain_streams import build_domains
-from ..data.files.recbole_files import Interactions
+from ..data.files.recbole_files import SPLITS, Interactions
 from ..data.settings import StreamSettings
 from ..data.stream import Ragged, Sessions, Step, Stream, build_blocks
 
@@ -56,22 +56,16 @@ def session_log(n_items: int) -> list:
 
 def sessions_of(lists) -> Sessions:
     """Sessions from those of each user, each a list of (item, time)."""
-    of_user = np.cumsum([0, *(len(sessions) for sessions in lists)])
     every = [session for sessions in lists for session in sessions]
-    flat = [pair for session in every for pair in session]
-    return Sessions(torch.tensor(of_user), torch.tensor(np.cumsum([0, *map(len, every)])),
-                    torch.tensor([item for item, _ in flat]),
-                    torch.tensor([time for _, time in flat], dtype=torch.float64))
+    items, times = zip(*(pair for session in every for pair in session))
+    return Sessions.laid_out(np.repeat(range(len(lists)), list(map(len, lists))), np.array(list(map(len, every))),
+                             np.array(items), np.array(times, float), len(lists))
 
 
 def session_stream(log: list, n_items: int) -> Stream:
-    sessions = {"train": sessions_of([train for train, _, _ in log])}
-    splits = {"train": ragged(*[[item for session in train for item, _ in session] for train, _, _ in log])}
-    for k, name in ((1, "valid"), (2, "test")):
-        chosen = [[entry[k]] if entry[k] else [] for entry in log]
-        sessions[name] = sessions_of(chosen)
-        splits[name] = ragged(*[[session[-1][0] for session in of_user] for of_user in chosen])
-    step = Step(0, len(log), n_items, 0, 0, len(splits["train"].values), **splits, sessions=sessions)
+    lists = [[train for train, _, _ in log], *([[entry[k]] if entry[k] else [] for entry in log] for k in (1, 2))]
+    sessions = dict(zip(SPLITS, map(sessions_of, lists)))
+    step = Step.of_sessions(0, (len(log), n_items), (0, 0), len(sessions["train"].items), sessions)
     return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))
 
 

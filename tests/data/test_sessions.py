@@ -413,17 +413,6 @@ def test_a_share_is_of_the_most_recent_sessions(stream):
         stream([[1, 2, 3, 4, 9]], valid_share=0.9)
 
 
-def test_a_share_of_former_meaning_has_another_hash(registry):
-    """Which left out items and test sessions; the hash of all sessions is as it was."""
-    lay(TRAIN)
-    converted(force=True)
-
-    def identity(**settings):
-        config = make_config(registry, "ft", "sasrec", NAME, overrides=[("test", settings)])
-        return config._identity(with_method=True)
-    assert "items" not in identity() and identity(train_share=0.5)["items"] == "all"
-
-
 @pytest.mark.parametrize("name, rows, samples, items, tests", [
     pytest.param("diginetica", 906_140, 719_470, 43_097, 60_858, marks=pytest.mark.long),
     ("retailrocket", 685_984, 559_816, 36_968, 15_132)])

@@ -248,22 +248,15 @@ def test_some_properties_alone():
         check_method(cheaters.DropsATable, partners=["fedmf"], only=["thread"])
 
 
-SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind)]
-QUICK = {"fcucr", "none"}  # f3crec on fedmf is checked by the command below; others take seconds and are long
-PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft", "dmi-gnn": "ft",
-            "hearint": "ft", "miasrec": "ft", "feddcsr": "feddcsr", "ffmsr": "ffmsr", "pfcr": "vqrec",
-            "mergerec": "unisrec", "none": "popularity"}
-
-
-@pytest.mark.parametrize("kind, name", [
-    pytest.param(kind, name, marks=[pytest.mark.long] * (name not in QUICK)) for kind, name in SHIPPED])
-def test_every_shipped_plugin_passes_with_one_partner(registry, kind, name):
-    partner = PARTNERS.get(name, "fedmf" if kind == "method" else "f3crec" if name == "ncf" else "ft")
+@pytest.mark.parametrize("kind, name, partner", [("method", "fcucr", "sasrec"), ("backbone", "none", "popularity")])
+def test_shipped_plugins_pass_with_one_partner(registry, kind, name, partner):
+    """f3crec on fedmf is checked by the command below; the others take seconds and are in the test that follows."""
     assert_passed(check_plugin(registry, registry.get(kind, name), partners=[partner], process=False))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind, name", SHIPPED)
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind in ("method", "backbone")
+                                        for name in discover().names(kind)])
 def test_every_shipped_plugin_passes_with_all_partners(registry, kind, name):
     assert_passed(check_plugin(registry, registry.get(kind, name), full=True))
 
