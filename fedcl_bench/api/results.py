@@ -74,7 +74,9 @@ class Results:
         means = frame.results(self.runs).query("group == ''").drop(columns="group").rename(
             columns={**_BLOCKS, "value": "mean"})
         counts = self._seeded("users").groupby(test, observed=True)["user"].nunique().rename("users")
-        return means.join(counts, on=test).fillna({"users": 0}).astype({"users": int}).reset_index(drop=True)
+        found = means.join(counts, on=test).fillna({"users": 0}).astype({"users": int})
+        # Of an earlier block a domain's own test stands for all; a test of nobody has no mean.
+        return found[(found["users"] > 0) | found["mean"].isna()].reset_index(drop=True)
 
     @property
     @in_python()

@@ -110,7 +110,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
     for name, value in settings.items():
         runs = _with_setting(runs, folder, name, value)
     # A record is in RESULTS/runs/NAME.
-    records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
+    records = folder.resolve().parent.parent if single and folder.resolve().parent.name == "runs" else folder
     origin = Origin(discover(folders), records, data_dir, folders)
     _check_combination(runs, folder)
     if not (runs := [run for run in runs if run.intact]):

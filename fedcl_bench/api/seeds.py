@@ -117,9 +117,10 @@ def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_of(parts: list[Any]) -> Any:
-    """The mean of numbers at the same place of nested mappings and lists; None where one of them is None."""
+    """The mean of numbers at the same place of nested mappings and lists, if all have it; None where one is None."""
     if isinstance(parts[0], Mapping):
-        return {name: _mean_of([part[name] for part in parts]) for name in parts[0]}
+        return {name: _mean_of([part[name] for part in parts]) for name in parts[0]
+                if all(name in part for part in parts)}
     if isinstance(parts[0], list):
         return [_mean_of(list(values)) for values in zip(*parts)]
     return None if any(part is None for part in parts) else float(np.mean(parts))

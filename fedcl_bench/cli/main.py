@@ -58,7 +58,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     UserError for an unknown command or option."""
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        raise unknown("command", arguments[0], COMMANDS)  # argparse would list choices; name the nearest
+        error = unknown("command", arguments[0], COMMANDS)  # argparse would list choices; name the nearest
+        raise UserError(f"{error} Methods and backbones stand behind options, as --method f3crec --backbone fedmf.")
     if arguments and arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     name = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else "run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -124,13 +124,14 @@ class CrossDevice:
 
     def _without_clients(self, model: Snapshot, key: DrawKey, began: float) -> Update:
         """A round in which the server trains, or nobody."""
-        step, backbone, loss = self._without_arrivals().training, self.federation.backbone, 0.0
+        step, backbone, loss = self._without_arrivals.training, self.federation.backbone, 0.0
         self.group = Participants(self.step.train.values[:0], 0, 0)
         self.method.begin_round(step, key.round, backbone)
         if self.method.trains == "server":
             model, loss = self.method.central_round(step, model, backbone, key)
         return Update({step.index: loss}, {step.index: time.perf_counter() - began}, model)
 
+    @cached_property
     def _without_arrivals(self) -> Step:
         """The step without the users and items that arrive after its training."""
         if self.step.index == 0:

@@ -226,7 +226,9 @@ class RecBoleMethod(Method):
         return self._pooled
 
     def rescore(self, users, scores, model, backbone):
-        return self.server_state["scores"][users].to(scores)
+        known = self.server_state["scores"][users].to(scores)
+        later = scores.shape[1] - known.shape[1]  # items that arrive after the training (`cold_items`) come last
+        return torch.cat([known, known.amin(1, keepdim=True).expand(-1, later)], 1)
 
 
 class Fitted(RecBoleMethod):

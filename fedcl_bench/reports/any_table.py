@@ -281,7 +281,7 @@ def build_any(layout: Layout, source: Source) -> Table:
     in one table."""
     everything = not layout.methods
     layout, specs, domains = _completed(layout, source)
-    source = replace(source, assignments=())  # the specs of the rows have them
+    common, source = source.assignments, replace(source, assignments=())  # the specs of the rows have them
     runs = {name: find(source, spec)[0] for name, spec in specs.items()}
     shown = [run for several in runs.values() for run in several]
     blocks = max(run.head["blocks"] for run in shown or source.runs)
@@ -289,7 +289,8 @@ def build_any(layout: Layout, source: Source) -> Table:
     label, table = _names(layout, list(domains.values()), blocks), _table(layout, specs, blocks)
     for dataset in layout.datasets:
         same_tests([run for name, several in runs.items() if name[2] == dataset for run in several], "tables")
-    built = filled(Filling(table, source, label, printed=_printed(layout.paper)), _title(layout, label, table.panels),
+    built = filled(Filling(table, source, label, printed=_printed(layout.paper), common=common),
+                   _title(layout, label, table.panels),
                    remake=lambda specs: command_for(specs, source.tuned, source.where, seeds))
     about = list(_about(layout, label, built, shown, all(domains.values())))
     unloaded = {method for run in source.runs if not source.registry.knows("method", method := run.head["method"])}

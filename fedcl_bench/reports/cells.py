@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Callable, Mapping
+from typing import Any, Callable, Mapping
 
 from ..experiments.papers import Key, PaperTable, Printed
 from ..records.store import Run
@@ -101,6 +101,7 @@ class Filling:
     ours: str = ""  # the paper's own method; empty where there is none
     printed: Mapping[Key, Printed] = field(default_factory=dict)  # the paper's numbers
     contradictions: Mapping[Key, str] = field(default_factory=dict)  # cell to how its number contradicts another one
+    common: tuple[tuple[str, Any], ...] = ()  # settings of all rows that the rows' specs have and the source has not
     cells: dict[Key, Cell] = field(init=False)  # all, in the order of the table's keys
     runs: dict[Place, list[Run]] = field(default_factory=dict)  # of every line
     tests: list[str] = field(default_factory=list)  # sentences on how cells were tested

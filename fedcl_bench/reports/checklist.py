@@ -64,7 +64,8 @@ def _tested(of: Answered) -> str:
 
 def _leaks(of: Answered) -> str:
     leaking = sum(leaks(run.head["settings"]) for run in of.runs)
-    return f"{leaking} of {len(of.runs)} runs: {LEAKS}" if leaking else "no known one; `run_bench.py leaks` measures it"
+    return f"{leaking} of {len(of.runs)} runs: {LEAKS}" if leaking else \
+        "not by negatives; which other channels are open, as ties in time, `run_bench.py leaks` says"
 
 
 def _metrics(of: Answered) -> str:

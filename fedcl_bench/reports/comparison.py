@@ -101,7 +101,8 @@ def paired_tests(a: Sequence[Run], b: Sequence[Run], metric: str, blocks: Sequen
                  draws: int = 1) -> PairedTests:
     """Runs of a against runs of b, over users and over seeds; arguments as of ``against_each``. Raises TooFew without a
     seed, or for fewer than 2 users, that both have."""
-    if not (pairs := common_seeds(a, b)):
+    pairs = [pair for pair in common_seeds(a, b) if all(metric in run.meta["metrics"] for run in pair)]
+    if not pairs:
         raise TooFew("no seed in common")
     scores = paired_scores(pairs, metric, blocks)
     both = scores.dropna()

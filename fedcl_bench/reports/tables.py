@@ -223,12 +223,14 @@ def _mark_reference(filling: Filling) -> None:
     columns = set(filling.table.columns).intersection(_SUMMARIES) or {*filling.table.columns} - {"change"}
     methods = {place: runs[0].meta["method"] for place, runs in filling.runs.items() if runs}
     references: dict[tuple[str, str], list[Run]] = {}
-    for place in (place for place, method in methods.items() if method == REFERENCE):
+    of_reference = [place for place, method in methods.items() if method == REFERENCE]
+    for place in sorted(of_reference, key=lambda place: place[2] != REFERENCE):  # before lines with other settings
         references.setdefault(place[:2], filling.runs[place])
+    source = replace(filling.source, assignments=filling.source.assignments or filling.common)
     for place in (place for place, method in methods.items() if method != REFERENCE and place[1] != NO_BACKBONE):
         dataset, backbone, _ = place
         if (dataset, backbone) not in references:
-            references[dataset, backbone] = find(filling.source, RunSpec(REFERENCE, backbone, dataset))[0]
+            references[dataset, backbone] = find(source, RunSpec(REFERENCE, backbone, dataset))[0]
         if same_numbers(filling.runs[place], references[dataset, backbone], filling.table.metrics):
             for key, cell in filling.cells.items():
                 cell.is_reference |= key[:3] == place and key.column in columns and cell.mean is not None
@@ -298,7 +300,8 @@ def _test_baseline(filling: Filling) -> None:
         for row in table.rows:
             cell, runs = (filling.cells.get(Key(dataset, backbone, row, metric, "mean")),
                           filling.runs.get((dataset, backbone, row)))
-            if row != table.baseline and cell and runs and base and (found := tests_of(runs, base, metric)):
+            if (row != table.baseline and cell and cell.mean is not None and base
+                    and (found := tests_of(runs, base, metric))):
                 cells.append(cell)
                 tests.append(found)
         for cell, adjusted in zip(cells, holm_adjusted(tests)):

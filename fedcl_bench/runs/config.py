@@ -181,10 +181,11 @@ class RunConfig:
         return self.method.cls(self.method_settings), self.backbone.cls(self.backbone_settings)
 
     def federation(self, stream: Stream) -> Federation:
+        from ..federation.compatibility import goes_with
         from ..federation.parts import Federation
 
         method, backbone = self.instances()
-        with self.registry.naming():
+        with self.registry.naming(partial(goes_with, stream)):
             backbone = method.trained_backbone(backbone, stream.steps[-1].n_users)
         return Federation(stream, backbone, method, self.local, self.server, self.evaluation, self.seed,
                           torch.device(self.device), metrics=metrics_of(self.registry, self.evaluation),

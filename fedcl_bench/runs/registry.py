@@ -220,6 +220,7 @@ class Registry:
             fitting = {name: cls for name in self.names(error.kind)
                        if name != NO_BACKBONE and error.fits(cls := self.get(error.kind, name).cls)}
             names = [name for name, cls in fitting.items() if goes(cls)] or fitting  # of those that need another stream
+            names = [f"{name} (with other settings)" if f"'{name}'" in str(error) else name for name in names]
             raise Incompatible(f"{error}\n{error.kind.capitalize()}s that fit: "
                                f"{', '.join(names) or 'none is installed'}.", error.kind, error.fits) from None
 

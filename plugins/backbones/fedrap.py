@@ -14,9 +14,9 @@ from fedcl_bench.toolbox.layers import item_rows, linear, same_for_all
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
 SPARSE = 1e-4  # entries of C at most this large count as zero
 
-# How the weights of the two extra terms grow with the round r.
-SCHEDULES = {"fixed": lambda r: 1.0, "tanh": lambda r: math.tanh(r / 10.0), "sin": lambda r: math.sin(r / 10.0),
-             "square": lambda r: (r / 10.0) ** 2, "frac": lambda r: 1.0 / (r + 1.0)}
+# By what the weights of the two extra terms are multiplied in round r; a square wave is off in the first 5 rounds.
+SCHEDULES = {"fixed": lambda r: 1.0, "tanh": lambda r: math.tanh(r / 10.0), "frac": lambda r: 1.0 / (r + 1.0),
+             "sin": lambda r: (math.sin(r / 10.0) + 1.0) / 2.0, "square": lambda r: float(r // 5 % 2)}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FedRAPSettings(BackboneSettings):
     lambda_apart: float = setting(0.1, "lambda: weight of the term that pushes the two item tables apart", low=0.0)
     mu: float = setting(1e-3, "weight of the term that makes the shared table sparse", low=0.0)
     sparsity: str = setting("l1", "that term: mean |C| or mean C^2", choices=("l1", "l2"))
-    schedule: str = setting("fixed", "both weights are constant (the released code never uses its schedule) or grow "
+    schedule: str = setting("fixed", "both weights are constant (the released code never uses its schedule) or vary "
                             "with the round, as in the paper (tanh) and its variants", choices=tuple(SCHEDULES))
     round_decay: float = setting(0.97, "factor on the learning rates after every round", above=0.0, high=1.0)
     batch_decay: float = setting(0.95, "factor on the learning rates after every local batch of a round", above=0.0,
@@ -75,7 +75,7 @@ class FedRAP(Backbone):
         return rows[COMMON] + clients[PERSONAL]
 
     def weights(self, round_: int) -> tuple[float, float]:
-        """(lambda, mu) in a round: constant (released code: schedule=fixed) or growing (paper: schedule=tanh)."""
+        """(lambda, mu) in a round: constant (released code: schedule=fixed) or varying (paper: schedule=tanh)."""
         growth = SCHEDULES[self.settings.schedule](round_)
         return self.settings.lambda_apart * growth, self.settings.mu * growth
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, in_order, setting
+from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, UserError, in_order, setting
 from fedcl_bench.toolbox.layers import apply_pair_perceptron, item_rows, perceptron, perceptron_names, same_for_all
 
 
@@ -99,6 +99,9 @@ class GPFedRec(Backbone):
 
     def __init__(self, settings):
         super().__init__(settings)
+        if settings.lr_offset == "code" and settings.lr_eta <= 1.0:
+            raise UserError(f"setting 'lr_eta': found {settings.lr_eta:g}, accepted: above 1 with lr_offset=code, "
+                            f"which takes lr off.")
         self.scores_local_tables = settings.eval_item_table == "local"
 
     @property

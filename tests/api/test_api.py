@@ -144,8 +144,9 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
 def test_seeds_need_not_have_the_same_extra_metrics(results):
     first, second = ({**json.loads((path / "run.json").read_text()), "record": "", "reused": True}
                      for path in results.folders)
-    first["metrics"] = {"novelty@20": first["metrics"]["ndcg@20"], **first["metrics"]}
-    assert list(seeds.combined([first, second])["metrics"]) == list(second["metrics"])
+    for part in ("metrics", "continual"):
+        first[part] = {"novelty@20": first[part]["ndcg@20"], **first[part]}
+        assert list(seeds.combined([first, second])[part]) == list(second[part])
 
 
 @pytest.mark.parametrize("method, name, others, wrong", [

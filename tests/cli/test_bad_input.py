@@ -62,7 +62,9 @@ def sessions(method, backbone, assignment=""):
     ("--method my-ewk --backbone fedmf", ["unknown method 'my-ewk'", "Known: "]),
     ("tables --table 2 --datasets shop", ["unknown dataset", "has --rows, --columns or --methods"]),
     # words and options
-    ("lst", ["unknown command 'lst'", "'list'"]), (f"{RUN} --colour", ["--colour"]),
+    ("lst", ["unknown command 'lst'", "'list'"]), ("f3crec fedmf", ["as --method f3crec --backbone fedmf"]),
+    ("data covert --table log.csv --user a shop", ["unknown data command 'covert'", "Did you mean 'convert'?"]),
+    (f"{RUN} --colour", ["--colour"]),
     ("--methode ft", ["Did you mean '--method'?", "run_bench.py run --help"]),
     ("tables --tables 2", ["Did you mean '--table'?", "tables --help"]),
     ("data shop --blocks=3", ["--set blocks=VALUE", "data show --help"]),

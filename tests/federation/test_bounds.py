@@ -17,6 +17,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.experiments.partition import check_divisible
 from fedcl_bench.federation.cold_start import ranks_by
+from fedcl_bench.federation.cross_device import CrossDevice
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Best, Progress
 from fedcl_bench.rng import DrawKey
@@ -175,7 +176,8 @@ def test_central_is_the_first_epoch_of_recbole_s_trainer(registry, started, tmp_
 def test_what_does_not_go_together_is_refused(registry, started):
     """Nor is an epsilon stated of uploads that nobody makes."""
     for method in ("central", "alone"):
-        with pytest.raises(UserError, match="(?s)clients of 'fedrap' train all rows.*that fit: .*fedmf"):
+        fitting = "fedmf, fedncf, fedrap .with other settings., "
+        with pytest.raises(UserError, match=f"(?s)clients of 'fedrap' train all rows.*that fit: .*{fitting}"):
             started(method, "fedrap")
     for method in ("central", "popularity"):
         with pytest.raises(UserError, match=f"--shards: .* method '{method}' has no server"):
@@ -262,12 +264,18 @@ def test_who_has_never_trained_depends_on_what_a_bound_trains_on(started, method
     assert torch.equal(ranks_by(f, f.stream.steps[2], f.method).users, ~trained) and trained.any()
 
 
-@pytest.mark.parametrize("method", ["popularity", "recency"])
-def test_counts_of_items_that_arrive_after_the_training_are_none(started, method):
+@pytest.mark.parametrize("method", ["popularity", "recency", "recbole:Pop"])
+def test_items_that_arrive_after_the_training_come_last(started, method):
     f = started(method)
     last, items = finish(f), f.stream.steps[-1].n_items
     scores = f.method.rescore(torch.arange(2), torch.zeros(2, items + 1), last.model, f.backbone)
-    assert scores[:, :items].any() and not scores[:, items].any()
+    assert scores[:, :items].any() and (scores[:, items, None] <= scores).all()
+
+
+def test_the_data_of_rounds_without_clients_are_made_once(started):
+    f = started("popularity")
+    opened, _ = CrossDevice.open(f, f.stream.steps[1], finish(f))
+    assert opened._without_arrivals is opened._without_arrivals
 
 
 def test_a_backbone_of_clients_alone_reads_the_features_of_items(registry):

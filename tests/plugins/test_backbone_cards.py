@@ -8,7 +8,7 @@ import torch
 from helpers import ITEM, USER, build, federation, finish, grown, one_step, same_tables, train_once
 from synthetic import small_interactions, small_stream
 
-from fedcl_bench import Backbone, BackboneSettings, LocalSettings, Snapshot, pair_keys
+from fedcl_bench import Backbone, BackboneSettings, LocalSettings, Snapshot, UserError, pair_keys
 from fedcl_bench.data.settings import StreamSettings
 from fedcl_bench.data.stream import build_static
 from fedcl_bench.rng import DrawKey
@@ -123,6 +123,24 @@ def test_gpfedrec_server(registry):
     assert swapped.tolist() == [[0, 4], [0, 4], [2, 0]]
     back = build(registry, "backbone", "gpfedrec", graph_sign="code", graph_layers=2).serve({ITEM: q})[1][ITEM]
     assert back.squeeze(2).tolist() == [[2, 0], [2, 0], [0, 4]]
+
+
+def test_gpfedrec_never_climbs(registry):
+    with pytest.raises(UserError, match="'lr_eta': found 1, accepted: above 1 with lr_offset=code"):
+        build(registry, "backbone", "gpfedrec", lr_eta=1.0)
+    assert build(registry, "backbone", "gpfedrec", lr_eta=1.0, lr_offset="none").learning_rates(1000)[USER] == 0.1
+
+
+# FedRAP ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule, rounds", [
+    ("fixed", {0: 1.0, 50: 1.0}), ("tanh", {0: 0.0, 10: 0.7616}), ("sin", {0: 0.5, 16: 0.9998, 47: 0.0}),
+    ("square", {0: 0.0, 4: 0.0, 5: 1.0, 9: 1.0, 10: 0.0}), ("frac", {0: 1.0, 9: 0.1})])
+def test_fedrap_weights_of_a_round(registry, schedule, rounds):
+    backbone = build(registry, "backbone", "fedrap", schedule=schedule, lambda_apart=2.0, mu=3.0)
+    for round_, share in rounds.items():
+        assert backbone.weights(round_) == pytest.approx((2.0 * share, 3.0 * share), abs=1e-3)
 
 
 # RLP2 --------------------------------------------------------------------------------------------------------------

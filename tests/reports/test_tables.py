@@ -184,6 +184,15 @@ def test_a_row_that_is_ft_in_effect_is_marked(registry, tmp_path):
     layout = any_table.Layout(methods=("kd", "f3crec"), backbones=("fedmf",), datasets=("ml-100k",))
     built = any_table.build_any(layout, source(load_runs(tmp_path), registry))
     assert [c.key.row for c in built.cells() if c.is_reference] == ["kd"]
+    # So does one with settings of all rows; and FT with others is not FT.
+    for method, mean, setting in (("ft", 0.1, ("rounds", 2)), ("kd", 0.1, ("rounds", 2)), ("ft", 0.2, ("lr", 0.01))):
+        record(tmp_path, registry, method, mean, setting)
+    set_of_all = replace(source(load_runs(tmp_path), registry), assignments=(("rounds", 2),))
+    built = any_table.build_any(replace(layout, methods=("kd",)), set_of_all)
+    assert [c.key.row for c in built.cells() if c.is_reference] == ["kd"]
+    layout = replace(layout, methods=("ft:lr=0.01", "ft", "kd"))
+    built = any_table.build_any(layout, replace(set_of_all, assignments=()))
+    assert {c.key.row for c in built.cells() if c.is_reference} == {"kd"}
 
 
 @pytest.fixture

@@ -346,7 +346,10 @@ def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
                           (["--paper", "f3rec"], "Did you mean 'f3crec'?")):
         assert main(["pack", *options, "c/bad", *bad]) == 2
         assert expected in capsys.readouterr().err
-    assert not Path("c/bad").exists()
+    for users in Path(three.name).glob("runs/*/users.parquet"):
+        users.write_bytes(b"")
+    assert main(["pack", *options, "c/bad"]) == 2
+    assert "nothing to pack: no record in" in capsys.readouterr().err and not Path("c/bad").exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list threads")

@@ -65,7 +65,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "seed")
     parser.add_argument("--seeds", type=seeds, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
     add_options(parser, "data-dir", "set")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: results/audits/METHOD-BACKBONE-DATASET")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: results/audits/METHOD-BACKBONE-DATASET; an "
+                        "earlier report there is replaced")
     add_options(parser, "quiet", "json", "plugins")
 
 

@@ -68,7 +68,9 @@ def with_action(arguments: list[str]) -> list[str]:
     """The words after ``data`` with the action spelled out: ``NAME`` alone is short for ``show NAME``."""
     if arguments and arguments[0] in (*ACTIONS, "-h", "--help"):
         return arguments
-    if (len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2])
+    others = ("--table", "--csv", "--raw", "--clients", "--users")  # which `show` has not
+    if (len(arguments) > 1 and not arguments[0].startswith("-")
+            and (not arguments[1].startswith("-") or arguments[1].partition("=")[0] in others)
             and difflib.get_close_matches(arguments[0], ACTIONS)):
         raise unknown("data command", arguments[0], ACTIONS)
     return ["show", *arguments]

@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
         print(f"{sum(map(bool, runs_of))} of the {len(specs)} combinations of these tables and figures have records")
         if not runs:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
+    if not any(run.intact for run in runs):
+        raise UserError(f"nothing to pack: no record in {args.records} is whole.")
     per_item = set[str]()
     for spec in (spec for table in tables if "item_rank_change" in table.metrics for spec in table.specs()):
         with suppress(UserError):  # of several records of a seed
