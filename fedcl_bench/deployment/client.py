@@ -180,7 +180,7 @@ class Client:
 
     def _own(self, public: Progress) -> Progress:
         """A server's progress with the rows of the users here: of the same round, or of the last one that they were
-        in."""
+        in; in a later block than that with what the method begins it with."""
         point = public.step, public.round
         points = [each for each in self._points() if each <= point]
         if self._published.domains and point not in points:

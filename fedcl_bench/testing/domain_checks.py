@@ -40,8 +40,7 @@ def runs(pair: Pair) -> str:
     last, domains = pair.points[-1], pair.stream.domains
     if [t for t, _, _ in last.tests] != list(range(len(domains))):
         raise Violated(f"tested {[t for t, _, _ in last.tests]}, expected all {len(domains)} domains")
-    require_numbers(last)
-    require_numbers(finished(pair.federation(parts=pair.parts(precision="float32"))))  # the default
+    require_numbers(pair)
     tables = len(last.model.public) + len(last.model.dense)
     return f"{len(domains)} domains, {len(last.curve)} rounds of {tables} tables"
 

@@ -234,8 +234,7 @@ def runs(pair: Pair) -> str:
     tested = {(t, s) for t, s, _ in last.tests}
     if tested != expected:
         raise Violated(f"tested {sorted(tested)}, expected {sorted(expected)}")
-    require_numbers(last)
-    require_numbers(finished(pair.federation(parts=pair.parts(precision="float32"))))  # the default
+    require_numbers(pair)
     users, items = (" to ".join(map(str, dict.fromkeys(getattr(s, what) for s in steps)))
                     for what in ("n_users", "n_items"))
     return f"{len(steps)} steps, {users} users, {items} items, {len(last.curve)} rounds"

@@ -326,11 +326,12 @@ def all_tables(progress: Progress) -> Tables:
     return {f"{kind} {name}": table for kind, tables in kinds.items() for name, table in tables.items()}
 
 
-def require_numbers(progress: Progress) -> None:
-    """Raise Violated if a table has an entry that is no number."""
-    for name, table in all_tables(progress).items():
-        if table.isnan().any():
-            raise Violated(f"{name} has entries that are no number at the end")
+def require_numbers(pair: Pair) -> None:
+    """Raise Violated if a table of its run, or of one in the default precision, ends with what is no number."""
+    for end in (pair.points[-1], finished(pair.federation(parts=pair.parts(precision="float32")))):
+        for name, table in all_tables(end).items():
+            if table.isnan().any():
+                raise Violated(f"{name} has entries that are no number at the end")
 
 
 def runs_differ(a: Progress, b: Progress, tolerance: float = TOLERANCE) -> str | None:
