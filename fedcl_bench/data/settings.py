@@ -101,6 +101,12 @@ class StreamSettings:
         """Whether a client holds many users' interactions and trains on mini-batches of them."""
         return self.of_domains or self.topology_in_effect == "central"
 
+    def require_users(self, asked: str) -> None:
+        """Raise UserError unless every client is a user, which what was ``asked`` for needs."""
+        if self.in_epochs:
+            raise UserError(f"{asked}: found clients that hold many users' interactions, accepted: runs in which every "
+                            f"client is a user.")
+
 
 @dataclass(frozen=True)
 class ItemFeatureSettings:

@@ -14,7 +14,8 @@ from fedcl_bench.toolbox.layers import item_rows, linear, same_for_all
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
 SPARSE = 1e-4  # entries of C at most this large count as zero
 
-# By what the weights of the two extra terms are multiplied in round r; a square wave is off in the first 5 rounds.
+# By what the weights of the two extra terms are multiplied in round r. The formulas are the released code's, which
+# takes them at the end of round r, and whose loss never reads them. The square wave is off in the first 5 rounds.
 SCHEDULES = {"fixed": lambda r: 1.0, "tanh": lambda r: math.tanh(r / 10.0), "frac": lambda r: 1.0 / (r + 1.0),
              "sin": lambda r: (math.sin(r / 10.0) + 1.0) / 2.0, "square": lambda r: float(r // 5 % 2)}
 

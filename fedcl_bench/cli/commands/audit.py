@@ -131,10 +131,8 @@ def _planned(args: argparse.Namespace, registry: Registry) -> tuple[Stream, list
         raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
 
     plain = {name: value for name, value in settings.items() if name != "upload_mechanism"}  # which needs noise
-    if make_config(registry, args.method, args.backbone, args.dataset, args.seed, [("--set", plain)],
-                   args.data_dir).stream.in_epochs:
-        raise UserError("audit: found clients that hold many users' interactions, accepted: runs in which every client "
-                        "is a user.")
+    make_config(registry, args.method, args.backbone, args.dataset, args.seed, [("--set", plain)],
+                args.data_dir).stream.require_users("audit")
 
     def config(noise: float, number: int) -> RunConfig:
         changes = dict(settings)

@@ -155,9 +155,8 @@ def run(args: argparse.Namespace) -> int:
 
     require_known("group in --by", args.by, GROUPS)
     configs, overrides = _configs(args, from_file)
-    if args.by and configs[0].stream.in_epochs:
-        raise UserError("--by: found clients that hold many users' interactions, accepted: runs in which every client "
-                        "is a user.")
+    if args.by:
+        configs[0].stream.require_users("--by")
     try:
         if args.honest:
             return _honest(args, configs[0], overrides)
