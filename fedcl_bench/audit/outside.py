@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -13,7 +14,21 @@ from typing import Any, Collection
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _LOOKS = {"sys._getframe": "looks at its callers' frames", "gc.get_objects": "lists all objects that there are",
           "gc.get_referrers": "lists what refers to an object"}
+_HEARD = {"open", *_LOOKS}
 _IMPORT = "<frozen importlib"
+_listening: list["Outside"] = []
+
+
+@functools.cache
+def _hook() -> None:
+    """Once a process: a hook stays for ever, and every call of ``id`` waits for each."""
+    sys.addaudithook(_tell)
+
+
+def _tell(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _HEARD:
+        for one in _listening:
+            one.hear(event, arguments)
 
 
 class Outside:
@@ -22,19 +37,20 @@ class Outside:
 
     def __init__(self, folders: Collection[Path], own: Path, data: Collection[Path]):
         self._folders, self._own, self._data = {*map(str, folders)}, own.resolve(), {*data}
-        self._thread, self._listens, self._began = threading.local(), False, time.time()
+        self._thread, self._began = threading.local(), time.time()
         self.seen: dict[str, None] = {}
 
     def __enter__(self) -> "Outside":
-        self._listens = True
-        sys.addaudithook(self._hear)  # for ever
+        _hook()
+        _listening.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listens = False
+        _listening.remove(self)
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._listens or event not in _LOOKS and event != "open" or getattr(self._thread, "busy", False):
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """An event that Python tells its hooks, of the kinds listened to."""
+        if getattr(self._thread, "busy", False):
             return
         self._thread.busy = True
         try:
