@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
@@ -231,7 +232,7 @@ def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str,
         raise UserError("headroom: the runs test samples of users, which differ between seeds (evaluate_users), "
                         "accepted: runs that test all.")
     scores = {name: {run.seed: user_scores([run], metric) for run in of_method} for name, of_method in runs.items()}
-    rows, sign = [], sign_of(metric)
+    rows, sign, alike = [], sign_of(metric), defaultdict(dict)
     for name in dict.fromkeys([reference, bound, *runs]):
         by_seed = [scores[each] for each in (name, reference, bound)]
         seeds = sorted(set.intersection(*map(set, by_seed)))
@@ -240,13 +241,19 @@ def headroom_rows(runs: Mapping[str, Sequence[Run]], reference: str, bound: str,
         tables = [pd.concat([of[seed] for seed in seeds], axis=1) for of in by_seed]
         users = pd.concat(tables, axis=1).dropna().index
         compared = [table.loc[users].to_numpy(float).T for table in tables]  # (seeds, users) each
+        if name != reference:
+            alike[tuple(seeds), tuple(users)][name] = [sign * each for each in compared]
         chosen = [run for seed in seeds for run in runs[name] if run.seed == seed]
         summaries = [continual(run.meta, metric) for run in chosen]
         rows.append(HeadroomRow(
-            name, tuple(seeds), len(users), float(compared[0].mean()),
-            None if name == reference else headroom(*(sign * each for each in compared)),
+            name, tuple(seeds), len(users), float(compared[0].mean()), None,
             {summary: float(np.mean(np.array([each.get(summary) for each in summaries], float)))  # of None: nan
              for summary in ("LA", "forgetting")},
             float(np.mean([run.meta["bytes"]["total_up"] for run in chosen])),
             float(np.mean([run.meta["seconds"]["total"] for run in chosen]))))
-    return rows
+    against = {}  # methods with the same seeds and users are resampled together
+    for of_methods in alike.values():
+        (_, of_reference, of_bound), *_ = of_methods.values()
+        found = headroom([scores for scores, *_ in of_methods.values()], of_reference, of_bound)
+        against |= dict(zip(of_methods, found))
+    return [replace(row, against=against.get(row.method)) for row in rows]

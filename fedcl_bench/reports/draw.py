@@ -478,8 +478,9 @@ def gains(rows: Sequence[Sequence[tuple[str, Mapping[str, Headroom | None]]]], b
         for y, (method, found) in enumerate(methods.items()):
             if found is not None:
                 style, (mean, low, high) = _look(look, method), found.gain
-                axes.errorbar(mean, y, xerr=[[mean - low], [high - mean]], color=style.color, marker=style.marker,
-                              linestyle="", elinewidth=1.0, gid=f"gain:{name}:{method}")
+                ends = np.maximum(0.0, [[mean - low], [high - mean]])  # equal gains: below 0 by rounding
+                axes.errorbar(mean, y, xerr=ends, color=style.color, marker=style.marker, linestyle="", elinewidth=1.0,
+                              gid=f"gain:{name}:{method}")
         axes.set(ylim=(lines - 0.5, -0.5), yticks=range(lines), yticklabels=[_look(look, m).label for m in methods])
         axes.xaxis.set_major_locator(MaxNLocator(4))
     _legend(figure, title, [])

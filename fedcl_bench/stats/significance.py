@@ -121,7 +121,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def _interval(values: _Floats, draws: int, rng: np.random.Generator) -> tuple[float, float]:
     n = len(values)
     sampled = _in_parts(draws, n, lambda size: values[rng.integers(n, size=size)].mean(1))
-    return float(np.percentile(sampled, 2.5)), float(np.percentile(sampled, 97.5))
+    return _between(sampled)
 
 
 def _in_parts(draws: int, n: int, sample: Callable[[tuple[int, int]], _Floats]) -> _Floats:
@@ -249,29 +249,34 @@ class Headroom:
     share: tuple[float, float, float] | None
 
 
-def headroom(method: _Floats, reference: _Floats, bound: _Floats, draws: int = DRAWS) -> Headroom:
-    """(method - reference) / (bound - reference), from a score of each per seed and unit, (seeds, units), in the same
-    order.
+def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, draws: int = DRAWS) -> list[Headroom]:
+    """(method - reference) / (bound - reference) of each method, from a score of each per seed and unit, (seeds,
+    units), in the same order.
 
-    Every bootstrap sample draws seeds and units with replacement, the same for gain and bound, so that the interval of
-    the share has the uncertainty of its denominator too. Raises TooFew for fewer than 2 units.
+    Every bootstrap sample draws seeds and units with replacement, the same for gains and bound, so that the interval of
+    a share has the uncertainty of its denominator too. Raises TooFew for fewer than 2 units.
     """
-    gained, above = method - reference, bound - reference
-    seeds, units = above.shape
+    seeds, units = bound.shape
     if units < 2:
         raise TooFew(f"a share of headroom needs at least 2 users that all methods have; found {units}.")
+    gains = np.stack([bound, *methods]) - reference
+    of_each = gains.reshape(-1, units).T
     rng, parts = np.random.default_rng(0), []
     at_once = max(1, min(_AT_A_TIME, _NUMBERS // units))
     for size in (min(at_once, draws - at) for at in range(0, draws, at_once)):
         of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
-        parts.append(np.stack([((of_seeds @ scores) * of_units).sum(1) for scores in (gained, above)], 1))
-    samples = np.concatenate(parts)
-    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
-    gain = float(gained.mean()), float(low[0]), float(high[0])
-    if not low[1] > 0.0:
-        return Headroom(gain, None)
-    of_share = np.percentile(samples[:, 0] / samples[:, 1], [2.5, 97.5])
-    return Headroom(gain, (float(gained.mean() / above.mean()), float(of_share[0]), float(of_share[1])))
+        parts.append(np.einsum("bms,bs->mb", (of_units @ of_each).reshape(size, -1, seeds), of_seeds))
+    above, *samples = np.concatenate(parts, 1)
+    has_room, found = _between(above)[0] > 0.0, []
+    for gained, sampled in zip(gains[1:], samples):
+        share = (float(gained.mean() / gains[0].mean()), *_between(sampled / above)) if has_room else None
+        found.append(Headroom((float(gained.mean()), *_between(sampled)), share))
+    return found
+
+
+def _between(samples: _Floats) -> tuple[float, float]:
+    low, high = np.percentile(samples, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _resampled(rng: np.random.Generator, size: int, n: int) -> _Floats:

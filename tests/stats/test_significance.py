@@ -170,26 +170,27 @@ def scores(gain, seeds=3, spread=0.01):
 
 
 def test_a_share_is_that_of_the_means_and_there_is_none_of_nothing():
-    found = headroom(scores(0.02), scores(0.0), scores(0.08))
+    found, again = headroom([scores(0.02)] * 2, scores(0.0), scores(0.08))
+    assert found == again
     gained, above = (scores(gain).mean() - scores(0.0).mean() for gain in (0.02, 0.08))
     assert found.gain[0] == pytest.approx(gained) and found.share[0] == pytest.approx(gained / above)
     assert 0.15 < found.share[1] < found.share[0] < found.share[2] < 0.35
     method, reference, bound = (scores(gain, spread=0.0) for gain in (0.03, 0.0, 0.06))  # exact: no doubt
-    found = headroom(method, reference, bound)
-    assert headroom(bound, reference, bound).share == pytest.approx((1.0, 1.0, 1.0))
+    found, whole = headroom([method, bound], reference, bound)
+    assert whole.share == pytest.approx((1.0, 1.0, 1.0))
     assert found.share == pytest.approx((0.5, 0.5, 0.5)) and found.gain == pytest.approx((0.03, 0.03, 0.03))
     for bound in (0.0, -0.05, 0.001):
-        assert headroom(scores(0.02), scores(0.0), scores(bound) if bound else scores(0.0)).share is None
+        assert headroom([scores(0.02)], scores(0.0), scores(bound) if bound else scores(0.0))[0].share is None
 
 
 def test_seeds_count_as_well():
     """Where seeds differ and users do not, the interval is that of the seeds; one user is too few."""
     steady = np.zeros((5, 40))
     varying = np.linspace(0.0, 0.1, 5)[:, None] + steady
-    _, low, high = headroom(varying, steady, steady + 1.0).gain
+    _, low, high = headroom([varying], steady, steady + 1.0)[0].gain
     assert low == pytest.approx(0.02, abs=0.006) and high == pytest.approx(0.08, abs=0.006)
     with pytest.raises(TooFew, match="found 1"):
-        headroom(*np.zeros((3, 2, 1)))
+        headroom([np.zeros((2, 1))], *np.zeros((2, 2, 1)))
 
 
 @pytest.mark.parametrize("n", [3, 10, 34, 260, 714])
