@@ -17,6 +17,7 @@ from fedcl_bench.core.tuning import quick_optimisers
 from fedcl_bench.data import datasets, source
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.files.recbole_files import bundled
+from fedcl_bench.federation import loop
 from fedcl_bench.records import published
 from fedcl_bench.runs import config, summary, registry as registry_of_plugins
 from fedcl_bench.runs.config import make_config
@@ -95,6 +96,7 @@ def made_once():
         patch.setattr(summary, "version", functools.cache(summary.version))
         patch.setattr(config, "inactive", lambda parts: {**without_effect(tuple(parts))})
         patch.setattr(os, "fsync", lambda file: None)  # what tests write need not outlast the machine
+        patch.setattr(loop, "give_back_freed_blocks", lambda: None)  # what a small run frees the next one needs
         patch.setattr(registry_of_plugins, "describe", functools.cache(registry_of_plugins.describe))
         patch.setattr(published, "_File", functools.lru_cache(128)(published._File))  # by content
         # Else `assert_close` imports what it needs for tensors of several machines, and SymPy with it.

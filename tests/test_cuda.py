@@ -116,7 +116,8 @@ def test_all_runs_equal_those_on_the_cpu(kind, least):
     ("ft", "pfedrec", "ml-100k", {"k_core": 80, "blocks": 2, "fold_in": 3, "cold_start": "fold_in"}),
     pytest.param("ffmsr", "ffmsr", "books+games", {"dim": 8, "encoder": "tfidf", "federated_rounds": 1, "clusters": 3,
                                                    "text_dim": 4}, marks=pytest.mark.long),
-    ("ft", "miasrec", "books+games", {"dim": 8, "topology": "central", "batch_size": 24})])
+    pytest.param("ft", "miasrec", "books+games", {"dim": 8, "topology": "central", "batch_size": 24},
+                 marks=pytest.mark.long)])
 def test_a_run_is_kept_and_goes_on_from_where_it_was(registry, tmp_path, monkeypatch, method, backbone, dataset,
                                                      settings):
     """With ``device=cuda``, stopped at each sign of life; its record can be read without a GPU."""

@@ -253,7 +253,7 @@ def test_hooks_exist(registry):
     assert len(named) > 100 and [name for name in named if name not in others] == []
 
 
-@pytest.mark.parametrize("name, backbone", [("stays", "fedmf"), ("near", "ncf"), ("fair", "fedmf")])
+@pytest.mark.parametrize("name, backbone", [("stays", "fedmf"), ("near", "fedncf"), ("fair", "fedmf")])
 def test_methods_of_the_page_pass_check(name, backbone, tmp_path):
     """As they stand there."""
     (block,) = [block for block in blocks_of(GUIDE[2]) if block.file.endswith("at_clients.py")]

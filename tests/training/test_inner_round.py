@@ -27,7 +27,7 @@ FT = Method(NoSettings())
 
 @pytest.fixture(scope="module")
 def step():
-    return step_of(SyntheticLog(150, 120, per_user=25.0, activity=1.0))
+    return step_of(SyntheticLog(100, 80, per_user=12.0, activity=1.0))
 
 
 def start(backbone, step, dtype=torch.float32):
@@ -78,7 +78,7 @@ class Distils(Method):
 def both_ways(step, backbone, local, model, method=FT, **options):
     """A round in one call per chunk, and local batch by local batch."""
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(
-        inner=True, samples_only=True, even=method.penalises_rows, chunk_elements=1 << 15))
+        inner=True, samples_only=True, even=method.penalises_rows, chunk_elements=1 << 13))
     assert all(chunk.inner and not chunk.dense for chunk in chunks)
     calls, results = [], []
     with pytest.MonkeyPatch.context() as patch:
