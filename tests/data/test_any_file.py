@@ -153,6 +153,9 @@ def test_bad_rows_keep_their_numbers_and_end_another_table_early(capsys):
     ("t.csv", b"who,what,when\n1,2,3\n", "its columns are who, what, when (separated by commas).\nName the column that "
      "is meant with --user COLUMN."),
     ("t.jsonl", b'{"who": 1, "what": 2}\n', "has no column 'user'; its columns are who, what (JSON Lines, first line)"),
+    ("t.jsonl", b'{"who": 1}\n{"what": 2}\n', "has no column 'user'; its columns are who, what (JSON Lines"),
+    ("t.jsonl", b"{'user': 1}\n", "its first lines are no JSON objects"),
+    ("t.csv", gzip.compress(b"user,item,time\n" * 99), "It is a workbook, a zip or a gzip"),
     ("t.parquet", lambda: parquet(pd.DataFrame({"who": [1], "item": [1], "time": [2]})),
      "has no column 'user'; its columns are who, item, time (Parquet)."),
     ("t.parquet", lambda: parquet(pd.DataFrame(ROWS))[:-9], "cannot be read as a Parquet table"),
@@ -296,6 +299,8 @@ def test_sessions_that_are_split_by_files(capsys):
     assert status == 2 and "test.csv: has no column 'ItemId'" in said
     status, said = converted(capsys, "--table", "train.csv", "--test", "test.csv", *named)
     assert status == 2 and "--test: needs --session" in said
+    status, said = converted(capsys, "--table", "train.csv", "--session", "SessionId", *named)
+    assert status == 2 and "--session: users are the sessions ('SessionId')" in said
     head = "user,session,item,time\n"
     for name, at in (("train", 0), ("valid", 100), ("test", 200)):
         Path(f"{name}.csv").write_text(head + "".join(f"u{u},1,{i},{at + i}\n" for u in range(2) for i in range(4)))
@@ -369,6 +374,7 @@ def test_separators_are_detected(separator, name):
     (("2010-01-01 02:00:00+02:00", "2019-12-31T13:05:00.25"), (1262304000.0, 1577797500.25), "times are ISO 8601"),
     (("20100131010203", "20100201000000"), ("1264899723", "1264982400"), "times are %Y%m%d%H%M%S (as"),
     (("201001310102", "201002010000"), ("1264899720", "1264982400"), "times are %Y%m%d%H%M (as"),
+    (("2010013101", "2010020100"), ("1264899600", "1264982400"), "times are %Y%m%d%H (as"),
     (("1/2/2010 1:02", "31/01/2010 01:02"), ("1264986120", "1264899720"), "times are %d/%m/%Y %H:%M (as 1/2/2010 "),
     (("1/2/2010", "01/31/2010"), ("1262390400", "1264896000"), "times are %m/%d/%Y (as"),
     (("01.02.2010", "02.01.2010"), ("1264982400", "1262390400"), "times are %d.%m.%Y (as"),
@@ -395,6 +401,9 @@ def test_rows_without_a_time_do_not_say_how_times_are_written(capsys, monkeypatc
     status, said = converted(capsys, *words, "--skip-bad")
     assert status == 0 and lines_of()[1:] == ["u\ti\t1262304000", "u\tj\t1262304001"]
     assert "times are seconds since 1970 (as 1262304000)" in said
+    table("user,item,time\n" + f"u,i,{missing or 0}\nu,i,20100131\nu,j,20100201\n")
+    said = converted(capsys, *words, "--skip-bad", "--force")[1]
+    assert lines_of()[1:] == ["u\ti\t1264896000", "u\tj\t1264982400"] and "1 row" in said
     table("user,item,time\n" + f"u,i,{missing}\n" * 9)
     assert "no row is left of 9" in converted(capsys, *words, "--skip-bad", "--force")[1]
 

@@ -6,6 +6,7 @@ import argparse
 import codecs
 import difflib
 import re
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -346,7 +347,7 @@ def _synth(args: argparse.Namespace) -> None:
 
 
 def _out(args: argparse.Namespace, option: str) -> str:
-    return "" if args.out == Path("data") else f" {option} {args.out}"
+    return "" if args.out == Path("data") else f" {option} {shlex.quote(str(args.out))}"
 
 
 def _say_next(args: argparse.Namespace, run_as: str = "", settings: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -59,7 +59,8 @@ def _data() -> str:
     if wrong := [name for name, values in source.config.expected.items() if list(values) != counts[name]]:
         raise UserError(f"ml-100k: {', '.join(wrong)} differ from the expected counts; {source.path} is not the "
                         f"published file, reinstall recbole==1.2.0 or remove ./data/ml-100k")
-    return f"ml-100k: {sum(counts['interactions']):,} interactions, all block counts as published"
+    as_published = ", all block counts as published" if source.config.expected else ""
+    return f"ml-100k: {sum(counts['interactions']):,} interactions{as_published}"
 
 
 def _device() -> str:

@@ -117,6 +117,9 @@ def import_table(tables: Tables, name: str, out: Path, force: bool = False) -> I
     for part, column in columns.named.items():  # sessions may be the users
         if part != "session" and (first := options.setdefault(column, part)) != part:
             raise UserError(f"--{part}: found '{column}', the column of --{first}; accepted: another column.")
+    if columns.session and columns.session == columns.user and len(tables.by_split) == 1:
+        raise UserError(f"--session: users are the sessions ('{columns.user}'), so nobody has a later one to test on; "
+                        f"accepted: --user COLUMN of users, or --test FILE of sessions to test on.")
     files = [target, *([item_file(target)] if tables.items else []),
              *([target.with_suffix(".yaml")] if columns.session else [])]
     if not force and (exist := [file for file in files if file.exists()]):
@@ -183,7 +186,8 @@ def _describe(tables: Tables, target: Path, writer: _Writer, bad: BadRows) -> li
         example = f" (as {next(iter(texts))!r})" if texts else ""
         raise UserError(f"{tables.items}: none of its {len(texts):,} ids in the column '{tables.items_id}'{example} is "
                         f"an item of {tables.interactions}.\nName the column of ids with --items-id COLUMN.")
-    content, _ = item_table(tables.texts, ((item, *described) for item, described in texts.items()))
+    names = [text.removesuffix(":token_seq").replace(":", "_") for text in tables.texts]
+    content, _ = item_table(names, ((item, *described) for item, described in texts.items()))
     write_atomically(item_file(target), content)
     again = f"; rows without an id or of an item that stands above, which are left out: {rows - len(texts):,}"
     return [f"{tables.items}: {table.note}; texts of {known:,} of the {items:,} items" + again * (rows > len(texts))]
@@ -223,7 +227,8 @@ class _Times:
     def _decide(self, texts: np.ndarray) -> None:
         numbers = _floats(texts)
         numbers = np.abs(numbers[np.isfinite(numbers)])
-        if self.form or 2 * len(numbers) < len(texts) or len(numbers) == len(texts) and units.are_dates(numbers):
+        dates = numbers[numbers > 0]  # a 0 stands for none
+        if self.form or 2 * len(numbers) < len(texts) or len(dates) and units.are_dates(dates):
             self.form = self.form or units.form_of(texts)
             how, more = self.written, ", UTC unless they say otherwise; written in seconds"
         else:

@@ -67,12 +67,15 @@ def detect(path: Path, wanted: Mapping[str, str], option: str, encoding: str = "
     if parquet := parquet_file(path, str(path)):
         names = parquet.schema_arrow.names
         return TableFile(path, PARQUET, _column_names(path, wanted, names, PARQUET))
-    first = first_lines(path, str(path), "a line of columns, then one interaction per line", encoding)[0]
+    lines = first_lines(path, str(path), "a line of columns, then one interaction per line", encoding)
+    first = lines[0]
     if first.lstrip().startswith("["):
         raise UserError(f"{path}: is a JSON array, accepted: JSON Lines, which have an object in each line.\n"
                         f"Make them with: jq -c '.[]' {path.name}")
     if first.lstrip().startswith("{"):
-        names = list(_object(first) or ())
+        if not (names := list(dict.fromkeys(name for line in lines for name in _object(line) or ()))):
+            raise UserError(f"{path}: its first lines are no JSON objects ({first[:60]!r}), accepted: JSON Lines, with "
+                            f"names and texts in double quotes.")
         return TableFile(path, JSON, _column_names(path, wanted, names, f"{JSON}, first line"), encoding=encoding)
     return _detect_text(path, wanted, first, encoding)
 

@@ -130,6 +130,8 @@ def codec(encoding: str) -> str:
 
 def _guess(head: bytes) -> str:
     """What may be done about text of another encoding, by its beginning."""
+    if head[:2] in (b"PK", b"\x1f\x8b"):
+        return "It is a workbook, a zip or a gzip: save a workbook's sheet as CSV; name the others .zip or .gz."
     guess = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
     if "\ufffd" in head.decode(guess, errors="replace"):
         guess = "latin-1"

@@ -21,9 +21,9 @@ _WEEKDAY = r"(?i)\b(mon|tue|wed|thu|fri|sat|sun)[a-z]*"
 # What of a time is what in a format of strptime, of which %d, %m, %H and %I may have one digit.
 _PARTS = (
     (r"(:\d\d(?:\.\d+)? ?(?:GMT|UTC)?)[+-]\d\d:?\d\d(?!\d)", r"\1%z"), (r"\b\d{14}\b", "%Y%m%d%H%M%S"),
-    (r"\b\d{12}\b", "%Y%m%d%H%M"), (r"(?<!\d)(19|20)\d\d(?!\d)", "%Y"), (_MONTH, "%b"), (_WEEKDAY, "%a"),
-    (r"\d?\d:\d\d:\d\d\.\d+", "%H:%M:%S.%f"), (r"\d?\d:\d\d:\d\d", "%H:%M:%S"), (r"\d?\d:\d\d", "%H:%M"),
-    (r"(?i)\b[ap]m\b", "%p"))
+    (r"\b\d{12}\b", "%Y%m%d%H%M"), (r"\b\d{10}\b", "%Y%m%d%H"), (r"(?<!\d)(19|20)\d\d(?!\d)", "%Y"),
+    (_MONTH, "%b"), (_WEEKDAY, "%a"), (r"\d?\d:\d\d:\d\d\.\d+", "%H:%M:%S.%f"),
+    (r"\d?\d:\d\d:\d\d", "%H:%M:%S"), (r"\d?\d:\d\d", "%H:%M"), (r"(?i)\b[ap]m\b", "%p"))
 Counts = dict[str, tuple[int, float]]  # unit to how many times of these years there are in it, and one of them
 
 
@@ -55,10 +55,11 @@ def require_seconds(numbers: np.ndarray, where: str) -> None:
 
 
 def are_dates(numbers: np.ndarray) -> bool:
-    """Whether all numbers look like days from 19000101 to 21001231, or like a minute or a second of them."""
+    """Whether all numbers look like days from 19000101 to 21001231, or like an hour, a minute or a second of them."""
     if not len(numbers):
         return True
-    days = next((numbers // scale for scale in (1, 1e4, 1e6) if 19000101 <= numbers.min() / scale < 21010101), None)
+    days = next((numbers // scale for scale in (1, 1e2, 1e4, 1e6) if 19000101 <= numbers.min() / scale < 21010101),
+                None)
     if days is None or days.max() > 21001231:
         return False
     month, day = days // 100 % 100, days % 100
