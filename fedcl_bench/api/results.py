@@ -22,7 +22,7 @@ from ..records.store import LEAKS, Run, leaks, load_runs, why_no_groups
 from ..reports import draw, frame
 from ..reports.comparison import against_each, changed_settings, unequal
 from ..reports.selection import matching
-from ..runs.config import CORE_SETTINGS, resolve, without_effect
+from ..runs.config import CORE_SETTINGS, attack_of, resolve, without_effect
 from ..runs.metadata import NO_BACKBONE
 from ..runs.specs import RunSpec, Tuned, parse_method, seed_text
 from .arguments import as_path, as_whole, check_texts, in_python
@@ -298,16 +298,18 @@ class Results:
 
 
 def shared_changes(run: Run, origin: Origin, method: str, backbone: str) -> dict[str, Any]:
-    """The settings of stream, clients, server, evaluation and backbone in which a run differs from its defaults: what
-    another method on its backbone must have too, to be compared with it, but for what it ignores."""
+    """The settings of stream, clients, server, evaluation, backbone and attack in which a run differs from its
+    defaults: what another method on its backbone must have too, to be compared with it, but for what it ignores."""
     dataset, registry = origin.dataset(run), origin.registry
     known = registry.get("backbone", backbone).cls
-    shared = {f.name for cls in (*CORE_SETTINGS, known.Settings) for f in fields(cls)}
-    changes = {name: value for name, value in changed_settings(registry, run.meta, dataset).items() if name in shared}
+    changes = changed_settings(registry, run.meta, dataset)
     of_stream = {f.name: changes[f.name] for f in fields(StreamSettings) if f.name in changes}
     parts = resolve(registry, method, backbone, dataset, [("shared", of_stream)])
     ignored = without_effect(parts, known, registry.get("method", method).cls).keys() - inactive(parts).keys()
-    return {name: value for name, value in changes.items() if name not in ignored}
+    attack = None if "attack" in ignored else attack_of(registry, changes.get("attack", "none"))
+    classes = (*CORE_SETTINGS, known.Settings, *([attack.cls.Settings] if attack else []))
+    shared = {f.name for cls in classes for f in fields(cls)} - ignored
+    return {name: value for name, value in changes.items() if name in shared}
 
 
 def runs_of(text: str, beside: Sequence[Run], origin: Origin, tuned: Path | None) -> list[Run]:

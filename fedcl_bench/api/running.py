@@ -10,7 +10,8 @@ from ..core.tuning import importing
 from ..core.settings import MOST_SEEDS, as_text
 
 with importing():
-    from ..runs.config import make_config, resolve_device
+    from ..reports.comparison import at_default
+    from ..runs.config import CORE_SETTINGS, make_config, resolve_device
     from ..runs.plugin_errors import named
     from ..runs.registry import discover
     from ..runs.runner import Interrupted
@@ -69,7 +70,7 @@ def run(method: str, backbone: str | None = None, dataset: str | Path = "ml-100k
             done = run_seeds(configs, overrides, Execution(results, stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
-    return Results([load_record(Path(result["record"])) for result in done],
+    return Results([load_record(Path(result["record"]).absolute()) for result in done],
                    Origin(registry, results, located(dataset, data_dir)[1], tuple(folders)))
 
 
@@ -99,7 +100,8 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
     if dataset is not None:
         dataset, data_dir = located(as_dataset("load", dataset), data_dir)
     single = (folder / "run.json").is_file()
-    runs = [load_record(folder)] if single else load_runs(folder, warned)
+    at = folder.absolute()  # records are read when they are asked for, perhaps from another folder
+    runs = [load_record(at)] if single else load_runs(at, warned)
     for key, wanted in (("method", method), ("backbone", backbone), ("dataset", dataset)):
         if wanted is not None:
             present = {run.head[key] for run in runs}
@@ -120,7 +122,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
 
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
     """The runs in which a setting has a value, however it is written."""
-    values = [run.head["settings"].get(name) for run in runs]
+    values = [{**at_default(run.head, CORE_SETTINGS), **run.head["settings"]}.get(name) for run in runs]
     present = {as_text(each) for each in values if each is not None}
     if not present:
         known = {key for run in runs for key in run.head["settings"]}

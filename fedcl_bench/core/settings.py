@@ -16,6 +16,7 @@ import operator
 import re
 import typing
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any, Iterable, Mapping
 
 from .errors import PluginError, UserError, unknown
@@ -113,7 +114,7 @@ def _convert(value: Any, kind: type) -> Any:
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         parts = () if value == "none" else parts
         of_part = typing.get_args(kind)[0]
-        return tuple(_convert(p, of_part) for p in ([parts] if isinstance(parts, int) else parts))
+        return tuple(_convert(p, of_part) for p in ([parts] if isinstance(parts, Real) else parts))
     if kind is str:
         if not isinstance(value, str):
             raise TypeError
@@ -124,7 +125,7 @@ def _convert(value: Any, kind: type) -> Any:
         if not isinstance(value, bool):
             raise TypeError
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):  # NumPy's numbers are, too
         raise TypeError
     if kind is int:
         if value != int(value):
@@ -233,7 +234,7 @@ def split_methods(text: str) -> tuple[str, ...]:
     methods: list[str] = []
     for part in map(str.strip, text.split(",")):
         # A number continues a list, as in ft:topk=5,20.
-        if methods and ":" in methods[-1] and (part.isdecimal() or ("=" in part and ":" not in part)):
+        if methods and ":" in methods[-1] and (part.isdecimal() or "=" in part and ":" not in part.partition("=")[0]):
             methods[-1] += f",{part}"
         else:
             methods.append(part)

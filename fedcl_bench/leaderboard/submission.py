@@ -25,6 +25,7 @@ from ..core.files import folder_beside, read_json, read_required
 from ..core.text import for_terminal, quoted, refuse_link, safe_name
 from ..core.version import __version__
 from ..records import published
+from ..records.record import is_set_aside
 from ..records.schema import Count, Name, Value
 from ..records.store import LEAKS, Run, comparable, describe, leaks, load_all, protocol_text
 from ..reports.comparison import changed_settings, headroom_rows, paired_tests
@@ -248,7 +249,7 @@ def _refuse_partial(source: Source, specs: Mapping[str, RunSpec], records: Path)
                             f"which none failed.\nMend it and run `grid --retry-failed`, or choose other settings.")
         names = "-".join((name, spec.backbone)).replace(":", "-")
         for path in sorted((records / "runs").glob(f"{names}-{spec.dataset}-s[0-9]*-*")):
-            if path.is_dir() and ".corrupt" not in path.name and not (path / "run.json").is_file():
+            if path.is_dir() and not is_set_aside(path) and not (path / "run.json").is_file():
                 raise UserError(f"submit: {path} has not ended; accepted: finished runs.\nGive the command that began "
                                 f"it again, which goes on with it, or take its folder away.")
 

@@ -127,11 +127,16 @@ class Record:
             try:
                 import fcntl
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except ImportError:  # no advisory locks on this system
-                pass
-            except OSError:
+            except BlockingIOError:
                 raise Busy(f"{self.folder}: another process is at this run; wait for it, or stop it first.") from None
+            except (ImportError, OSError):  # no advisory locks on this system, or this file system
+                pass
             yield
+
+
+def is_set_aside(folder: Path) -> bool:
+    """Whether ``Record.set_aside`` made a folder; datasets may have dots in their names, too."""
+    return folder.suffix.removeprefix(".corrupt").isdigit()
 
 
 def refuse(error: Corrupt) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Se
 from ..core.errors import Corrupt, UserError
 from ..core.text import JOIN
 from . import published
-from .record import Record, Run, refuse
+from .record import Record, Run, is_set_aside, refuse
 from .schema import head_of, read_run
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
 def _heads(results: Path, left_out: LeftOut) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The folder and head of every record of a results folder that ended, sorted by folder."""
     for path in sorted((results / "runs").iterdir()):
-        if ".corrupt" in path.name or not path.is_dir():
+        if is_set_aside(path) or not path.is_dir():
             continue
         try:
             if content := read_run(path):

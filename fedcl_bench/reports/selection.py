@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from ..core.errors import Incompatible, UserError, require_known
 from ..data.source import DatasetSource, configured, dataset_name, load_config
 from ..records.store import Run, comparable, describe, one_data, why_failed
-from ..runs.config import RunConfig, backbone_of, resolve
+from ..runs.config import RunConfig, backbone_of, resolve, with_ratings
 from ..runs.metadata import NO_BACKBONE
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned, Where, expected_settings, seed_text, spelled_spec
@@ -188,8 +188,10 @@ def _current_hash(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: 
         return None
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
     features = meta.get("features") and FeatureSource("", 0, 0, meta["features"]["fingerprint"])
-    return RunConfig(source, backbone_of(registry, spec.backbone, parts), registry.get("method", spec.method), *parts,
-                     meta["seed"], meta["device"], registry, features).hash
+    backbone = backbone_of(registry, spec.backbone, parts)
+    source = with_ratings(backbone.cls, parts, source)
+    return RunConfig(source, backbone, registry.get("method", spec.method), *parts, meta["seed"], meta["device"],
+                     registry, features).hash
 
 
 def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> list[Run]:

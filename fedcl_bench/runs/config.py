@@ -493,7 +493,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     parts = resolve(registry, method, backbone, dataset, overrides)
     backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
     there = elsewhere(parts.stream) if elsewhere else locate(dataset, data_dir, parts.stream)
-    source = _with_ratings(backbone_plugin.cls, parts, there)
+    source = with_ratings(backbone_plugin.cls, parts, there)
     if source.rating:
         from ..federation import compatibility
 
@@ -507,7 +507,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
                      _features(backbone_plugin.cls, method_plugin.cls, parts, source))
 
 
-def _with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> DatasetSource:
+def with_ratings(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> DatasetSource:
     """The source with its column of ratings, for a backbone that predicts them."""
     if backbone.for_domains or not _predicts_ratings(backbone, parts):
         return source

@@ -201,7 +201,7 @@ class _Checkpoints:
             where = f"after round {progress.round}" if progress.round else "at the start"
             if progress.within:
                 where = f"at {progress.fraction_done:.0%} of round {progress.round + 1}"
-            command = "command without --rerun" if self._rerun else "command"
+            command = f"command without --rerun, for seed {self._config.seed} alone," if self._rerun else "command"
             raise Interrupted(f"stopped {where} of block {progress.step}; the same {command} goes on from there.")
         return progress
 

@@ -259,6 +259,30 @@ def test_compare_is_the_commands(results, folder, capsys):
     pd.testing.assert_frame_equal(results.compare("ft", metric="recall@20", blocks=3), last)
 
 
+def test_attacked_runs_beside_others(tmp_path, monkeypatch):
+    """Loaded apart, each compared with a run under the same attack; read from another folder than they were made in."""
+    monkeypatch.chdir(tmp_path)
+    attack = {"attack": "clusterattack", "malicious": 0.2, "clusters": 3}
+    plain, attacked, _ = (fb.run(method, "fedmf", progress=False, **TINY, **more) for method, more in (
+        ("ft", {}), ("ft", attack), ("kd", attack)))
+    assert fb.load("results", "ft", attack="none").folders == plain.folders
+    assert fb.load("results", "ft", clusters=3).folders == attacked.folders
+    monkeypatch.chdir("/")
+    assert len(attacked.users)
+    monkeypatch.chdir(tmp_path)
+    assert attacked.compare("kd")["seeds"].tolist() == ["0"]
+
+
+def test_of_runs_that_predict_ratings_the_one_with_the_most_metrics_is_compared(tmp_path):
+    """They are known by their column of ratings, too."""
+    same = {**TINY, "dim": np.int64(8), "loss": "squared_error", "valid_metric": "rmse", "results": tmp_path,
+            "progress": False}
+    reg, _, fuller = (fb.run(method, "biasmf", **same, **more) for method, more in (
+        ("reg", {}), ("ft", {}), ("ft", {"extra_metrics": "novelty"})))
+    row = reg.compare("ft", metric="rmse").iloc[0]
+    assert row["difference"] == reg.compare(fuller, metric="rmse").iloc[0]["difference"]
+
+
 def test_compare_says_how_to_make_what_is_missing(results, folder):
     call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=2, results='{folder}', k_core=80, rounds=1\)"
     for others, words in (("KD", f"(?s)no record.*{call}"), ("ftt", "unknown method 'ftt'"), ("f3crec", "same runs"),

@@ -98,8 +98,9 @@ def test_several_seeds(output, run_json):
 
 def test_config_file_and_precedence(run_json):
     Path("job.yaml").write_text("method: kd\nbackbone: fedmf\nseed: 5\nrounds: 1\nk_core: 70\n"
-                               "lambda_kd: 0.3\ntop_n: 20\n")
-    result, _ = run_json("--config", "job.yaml", "--set", "top_n=10", "--method", "f3crec")
+                               "lambda_kd: 0.3\ntop_n: 20\nreading: code\n")
+    result, _ = run_json("--config", "job.yaml", "--set", "top_n=10", "--method", "f3crec", "--reading", "paper")
+    assert result["readings"] == ["paper"]
     assert result["method"] == "f3crec" and result["seed"] == 5
     assert result["settings"]["lambda_kd"] == 0.3 and result["settings"]["top_n"] == 10
 

@@ -106,6 +106,8 @@ def test_grid_of_average_scores():
 
 
 def test_methods_with_settings_blocks_and_commands_for_missing_runs():
+    assert split_methods("ft:dim=2,encoder=given:DIR,recbole:BPR:lr=1") == (
+        "ft:dim=2,encoder=given:DIR", "recbole:BPR:lr=1")
     assert split_methods("ft,f3crec:without=arm,eps=.01,kd,ft:topk=5,20") == (
         "ft", "f3crec:without=arm,eps=.01", "kd", "ft:topk=5,20")
     with pytest.raises(UserError, match="--methods"):

@@ -265,6 +265,8 @@ def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
     (runs / "unfinished").mkdir()
     (runs / f"{folder.name}.corrupt1").mkdir()
     (runs / f"{folder.name}.corrupt1" / "run.json").write_text("{")
+    folder.rename(runs / f"{folder.name}.corrupted")  # a dataset may be named so
+    folder = runs / f"{folder.name}.corrupted"
     failed = json.loads((folder / "run.json").read_text())
     (runs / "failed").mkdir()
     kept = ("schema", "method", "backbone", "dataset", "seed", "settings", "hash", "environment")

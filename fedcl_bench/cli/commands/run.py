@@ -86,7 +86,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
                              "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     parser.add_argument("--rerun", action="store_true", help="run again even if the record exists; if that is stopped, "
-                        "the same command without --rerun goes on")
+                        "the command of that seed without --rerun goes on")
     parser.add_argument("--save-lists", action="store_true",
                         help="also write users' ranked lists (TREC run files), the items to find (qrels) and their "
                              "origin (ir_metadata) to lists/RUN in the results folder, for ir-measures, ranx, ...")
@@ -126,6 +126,8 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("method", "backbone", "dataset"):
         if getattr(args, name) is None and (near := get_close_matches(name, map(str, settings), n=1, cutoff=0.8)):
             raise UserError(f"unknown field in {args.config} '{near[0]}'.\nDid you mean '{name}'?")
+    if args.reading:
+        settings.pop("reading", None)
     return settings
 
 
