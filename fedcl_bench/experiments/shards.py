@@ -35,7 +35,6 @@ from .cluster import other_versions, versions
 from .partition import check_divisible, divide, progress_part, stream_part, with_rows_of
 
 TRIES = 4  # starts of the shards from one state before a run is given up
-GATHER = "gather"  # in place of an answer: all progress, please; the answer comes later
 Request = tuple[str, Any]
 
 
@@ -106,9 +105,10 @@ def parts_of(config: RunConfig) -> tuple:
 class Shard:
     """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
-    Requests are (kind, tables) of ``remote.MESSAGES``, ("progress", all of it) if the answer before was ``GATHER``, and
-    ("error", (class, text)). Tables are NumPy arrays; ``keep``: called with the progress after every round and step.
-    ``error``: what it ended with, if something went wrong."""
+    Requests are (kind, tables) of ``remote.MESSAGES``, and ("error", (class, text)). Tables are NumPy arrays. If the
+    answer is the number of a step, the next request is ("progress", all that it had last in that step), and the answer
+    comes after it. ``keep``: called with the progress after every round and step. ``error``: what it ended with, if
+    something went wrong."""
 
     def __init__(self, threads: int = 1, keep: Callable[[Progress], None] = lambda progress: None):
         self._threads, self._keep = threads, keep
@@ -116,6 +116,7 @@ class Shard:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asking = threading.Lock()
         self._latest: Progress | None = None
+        self._ended: Progress | None = None  # the step that it has just ended, as its server may be about to
         self.error: Exception | None = None
 
     def begin(self, task: ShardTask) -> Request:
@@ -135,8 +136,9 @@ class Shard:
     def _ask(self, kind: str, tables: Tables) -> Tables:
         with self._asking:  # an evaluation has several threads
             self._requests.put((kind, {name: table.numpy() for name, table in tables.items()}))
-            while (answer := self._answers.get()) == GATHER:
-                self._requests.put(("progress", self._latest))
+            while isinstance(answer := self._answers.get(), int):
+                ended = self._ended is not None and self._ended.step == answer
+                self._requests.put(("progress", self._ended if ended else self._latest))
             if answer is None:
                 raise Died("the server has stopped")
             return {name: torch.tensor(values) for name, values in answer.items()}  # what is received is read-only
@@ -149,8 +151,10 @@ class Shard:
             require(federation)
             silos = federation.cross_silo
             with nullcontext() if silos else rng.global_client_ids(task.names):
-                for self._latest in run(federation, task.progress, kind=NodeSilos if silos else NodeClients):
-                    self._keep(self._latest)
+                for point in run(federation, task.progress, kind=NodeSilos if silos else NodeClients):
+                    begins = self._latest is not None and self._latest.step < point.step
+                    self._ended, self._latest = self._latest if begins else None, point
+                    self._keep(point)
             self._ask("done", {})
         except Exception as error:
             self.error = error
@@ -181,10 +185,10 @@ class ShardNodes:
             del self._open[number]
         self._group.answer({number: same[id(tables)] for number, tables in answers.items()})
 
-    def gather(self) -> list[Progress]:
-        """All that each has; what they have asked stays open."""
+    def gather(self, step: int) -> list[Progress]:
+        """All that each has last had in a step; what they have asked stays open."""
         asked = self.receive()
-        self._group.answer(dict.fromkeys(asked, GATHER))
+        self._group.answer(dict.fromkeys(asked, step))
         return [progress for _, (_, progress) in sorted(self._group.receive().items())]
 
 
@@ -224,7 +228,8 @@ class Conductor(Engine):
     def complete(self, progress: Progress) -> Progress:
         while self._gathered[0] < self._seen:
             try:
-                self._gathered = self._seen, with_rows_of(progress, self._nodes.gather(), self._names)
+                self._gathered = self._seen, with_rows_of(
+                    progress, self._nodes.gather(progress.step), self._names)
                 self._deaths = 0
             except Died as death:
                 self._begin(death)

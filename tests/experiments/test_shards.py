@@ -144,6 +144,22 @@ def test_the_record_is_that_of_any_run(made, tmp_path):
     same_numbers(other, execute(config, lambda: stream, tmp_path / "third", options=sharded))
 
 
+@pytest.mark.parametrize("method", ["rlp2", "ader"])
+def test_at_a_steps_end_clients_are_gathered_as_the_server_is(made, method):
+    """Who is ahead of it has ended the step already, and ends it once more in the run that goes on."""
+    config, stream = made(method, "fedmf", **SMALL)
+    points = list(run(config.federation(stream)))
+    conductor, seen = Conductor(config, 2, (), Threads), []
+    for point, alone in zip(conductor.run(config.federation(stream), None), points):
+        if point.trained and point.step < len(stream.steps):
+            seen.append(conductor.complete(point))
+            assert seen[-1].client_state.keys() == alone.client_state.keys()
+            assert_same(seen[-1], alone, 1e-9)
+    assert [each.step for each in seen] == [0, 1]
+    *_, last = run(config.federation(stream), seen[-1])
+    assert_same(last, points[-1], 1e-9)
+
+
 @pytest.mark.parametrize("last_answer", [pytest.param(1, marks=pytest.mark.long), 12])
 def test_lost_shards_start_again_from_what_was_gathered(made, last_answer):
     """The numbers are those of shards that were never lost, bit for bit, and no round is shown twice."""
