@@ -109,7 +109,8 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Each client's own layer normalisation of the last dimension. ``x``: (C, n, d); ``weight``, ``bias``: (C, d)."""
+    """Each client's own layer normalisation of the last dimension, differentiable once. ``x``: (C, n, d); ``weight``,
+    ``bias``: (C, d)."""
     return _LayerNorm.apply(x, weight, bias, eps)
 
 
@@ -191,12 +192,14 @@ class _CompiledBCE(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         loss, slopes = ops.weighted_bce(scores, targets, weights)
-        ctx.save_for_backward(slopes)
+        ctx.save_for_backward(slopes, scores, targets, weights)
         return loss
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        slopes, = ctx.saved_tensors
+        slopes, scores, targets, weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: the slopes are differentiated, too
+            slopes = (torch.sigmoid(scores) - targets) * weights
         return slopes * gradient.unsqueeze(1), None, None
 
 
@@ -220,11 +223,12 @@ def all_ranks(scores: Tensor) -> Tensor:
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
+@torch.no_grad()
 def nearest_entries(queries: Tensor, keys: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Of each query the k nearest keys of its client, the nearest first, of equal ones the first. ``queries``: (C,
     items, d); ``keys``: (C, entries, d); ``filled``: which keys there are, bool of shape (C, entries); ``k``: at most
     the number of entries. Returns squared distances, infinite where a client has fewer keys, and the keys' numbers:
-    each (C, k, items)."""
+    each (C, k, items); not differentiable."""
     products = torch.baddbmm(keys.square().sum(2, keepdim=True), keys, queries.transpose(1, 2), alpha=-2.0)
     different = queries[:1] if queries.stride(0) == 0 else queries  # where all clients have the same, one of them
     lengths = different.square().sum(2).expand(len(queries), -1)

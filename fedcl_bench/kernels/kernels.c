@@ -1,4 +1,4 @@
-/* Inner loops of local training on the processor; kernels.py says what each is given and returns.
+/* Inner loops of local training on the processor; ops.py says what each is given and returns.
 
    Whole numbers come out as from PyTorch's operations, to the bit. Floating-point numbers are computed in an order that
    is written out here, in lanes, so that they do not depend on the width of a processor's registers: compile without
@@ -31,7 +31,7 @@ const char *sources(void) { return SOURCES; }
 #define BLOCK (4 * LANES)  /* samples of a client, whose operations do not wait for each other */
 #define AHEAD 24  /* rows of tables asked for before they are needed */
 
-/* ---- counter-based random numbers: see draws.py ---- */
+/* ---- counter-based random numbers: see rng.py ---- */
 
 static const uint64_t GAMMA = 0x9E3779B97F4A7C15ULL;
 

@@ -1,5 +1,5 @@
 /* Pooled cosine scores of all items by clients' own tables, and Adam on these tables, for numbers of type REAL: see
-   kernels.py. Where tables are one for all clients, ``apart`` is 0. */
+   ops.py. Where tables are one for all clients, ``apart`` is 0. */
 
 enum { NAME(ROWS) = 8 };  /* scored at once */
 
@@ -74,7 +74,7 @@ int NAME(cosine_scores)(const REAL *table, int64_t apart, const int64_t *keys, i
     return ready ? 0 : -1;
 }
 
-/* A step of Adam on n numbers; a number of ``to`` may be that of ``from``. rule: see kernels.py. */
+/* A step of Adam on n numbers; a number of ``to`` may be that of ``from``. rule: see ops.py. */
 static void NAME(adam)(const REAL *from, REAL *to, REAL *restrict first, REAL *restrict second,
                        const REAL *restrict gradient, int64_t n, const double *rule, int fresh) {
     const REAL ahead = (REAL)rule[0], decay = (REAL)rule[1], share = (REAL)rule[2], rate = (REAL)rule[3];

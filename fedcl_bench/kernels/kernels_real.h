@@ -90,10 +90,11 @@ int NAME(nearest)(const REAL *products, const REAL *lengths, const uint8_t *fill
                     for (int i = 0; i < BLOCK; i++) {
                         const REAL kept = best[level * BLOCK + i], other = next[i];
                         const INTEGER its = at[level * BLOCK + i], others = number[i];
-                        best[level * BLOCK + i] = other < kept ? other : kept;
-                        at[level * BLOCK + i] = other < kept ? others : its;
-                        next[i] = other < kept ? kept : other;
-                        number[i] = other < kept ? its : others;
+                        const int nearer = (other < kept) | ((other == kept) & (others < its));
+                        best[level * BLOCK + i] = nearer ? other : kept;
+                        at[level * BLOCK + i] = nearer ? others : its;
+                        next[i] = nearer ? kept : other;
+                        number[i] = nearer ? its : others;
                     }
             }
             for (int64_t level = 0; level < k; level++)
@@ -413,7 +414,7 @@ static void NAME(replay)(const NAME(Lists) *lists, int64_t user, const int64_t *
     result->weight = lists->weights[user] / (lists->mean && result->n ? (REAL)result->n : 1);
 }
 
-/* Rounds of clients whose logits are inner products: see kernels.py. Clients draw from the streams of their names, and
+/* Rounds of clients whose logits are inner products: see ops.py. Clients draw from the streams of their names, and
    may have fewer batches than others. samples and positives_of may be NULL: nobody asks. Rows are those of one table in
    all batches, or of one in each. kept, near and near_constants may be NULL: nothing is kept near anything; pulls has
    two weights. Lists are those of NAME(Lists), of which there may be none; replayed, their slots, may be NULL. each:

@@ -81,8 +81,8 @@ def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tenso
     """Inner products of each client's vector, (C, d), with rows ``items`` (C, n) of a table, plus constants (C, 1)."""
     result = table.new_empty(items.shape)
     _within("row_products: items", items, len(table))
-    call(_real("row_products", table), table, items, vectors.contiguous(), constants, *items.shape, table.shape[1],
-         result)
+    call(_real("row_products", table), table, items, vectors.contiguous(),
+         None if constants is None else constants.contiguous(), *items.shape, table.shape[1], result)
     return result
 
 
@@ -314,11 +314,12 @@ class CosineTables:
         across[:, :, :count] = vectors.transpose(1, 2)
         threshold = 0 if keys is None else round(share * 65536)  # a number is dropped if 16 random bits are below it
         keys = torch.zeros(clients, dtype=torch.int64) if keys is None else keys
-        self._task = keys, threshold, vectors, pooling.best, pooling.each
+        each = pooling.each.to(vectors).contiguous()
+        self._task = keys, threshold, vectors, pooling.best, each
         scores, self._lengths = self._now.new_empty(2, clients, items)
         self._where = torch.empty(clients, items, dtype=torch.int32)
         call(_real("cosine_scores", self._now), self._now, self._apart, keys, threshold, across,
-             pooling.mask.contiguous(), pooling.best, pooling.each, clients, items, d, count, across.shape[2], scores,
+             pooling.mask.contiguous(), pooling.best, each, clients, items, d, count, across.shape[2], scores,
              self._lengths, self._where)
         self.scores = scores.detach().requires_grad_()
 

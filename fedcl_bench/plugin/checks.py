@@ -299,6 +299,9 @@ def check_declaration(backbone: Backbone) -> None:
                 raise PluginError(f"{_named(backbone, hook)} declares '{name}', which is declared before; every "
                                   f"parameter needs a name of its own.")
             names.append(name)
+    if backbone.overrides("serve") and not (backbone.serves_tables and backbone.keeps_local_tables):
+        raise PluginError(f"{_named(backbone, 'serve')} makes tables for clients; expected serves_tables = True and "
+                          f"keeps_local_tables = True in the class.")
     if not tables[0]:
         raise PluginError(f"{_named(backbone, 'new_rows')} declares no public item table; expected at least one of "
                           f"shape (items, ...): it is what clients share.")

@@ -104,8 +104,9 @@ def soft_target_loss(soft: SoftTargets, batch: LocalBatch, scores: Callable[[Ten
     chosen = torch.ones_like(soft.items[users], dtype=torch.bool) if soft.chosen is None else soft.chosen[users]
     if soft.eps is not None:
         chosen &= replay_memory(batch, known, soft.items[users], soft.eps)
-    loss = distillation_loss(scores(known), soft.targets[users], chosen, soft.reduction)
-    weight = soft.weights[users] if isinstance(soft.weights, Tensor) else soft.weights
+    listed = scores(known)
+    loss = distillation_loss(listed, soft.targets[users].to(listed), chosen, soft.reduction)
+    weight = soft.weights[users].to(listed) if isinstance(soft.weights, Tensor) else soft.weights
     return torch.zeros(len(batch.users), dtype=loss.dtype, device=loss.device).index_copy(0, known, weight * loss)
 
 

@@ -11,7 +11,7 @@ Backbones whose loss concerns every row (``Backbone.whole_tables``) get all item
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 import torch
@@ -332,7 +332,8 @@ def pulls_of(method: Method, parameters: Tables, private: bool = False) -> dict[
     for name, pull in pulls.items():
         if pull is not None:
             checks.check_pull(method, name, pull, parameters[name], private)
-    return {name: pull for name, pull in pulls.items() if pull is not None}
+    return {name: pull if pull.to is None else replace(pull, to=pull.to.to(parameters[name]))
+            for name, pull in pulls.items() if pull is not None}
 
 
 def row_bases(method: Method, public: Tables, draw: DrawKey) -> Tables:

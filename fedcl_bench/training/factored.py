@@ -4,7 +4,7 @@ The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a cli
 multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
 item instead of d. This is the mathematics of ``list_trainer.py``, summed in another order.
 
-With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
+With compiled kernels, a local batch whose only loss is the usual one is one call (``ops.inner_batch``), which reads
 the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
 where clients have many samples among few items, slots are all items, and these logits are one matrix product with the
 table, plus sum_k a_ki (v_k . v).
@@ -218,7 +218,7 @@ class FactoredTrainer(ListTrainer):
         kept: Tensor | float = 1.0 - share
         if pull.to is not None:
             known, table = len(pull.to), outer.table.clone()
-            table[:known].lerp_(pull.to.to(table), share)
+            table[:known].lerp_(pull.to, share)
             self.outer = replace(outer, table=table)
             if known < self.n_items:
                 known_slots = (self.slots.items < known)[:, :, None]
@@ -337,7 +337,7 @@ def _pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence
     are too many tables, or of different users. ``rates``: learning rates of item rows in each local batch."""
     table, names = model.public[layout.item].contiguous(), (layout.vector, layout.constant)
     private = pulls_of(method, {name: model.private[name] for name in names if name is not None}, private=True)
-    near = [private[name].to.to(table).flatten(1).contiguous() if name in private else None for name in names]
+    near = [private[name].to.flatten(1).contiguous() if name in private else None for name in names]
     weights = tuple(private[name].weight if name in private else 0.0 for name in names)
     pull = pulls_of(method, {layout.item: table}).get(layout.item)
     moves = pull is not None and pull.to is not None
@@ -347,7 +347,7 @@ def _pulls(method: Method, model: Snapshot, layout: FusedLayout, rates: Sequence
     shares = [] if pull is None else [rate * pull.weight for rate in rates]
     known, tables = len(pull.to) if moves else len(table), table.expand(len(rates) if moves else 1, -1, -1).contiguous()
     for before, after, share in zip(tables, tables[1:], shares):
-        torch.lerp(before[:known], pull.to.to(table), share, out=after[:known])
+        torch.lerp(before[:known], pull.to, share, out=after[:known])
     return tables, ops.InnerPulls([1.0 - share for share in shares], known, *near, weights)
 
 

@@ -360,7 +360,8 @@ class SessionTrainer(ChunkTrainer):
         own = self.tables
         if own is None:
             return list(torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True))
-        of_scores, = torch.autograd.grad(loss.sum(), [own.scores], retain_graph=True)
+        of_scores, = torch.autograd.grad(loss.sum(), [own.scores], retain_graph=True, allow_unused=True,
+                                         materialize_grads=True)
         of_vectors = own.step(of_scores, self.slots.sample)
         of_rows, *gradients = torch.autograd.grad(
             [loss.sum(), own.vectors], [self.looked_up, *parameters.values()], [None, of_vectors], allow_unused=True)

@@ -198,6 +198,7 @@ def test_nearest_entries_to_the_bit(without, dtype, items, entries, k):
     filled = torch.rand(3, entries, generator=generator) < 0.7
     filled[0], filled[1] = True, False  # and a client with nothing
     queries[0, 0] = keys[0, -1]  # a distance that rounding may make negative
+    keys[:, entries // 2] = keys[:, 0]  # of equal ones the first
     found, expected = nearest_entries(queries, keys, filled, k), without(lambda: nearest_entries(
         queries, keys, filled, k))
     assert torch.equal(found[0], expected[0]) and found[0].shape == found[1].shape == (3, k, items)
