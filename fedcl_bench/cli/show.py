@@ -31,7 +31,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False, width=400, markup=False)
+    console = Console(highlight=False, width=1_000_000, markup=False)
     with console.capture() as capture:
         console.print(table)
     print(for_terminal("\n".join(line.rstrip() for line in capture.get().splitlines())))
@@ -43,7 +43,7 @@ def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
                         f"{why_no_groups(result, 'run it again with --rerun')}.")
     blocks, groups = len(result["rounds"]), list(groups)
     print_table(["test metric by group", *(f"block {t}" for t in range(blocks))],
-                [(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else f"{value:.4f}"
+                [(f"{name} {group}", *("--" if value is None else format(value, ",.10g" if name == "users" else ".4f")
                                        for value in values))
                  for group in groups for name, values in result["groups"][group].items()])
     if empty := [group for group in groups if not any(result["groups"][group]["users"])]:

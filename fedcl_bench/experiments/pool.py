@@ -147,9 +147,9 @@ class Pool:
 
     def _next(self, board: GridState, retry_at: Mapping[str, float]) -> Task | None:
         """The first waiting task that may begin. Among tasks with the same block 0, one computes it and the others wait
-        until its file exists."""
-        making = {r.task.config.base_hash for r in board.running
-                  if r.task.config.shares_base and not r.task.config.base_file(self.folders.results).exists()}
+        until its file exists; runs whose lists are kept train their own."""
+        making = {r.task.config.base_hash for r in board.running if not self.folders.save_lists
+                  and r.task.config.shares_base and not r.task.config.base_file(self.folders.results).exists()}
         for task in board.waiting:
             if retry_at.get(task.config.hash, 0.0) <= time.monotonic() \
                     and not (task.config.shares_base and task.config.base_hash in making):

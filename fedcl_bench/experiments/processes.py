@@ -85,7 +85,7 @@ class ForkedProcess(Process):
 def _ended(code: int | None) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        hint = " (out of memory? fewer --jobs help)" if -code == signal.SIGKILL else ""
         return f"the worker was killed by {name}{hint}"
     by_itself = " in the middle of its run, as a plugin that calls os._exit would end it" if code == 0 else ""
     return f"the worker ended with exit code {code}{by_itself}"

@@ -103,7 +103,7 @@ def fine_tuning(f: Federation, step: Step, model: Snapshot, frozen: str) -> Trai
     """How FT trains in a step without sessions, with ``frozen`` parameters."""
     method = Method(NoSettings())
     strategy = choose_strategy(f.backbone, method, model, f.local, sessions=False)
-    return Training(f.backbone_in(step.index), method, f.local, strategy, frozen=frozen)
+    return Training(f.backbone_in(step.index), method, f.local, strategy, frozen=frozen, epochs=f.local.local_epochs)
 
 
 def notes(f: Federation) -> list[str]:

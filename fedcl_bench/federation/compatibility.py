@@ -127,7 +127,7 @@ def check_ratings(backbone: str, method: type[Method]) -> None:
 
     if not goes(method):
         raise Incompatible(f"method '{method.name}' takes scores for logits, and '{backbone}' predicts ratings with "
-                           f"these settings.", "method", goes)
+                           f"these settings.", "method", lambda cls: cls.needs_backbone and goes(cls))
 
 
 def _check_sums(backbone: Backbone, method: Method, init: str) -> None:
@@ -159,7 +159,8 @@ def is_plain_mean(backbone: Backbone, method: Method) -> bool:
 def has_shared_rows(backbone: Backbone | type[Backbone]) -> bool:
     """Whether all that depends on an item are rows of public tables, which only clients that look it up change."""
     return not (isinstance(backbone, ModuleBackbone) or backbone.for_domains or backbone.whole_tables
-                or backbone.scores_local_tables or backbone.serves_tables)
+                or backbone.scores_local_tables or backbone.serves_tables
+                or isinstance(backbone, Backbone) and backbone.new_personal(0, range(0)))
 
 
 def _check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:

@@ -366,4 +366,4 @@ def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
     method, backbone = f.acting_in(step), f.backbone_in(step.index)
     strategy = choose_strategy(backbone, method, model, f.local, sessions=bool(step.sessions))
     return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client",
-                    keeps=f.server.single_updates is not None)
+                    epochs=f.local.local_epochs, keeps=f.server.single_updates is not None)

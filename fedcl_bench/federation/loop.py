@@ -63,15 +63,15 @@ def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStoppin
     # 2. The server averages what they upload, and answers.
     update, began = clients.aggregate(progress, update), time.perf_counter()
 
-    # 3. In a round that is validated, users who arrive after the step's training make their private parameters.
+    # 3. In a round that is validated, users and items that arrive after the step's training get their parameters, which
+    # no round is trained with.
     due = {unit: stops[unit].due for unit in update.loss}
-    if any(due.values()):
-        update = replace(update, model=clients.with_arrivals(update.model))
+    arrived = replace(update, model=clients.with_arrivals(update.model)) if any(due.values()) else update
 
     # 4. The model is validated, and tested by those whose training ends with this round.
     best, rows, tests, analysis = progress.best, [], [], []
     for unit, validated in due.items():
-        best, row = _validated(clients, unit, stops[unit], update, progress.round, best, began)
+        best, row = _validated(clients, unit, stops[unit], arrived, progress.round, best, began)
         rows.append({**row, "round": sum(each["step"] == unit for each in progress.curve)})
         began = time.perf_counter()
     ended = clients.ended(stops)
@@ -83,9 +83,10 @@ def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStoppin
                 clients.federation.on_test(*test)
             tests += [(trained, tested, replace(scores, lists=None)) for trained, tested, scores in found]
             analysis += of_lists
-    shifts = clients.analyse(progress, update.model, best, ended)
-    return replace(progress, round=progress.round + 1, trained=clients.last_stage and ended, model=update.model,
-                   best=best, fraction_done=0.0, within=None, curve=(*progress.curve, *rows),
+    shifts = clients.analyse(progress, arrived.model, best, ended)
+    return replace(progress, round=progress.round + 1, trained=clients.last_stage and ended,
+                   model=(arrived if ended else update).model, best=best, fraction_done=0.0, within=None,
+                   curve=(*progress.curve, *rows),
                    tests=tuple(sorted((*progress.tests, *tests), key=lambda test: test[0])),
                    analysis=(*progress.analysis, *shifts, *analysis), **clients.state(update))
 

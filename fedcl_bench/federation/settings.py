@@ -102,8 +102,9 @@ class FederationSettings:
                                   only_if="server_optimiser=adam|yogi")
     server_epsilon: float = setting(0.001, "tau, their degree of adaptivity: added to the root of squares, and what "
                                     "that begins with", above=0.0, only_if="server_optimiser=adam|yogi|adagrad")
-    reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
-                                  "the released FedNCF and PFedRec code of F3CRec does", only_if=NOT_IN_EPOCHS)
+    reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters "
+                                  "(personal item tables stay), as the released FedNCF and PFedRec code of F3CRec does",
+                                  only_if=NOT_IN_EPOCHS)
     init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
                              "validation round", choices=("last", "best"), only_if=NOT_IN_EPOCHS)
     precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))

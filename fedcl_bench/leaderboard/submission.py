@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from ..core.errors import UserError
+from ..core.errors import UserError, require_known
 from ..core.files import folder_beside, read_json, read_required
 from ..core.text import for_terminal, quoted, refuse_link, safe_name
 from ..core.version import __version__
@@ -123,12 +123,11 @@ def configs_of(registry: Registry, cells: Cells, data_dir: Path | None) -> Itera
     """Every run of a submission with the configuration that makes it again; raises UserError if its data or plugins are
     not here, or do not take its settings."""
     for runs in cells.values():
-        for several in runs.values():
-            meta = several[0].meta
+        for run in (run for several in runs.values() for run in several):  # seeds may differ in extra metrics
+            meta = run.meta
             changes = changed_settings(registry, meta, meta["dataset"])
-            config = make_config(registry, meta["method"], meta["backbone"], meta["dataset"], meta["seed"],
-                                 [("record", changes)], data_dir, meta["device"])
-            yield from ((run, replace(config, seed=run.seed)) for run in several)
+            yield run, make_config(registry, meta["method"], meta["backbone"], meta["dataset"], run.seed,
+                                   [("record", changes)], data_dir, meta["device"])
 
 
 # What its runs say
@@ -215,6 +214,8 @@ def select(source: Source, text: str, places: Mapping[str, Iterable[str] | None]
         known = ", ".join(sorted({run.head["method"] for run in source.runs}))
         raise UserError(f"submit: no run of {method} in {records}, which has runs of {known}.\nMake them with: "
                         f"run_bench.py grid --methods {method},{REFERENCE},{BOUND} --backbones fedmf --seeds 5")
+    for at, (kind, names) in enumerate(places.items()):
+        require_known(f"{kind} of runs of {method}", names or (), {place[at] for place in there})
     cells: dict[Place, dict[str, list[Run]]] = {}
     for place in sorted(there):
         specs = {name: checked_spec(source.registry, RunSpec.of(named, *place), changes, source.tuned)

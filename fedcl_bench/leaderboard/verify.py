@@ -113,7 +113,7 @@ def _means(run: Run) -> float:
 
 
 def _close(found: float, said: float, what: str) -> float:
-    if not abs(found - said) <= TOLERANCE and not (np.isnan(found) and np.isnan(said)):
+    if not abs(found - said) <= TOLERANCE * max(1.0, abs(said)) and not (np.isnan(found) and np.isnan(said)):
         raise Rejected(f"{what} is {said:.6f} in the record, and {found:.6f} by what it is the mean of.")
     return 0.0 if np.isnan(found) else float(abs(found - said))
 
@@ -174,7 +174,7 @@ def _exactly(again: Run, run: Run) -> str:
     said, found = (each.load("users").astype({"metric": str}).set_index(keys)["value"].sort_index()
                    for each in (run, again))
     found = found[found.index.get_level_values("metric").isin(said.index.unique("metric"))]
-    if not (said.index.equals(found.index) and np.allclose(said, found, rtol=0.0, atol=TOLERANCE, equal_nan=True)):
+    if not (said.index.equals(found.index) and np.allclose(said, found, TOLERANCE, TOLERANCE, equal_nan=True)):
         raise Rejected(f"{describe(run.meta)}: run again, users' scores are not those of the record.")
     return f"every mean is that of the record, to {largest:.0e}, and so is every user's score"
 

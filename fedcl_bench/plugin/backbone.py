@@ -41,7 +41,7 @@ class OwnBatch:
     negatives: Tensor  # those of the first positive first, (C, P k)
     chosen: Tensor  # numbers of the samples in the batch, (C, b)
     draw: DrawKey  # key of the batch's random numbers
-    done: int  # local batches that each client has done in the block before this one
+    done: int  # local batches of each client in the block before this one, had it taken part in all rounds
 
 
 @dataclass(frozen=True)

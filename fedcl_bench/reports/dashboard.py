@@ -144,7 +144,7 @@ def leaderboard(cell: GridCell) -> list[TableRow]:
             **{name: Number.of(over_seeds(seed_averages(variant.runs, name))) for name in metrics},
             "learning": _mean([each["LA"] for each in summaries]),
             "forgetting": _mean([each["forgetting"] for each in summaries]),
-            "MB sent": _mean([(m["bytes"]["total_up"] + m["bytes"]["total_down"]) / 1e6 for m in metas], ",.1f"),
+            "MB": _mean([(m["bytes"]["total_up"] + m["bytes"]["total_down"]) / 1e6 for m in metas], ",.1f"),
             "seconds": _mean([meta["seconds"]["total"] for meta in metas], ",.1f"),
             "still improving": Number(rising / blocks, f"{rising} of {blocks}"),
             "users": Number.as_(len(user_scores(variant.runs, cell.metric)), ","),

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..core.files import write_atomically
+from ..evaluation.metrics import RATING_ERRORS
 from ..stats.significance import LEVEL, FriedmanComparison, Headroom
 from .frame import Curve, Histogram, OverSeeds
 
@@ -66,9 +67,11 @@ def looks(labels: Mapping[str, str]) -> dict[str, Look]:
     """The look of every method; ``labels``: all methods there are, not only those of a figure: name to what it is
     called. The methods of the F3CRec paper have looks of their own; the others take the remaining ones in the order of
     their names."""
-    others = sorted(set(labels) - set(_FIXED))
-    return {name: Look(label, *(_FIXED.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]))
-            for name, label in labels.items()}
+    n, found = len(_OTHERS), dict(_FIXED)
+    for i, name in enumerate(sorted(set(labels) - set(_FIXED))):  # each further round of colours has other markers
+        color, _, line = _OTHERS[i % n]
+        found[name] = color, _OTHERS[(i + i // n) % n][1], line
+    return {name: Look(label, *found[name]) for name, label in labels.items()}
 
 
 @styled
@@ -300,7 +303,7 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
     blocks = max(len(several or ()) for several in curves.values())
     panels = {f"block {block}" if blocks > 1 else "": {name: several[block] if several else None
                                                        for name, several in curves.items()} for block in range(blocks)}
-    return round_curves(panels, look, f"validation {metric}", title)
+    return round_curves(panels, look, f"validation {'-' * (metric in RATING_ERRORS)}{metric}", title)
 
 
 @styled

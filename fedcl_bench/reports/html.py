@@ -155,8 +155,8 @@ _ABOUT = {  # the sections of the page
     "the blocks but block 0. Learning is the mean of R[t, t]; forgetting, bytes and seconds are of the whole run. "
     "Still improving: blocks whose last validated round was the best, over all seeds. Best of a "
     "dataset, backbone and stream in bold. What is filtered out here is not drawn below.",
-    "Forgetting against learning": "Better lies to the right and below.",
-    "Accuracy against bytes sent": "Of a whole run, all clients together.",
+    "Forgetting against learning": "Better lies below and to the right; of errors, to the left.",
+    "Accuracy against bytes": "Sent and received in a whole run, all clients together.",
     "Accuracy against time": "Of a whole run; it depends on the machine.",
     "Tests": "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
     "than the method in the second column. p Holm is adjusted for all variants tested on the same items. p over seeds: "
@@ -164,8 +164,9 @@ _ABOUT = {  # the sections of the page
     "those by default or tuned counting as such.",
     "Differences per user": "Share of the users by their difference from the method that the tests compare with.",
     "Groups of users and items": "The metric of groups on the block just trained, averaged over the blocks but block 0 "
-    "that have somebody of the group; a group that nobody is in is left out. Groups of items have their recall.",
-    "Curves over rounds": "Validation metric, mean over the seeds that still train.",
+    "that have somebody of the group; a group that nobody is in is left out, and a user counts in every block. Groups "
+    "of items have their recall.",
+    "Curves over rounds": "Validation metric, errors below 0; mean over the seeds that still train.",
     "R[t, s]": "The metric on block s after block t, mean over seeds. Down a column: forgetting.",
     "Settings that differ": "Between the variants that were tested on the same items.",
     "How to rerun": "Settings that are today's defaults are left out.",
@@ -224,7 +225,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
     sections = [_section({
         "Leaderboard": table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of, metrics),
         "Forgetting against learning": drawn("learning", _points(px, rows, "learning", "forgetting", colors)),
-        "Accuracy against bytes sent": drawn("bytes", _points(px, averages, "MB sent", "average", colors, log=True)),
+        "Accuracy against bytes": drawn("bytes", _points(px, averages, "MB", "average", colors, log=True)),
         "Accuracy against time": drawn("seconds", _points(px, averages, "seconds", "average", colors, log=True))})]
     for i, cell in enumerate(cells):
         compared = dashboard.compared(cell, registry, tuned)

@@ -62,8 +62,8 @@ def notes(filling: Filling) -> Iterator[str]:
     if users := filling.source.pilot_users:
         yield f"{pilot_note([users])} So the paper's are not shown."
     if any(cell.is_reference for cell in filling.cells.values()):
-        yield (f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with its "
-               f"settings the method is FT in effect.")
+        yield (f"= FT: on every later block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with "
+               f"its settings the method is FT in effect.")
     yield from filling.tests
     yield from _over_seeds(filling)
 
@@ -132,9 +132,7 @@ def tested(filling: Filling) -> Iterator[str]:
             here[key.column] = max(here.get(key.column, cell), cell, key=_interval_key)
     for (dataset, group), columns in most.items():
         if len(columns) > 1:  # those of the blocks are those of their average, and those of all domains of the mean
-            each = tuple(n for column, cell in columns.items() if column != "mean" for n in cell.users)
-            columns = {column: cell for column, cell in columns.items()
-                       if column != "avg" and (column != "mean" or cell.users != each)}
+            columns = {column: cell for column, cell in columns.items() if column not in ("avg", "mean")}
         where = {column: label(column) if column not in ("value", "mean") else "" for column in columns}
         for what in ("users", "interactions"):
             counts = [", ".join(f"{n:,}" for n in getattr(cell, what)) + f" ({where[column]})" * bool(where[column])

@@ -281,7 +281,8 @@ def _ignored(parts: AllSettings, backbone: type, method: type) -> dict[str, str]
     no_client = method.trains != "clients" and method.first_step == 0
     sampling = ("negatives", "negative_pool", "negative_draw") if _predicts_ratings(backbone, parts) else ()
     protected = _OF_CHANGES if method.sums is not Method.sums else ()
-    return {**backbone.ignored,
+    between_blocks = ("reset_private", "init_from") if parts.stream.stream_in_effect != "blocks" else ()
+    return {**dict.fromkeys(between_blocks, "with a stream of one step"), **backbone.ignored,
             **dict.fromkeys(sampling, "where ratings are predicted, of which no negatives are drawn"),
             **method.ignored,
             **dict.fromkeys(protected, f"with the method {method.name}, whose clients send no changes"),

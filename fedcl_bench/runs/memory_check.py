@@ -9,6 +9,7 @@ memory.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -191,4 +192,6 @@ def _what_helps(f: Federation) -> str:
         helps.append("--device cpu")
     elif torch.get_num_threads() > 1:
         helps.append("--threads 1, which trains fewer clients at a time and changes no number")
+    if multiprocessing.parent_process() is not None:
+        helps.append("fewer --jobs")
     return f"What helps: {', '.join([*helps, 'a larger machine', 'fewer users and items'])}."

@@ -267,9 +267,9 @@ def headroom(methods: Sequence[_Floats], reference: _Floats, bound: _Floats, dra
         of_seeds, of_units = _resampled(rng, size, seeds), _resampled(rng, size, units)
         parts.append(np.einsum("bms,bs->mb", (of_units @ of_each).reshape(size, -1, seeds), of_seeds))
     above, *samples = np.concatenate(parts, 1)
-    has_room, found = _between(above)[0] > 0.0, []
+    has_room, some, found = _between(above)[0] > 0.0, above != 0.0, []  # a few samples may have nobody who gains
     for gained, sampled in zip(gains[1:], samples):
-        share = (float(gained.mean() / gains[0].mean()), *_between(sampled / above)) if has_room else None
+        share = (float(gained.mean() / gains[0].mean()), *_between(sampled[some] / above[some])) if has_room else None
         found.append(Headroom((float(gained.mean()), *_between(sampled)), share))
     return found
 

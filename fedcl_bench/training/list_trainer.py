@@ -353,7 +353,7 @@ class ListTrainer(ChunkTrainer):
 
     def _own_loss(self, view: BatchScoring, draw: DrawKey) -> Tensor:
         """The loss of a backbone that makes it itself."""
-        done = draw.round * self.batches * self.settings.local_epochs + draw.batch
+        done = draw.round * self.batches * self.training.epochs + draw.batch
         return self.backbone.own_loss(self.clients, self.rows, OwnBatch(
             self.users, self.chunk.positives, self.negatives, view.chosen, draw, done))
 

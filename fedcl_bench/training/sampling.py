@@ -75,7 +75,7 @@ def make_chunks(step: Step | TrainingStep, users: Tensor, settings: LocalSetting
     tables; ``positives``: what is trained on in this round, if not all of ``step.train``; no item of that is a
     negative."""
     train = positives or step.train
-    if settings.repeated_positives == "once":
+    if settings.repeated_positives == "once" and positives is None:  # the items of sessions stay as they are
         train = train.distinct()
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
     users = users[order]

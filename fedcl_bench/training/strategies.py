@@ -68,6 +68,7 @@ class Training:
     protection: Protection = OPEN  # of uploads
     own_start: bool = False  # clients draw the public parameters they begin the first round with (``init=per_client``)
     frozen: str = ""  # which parameters stay as they are, besides dense ones: ``public`` or ``private``; empty: none
+    epochs: int = 0  # local ones, of clients that are no stragglers
     keeps: bool = False  # whether each client's changes of public parameters are kept, for a server that looks at them
 
     def rates(self, model: Snapshot, round_: int, batch: int) -> Mapping[str, float]:

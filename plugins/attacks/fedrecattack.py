@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class FedRecAttack(Attack):
     """
 
     name = "fedrecattack"
-    numbers = 2
+    numbers = 3
     title = "added clients promote items, knowing a share of the interactions"
     reference = ("Rong et al., FedRecAttack: Model Poisoning Attack to Federated Recommendation, ICDE 2022, "
                  "arXiv 2204.01499")
@@ -59,6 +59,7 @@ class FedRecAttack(Attack):
 
     def upload(self, seen):
         (name, items), = seen.public.items()
+        seen = replace(seen, known=seen.known.distinct())  # D' is a set
         slope = self._slope(seen, items, self._fitted(seen, items))
         chosen, norms = self._sent(seen, slope.norm(dim=1))
         sent = norms[:, :, None] * torch.nn.functional.normalize(slope, dim=1, eps=1e-30)[chosen]

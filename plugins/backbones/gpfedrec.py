@@ -24,7 +24,7 @@ class GPFedRecSettings(BackboneSettings):
                          low=0.0)
     graph_neighbours: int = setting(0, "most similar clients k that are linked; 0: all whose similarity is above "
                                     "threshold times the mean", low=0)
-    graph_threshold: float = setting(1.0, "see graph_neighbours", low=0.0)
+    graph_threshold: float = setting(1.0, "see graph_neighbours", low=0.0, only_if="graph_neighbours=0")
     graph_layers: int = setting(1, "rounds of message passing over the graph", low=1)
     graph_sign: str = setting("paper", "clients with similar tables are linked (paper), or with dissimilar ones (the "
                               "released code passes on a distance as if it were a similarity)",
@@ -92,6 +92,7 @@ class GPFedRec(Backbone):
                 "lr_offset": {"code": "released code", "none": "plain"},
                 "eval_item_table": {"local": "released code", "global": "averaged"}}
     defaults = {"init_from": "best", "batch_size": 256}
+    ignored = {"weighting": "with the backbone gpfedrec, whose server takes the plain mean of smoothed tables"}
     session_defaults = {"dim": 8, "lr_eta": 10.0}  # whole tables of XING's items at every client, several times
     whole_tables = rest_follows = True
     keeps_local_tables = True  # the server needs every upload

@@ -11,7 +11,7 @@ from fedcl_bench.toolbox.own_parameters import without_public
 @dataclass(frozen=True)
 class AloneSettings:
     own_rate: float = setting(1.0, "learning rates of what was public, as a multiple of the backbone's over the number "
-                              "of clients, which is the share of one client in the server's mean", above=0.0,
+                              "of the run's users, later blocks' too", above=0.0,
                               search=(0.1, 0.3, 1.0, 3.0, 10.0))
 
 

@@ -16,7 +16,7 @@ MAKING_MEAN = Lock()  # one thread makes it, the others take it
 @dataclass(frozen=True)
 class FedCIASettings:
     own_rate: float = setting(1.0, "learning rate of item rows, as a multiple of the backbone's over the number of "
-                              "clients", above=0.0, search=(1.0, 3.0, 10.0, 30.0))
+                              "the run's users", above=0.0, search=(1.0, 3.0, 10.0, 30.0))
     align_steps: int = setting(100, "steps towards the mean similarities after each round", low=0, search=(10, 30, 100))
     align_lr: float = setting(0.1, "learning rate of these steps", above=0.0, search=(0.01, 0.1))
     align_decay: float = setting(1e-3, "weight decay in these steps", low=0.0)

@@ -18,7 +18,8 @@ class RegSettings:
 class Reg(Method):
     """L = L_rec + lambda_reg ( ||p_u - p_u^{t-1}||^2 for old users + ||Q_u - Q^{t-1}||^2 over old item rows ). The
     anchors are the best-validation parameters of the previous block, fixed during a block. Rows of items new in the
-    block are free. F3CRec describes this baseline without an equation; the loss is that of its released helper."""
+    block are free. F3CRec describes this baseline without an equation; the loss is that of its released helper,
+    which has no term of predictors."""
 
     name = "reg"
     numbers = 2

@@ -146,6 +146,8 @@ def sessions(method, backbone, assignment=""):
         ("valid_metric=ndgc@20", ["'ndgc'", "'ndcg'"]), ("top_n=1137", ["'top_n'", "found 1137", "1136 in block 0"]),
         ("k_core=200", ["no interaction is left", "200-core", "k_core"]),
         ("split_file=absent.tsv", ["split_file", "absent.tsv"]))),
+    ("--method gpfedrec --set weighting=interactions", ["'weighting'", "plain mean of smoothed tables"]),
+    ("--method ft --backbone fedmf --set stream=static --set init_from=best", ["no effect with a stream of one step"]),
     # sessions
     ("--method fcucr --backbone fedmf", ["method 'fcucr' needs a sequential backbone", "stream=sessions",
                                          "found 'fedmf'",

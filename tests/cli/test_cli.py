@@ -13,6 +13,7 @@ import pytest
 from fedcl_bench.cli import Extend, main as entry
 from fedcl_bench.cli.commands.grid import _grid_fields
 from fedcl_bench.cli.main import main
+from fedcl_bench.cli.show import print_table
 from fedcl_bench.data.files.recbole_files import bundled
 from fedcl_bench.data.source import load_config
 
@@ -112,6 +113,11 @@ def test_split_file(run_json, shared):
     again, _ = run_json(*RUN, *QUICK, "--set", "split_file=elsewhere.tsv")
     assert "k_core" not in result["settings"] and result["settings"]["split_file"] == str(path)
     assert again["reused"] and again["hash"] == result["hash"]  # the file's bytes count, not its place
+
+
+def test_no_number_of_a_wide_table_is_cut(capsys):
+    print_table(["metric", *map(str, range(99))], [["ndcg@20", *["0.1234 ± 0.0123"] * 99]])
+    assert capsys.readouterr().out.count("0.1234 ± 0.0123") == 99
 
 
 def test_list_data_doctor(output):

@@ -319,7 +319,7 @@ def test_a_worker_that_dies_costs_its_run_only(tmp_path, capsys):
     assert (record["method"], record["status"]) == ("ft", "finished")
 
 
-@pytest.mark.parametrize("code, says", [(-signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
+@pytest.mark.parametrize("code, says", [(-signal.SIGKILL, "was killed by SIGKILL (out of memory? fewer --jobs help)"),
                                         (-signal.SIGSEGV, "was killed by SIGSEGV"), (3, "ended with exit code 3")])
 def test_why_a_worker_ended(code, says):
     assert _ended(code) == f"the worker {says}"

@@ -267,6 +267,7 @@ def test_what_cannot_be_submitted(own, refused):
     results = own / "results/runs"
     assert "accepted: one that is tested against ft" in refused(*submit(own, method="ft"))
     assert "no run of kd" in refused(*submit(own, method="kd"))
+    assert "unknown dataset of runs of halved 'ml-1m'" in refused(*submit(own, dataset="ml-1m"), "--dataset", "ml-100k")
     assert "--author: found" in refused(*submit(own, author="\x1b[2J"))
     unfinished = results / "halved-fedmf-ml-100k-s7-0123456789ab"
     unfinished.mkdir()

@@ -281,6 +281,8 @@ def test_looks_are_stable_distinct_and_as_strong_as_the_papers():
     more = looks({**LABELS, "another": "another", "zeta": "zeta"})
     assert all(more[name] == LOOK[name] for name in LABELS)
     assert len({(look.color, look.marker) for look in more.values()}) == len(more)
+    many = looks({f"m{i:02}": f"m{i}" for i in range(30)})
+    assert len({(look.color, look.marker) for look in many.values()}) == 30
     for feature in ("marker", "line"):  # without colour
         assert len({str(getattr(LOOK[m], feature)) for m in list(LABELS)[1:]}) == 5
     assert LOOK["f3crec"].color == "#D55E00" and LOOK["rlp2"].label == "RLP2†"

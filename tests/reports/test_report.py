@@ -136,7 +136,7 @@ def test_the_leaderboard_is_the_records(page, folder):
         assert row["still improving"] == (f"{blocks} of {blocks}", "1.0")
         assert float(row["users"][1]) == USERS
         sent = np.mean([run.meta["bytes"]["total_up"] + run.meta["bytes"]["total_down"] for run in of_row])
-        assert float(row["MB sent"][1]) == pytest.approx(sent / 1e6)
+        assert float(row["MB"][1]) == pytest.approx(sent / 1e6)
         assert float(row["seconds"][1]) == of_row[0].meta["seconds"]["total"]
         forgetting = [run.meta["continual"][run.meta["settings"]["valid_metric"]]["forgetting"] for run in of_row]
         assert row["forgetting"][1] == ("" if None in forgetting else repr(float(np.mean(forgetting))))
@@ -206,7 +206,7 @@ def test_figures_have_the_records_numbers(page, folder):
     for trace in figures["bytes"].data:  # a row each, which filters of the table hide
         row = rows[trace.meta]
         metric = "hit@10" if row["dataset"][0] == "xing" else "ndcg@20"
-        assert (trace.name, trace.x[0], trace.y[0]) == (row["method"][0], float(row["MB sent"][1]),
+        assert (trace.name, trace.x[0], trace.y[0]) == (row["method"][0], float(row["MB"][1]),
                                                         float(row[metric][1]))
     assert len(figures["bytes"].data) == len(rows) and len(figures["learning"].data) == len(rows) - 2
 

@@ -179,6 +179,10 @@ def test_a_share_is_that_of_the_means_and_there_is_none_of_nothing():
     found, whole = headroom([method, bound], reference, bound)
     assert whole.share == pytest.approx((1.0, 1.0, 1.0))
     assert found.share == pytest.approx((0.5, 0.5, 0.5)) and found.gain == pytest.approx((0.03, 0.03, 0.03))
+    few = np.zeros((1, 100))
+    few[0, :4] = 1.0  # who gain, and are in nearly all samples
+    found, = headroom([few / 2], np.zeros((1, 100)), few)
+    assert found.share == pytest.approx((0.5, 0.5, 0.5))
     for bound in (0.0, -0.05, 0.001):
         assert headroom([scores(0.02)], scores(0.0), scores(bound) if bound else scores(0.0))[0].share is None
 

@@ -18,9 +18,9 @@ examples:
   run_bench.py pack --out results/published/all                                         every finished run
   run_bench.py tables --records results/published/f3crec                                tables from them
 
-Compact records hold every run's settings, metrics, rounds and per-user N@20 and R@20, but no model. Packing again adds
-runs; the same runs always give the same bytes. The analysis per item, larger than all the rest, is kept only for the
-runs of tables that show it (Table 7 of f3crec).
+Compact records hold every run's settings, rounds and metrics, those of papers per user, but no model. Packing again
+adds runs; the same runs always give the same bytes. The analysis per item, larger than all the rest, is kept only for
+the runs of tables that show it (Table 7 of f3crec).
 """
 
 

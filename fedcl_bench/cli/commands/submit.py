@@ -37,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ...data.source import dataset_name, spelled
     from ...leaderboard import board, submission
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, parse_method
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> None:
     changes, registry = settings_of(args), discover(args.plugins)
     source = source_of(args, registry, say=damaged.append, assignments=tuple(changes.items()))
     backbones = args.backbones and [registry.spelled("backbone", name) for name in args.backbones]
-    cells = submission.select(source, args.method, {"backbone": backbones, "dataset": args.datasets}, changes,
-                              args.records)
+    datasets = args.datasets and [dataset_name(spelled(name, args.data_dir)) for name in args.datasets]
+    cells = submission.select(source, args.method, {"backbone": backbones, "dataset": datasets}, changes, args.records)
     if damaged:
         raise damaged[0]
     specs = [RunSpec(name, *place) for place, runs_of in cells.items() for name in runs_of]
