@@ -151,6 +151,20 @@ def test_cross_entropy_and_slopes():
 
 
 @compiled
+def test_gradients_of_slopes_and_packed_constants(without):
+    """As plugins' losses and factors may have them."""
+    def curvature():
+        scores = torch.tensor([[0.3, -0.2]], requires_grad=True)
+        slopes, = torch.autograd.grad(weighted_bce(scores, torch.tensor([[1.0, 0.0]]), torch.ones(1, 2)).sum(), scores,
+                                      create_graph=True)
+        return torch.autograd.grad((slopes * scores).sum(), scores)[0]
+    torch.testing.assert_close(curvature(), without(curvature))
+    packed = torch.arange(6.0).view(2, 3)
+    found = ops.row_products(torch.eye(2), torch.tensor([[0], [1]]), packed[:, :-1], packed[:, -1:])
+    assert found.tolist() == [[2.0], [9.0]]
+
+
+@compiled
 def test_numbers_that_are_none_stay_so():
     """A diverged client has to show."""
     for bad in (torch.nan, torch.inf, -torch.inf):

@@ -143,6 +143,23 @@ def test_lists_are_distilled_in_one_call_as_batch_by_batch(registry, step, monke
         assert torch.equal(listed, method.soft.items[trained.users[known]])
 
 
+@pytest.mark.parametrize("backbone", ["fedmf", "fedncf"])
+def test_targets_and_anchors_of_another_precision(registry, step, monkeypatch, backbone):
+    """They are taken in the run's, with kernels and without."""
+    backbone, found = build(registry, "backbone", backbone, dim=5), []
+    model, method, local = start(backbone, step), Distils(step, torch.float64, weights=0.5), LocalSettings()
+    monkeypatch.setattr(Distils, "pull", lambda self, name, private: Pull(
+        1e-2, model.private[name].double() / 2) if private else None, raising=False)
+    for why_not in (None, "switched off"):
+        monkeypatch.setattr(ops, "why_not", lambda why_not=why_not: why_not)
+        chunks = make_chunks(step, torch.arange(step.n_users), local, 5, Needs(inner=True, samples_only=True))
+        found.append(train_round(chunks, model, backbone, method, local, 3, 1, 2)[0])
+    for kind in ("public", "private"):
+        for name, table in getattr(found[0], kind).items():
+            assert table.dtype == torch.float32
+            torch.testing.assert_close(table, getattr(found[1], kind)[name], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("in_one_call", [True, False])
 def test_clients_with_fewer_batches_sit_out_in_every_epoch(registry, step, monkeypatch, in_one_call):
     """They then come together with others, and all train as among clients with as many batches."""
