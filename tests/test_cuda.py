@@ -87,9 +87,9 @@ def test_devices_do_not_mix(mixes):
 
 @pytest.mark.parametrize("kind, method, backbone, settings", [  # what goes different ways through the engine
     ("blocks", "f3crec", "fedmf", {}), ("blocks", "ft", "gpfedrec", {}),
-    ("blocks", "spp", "recbole:SASRec", {"rounds": 1}), ("sessions", "fcucr", "sasrec", {}),
-    ("sessions", "ft", "dmi-gnn", {}), ("domains", "ffmsr", "ffmsr", {"federated_rounds": 1}),
-    ("domains", "ft", "ccdr", {})])
+    ("sessions", "fcucr", "sasrec", {}), ("sessions", "ft", "dmi-gnn", {}), ("domains", "ft", "ccdr", {}),
+    *(pytest.param(*pair, marks=pytest.mark.long) for pair in (
+        ("blocks", "spp", "recbole:SASRec", {"rounds": 1}), ("domains", "ffmsr", "ffmsr", {"federated_rounds": 1})))])
 def test_runs_equal_those_on_the_cpu(kind, method, backbone, settings):
     """One or two rounds of every step in double precision: losses, validation, parameters and state."""
     assert differ(Pair(NAMES, method, backbone, kind, settings)) is None

@@ -148,7 +148,7 @@ def test_the_written_test_asks_for_every_property(written, monkeypatch, name, ki
     assert asked == [(kind, name.replace("_", "-")), None]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind not in ("upload", "replay")))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind != "upload"))
                                   for kind in METHODS])
 def test_every_kind_of_method_passes_check(kind, monkeypatch, tmp_path, output):
     """At first try, with no edits."""
