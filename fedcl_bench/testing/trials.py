@@ -43,9 +43,9 @@ _STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates
             "domains": {"stream": "domains", "batch_size": 16}}
 # Dimensions of several heads; as many centroids as give no two items the same codes, whose tie rounding would break.
 _WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 16, "prompts": 8}}
-# Sizes, where a plugin has them under the usual names.
+# Sizes, where a plugin has them under the usual names; many steps along a norm's gradient would make rounding large.
 _SMALL = {"dim": 24, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2,
-          "learning_steps": 2, "item_limit": 5}
+          "learning_steps": 2, "item_limit": 5, "align_steps": 3}
 TOLERANCE = 1e-8
 Split = Callable[[Tensor], Iterable[Tensor]]  # users in groups
 
