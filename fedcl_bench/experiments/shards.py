@@ -228,8 +228,7 @@ class Conductor(Engine):
     def complete(self, progress: Progress) -> Progress:
         while self._gathered[0] < self._seen:
             try:
-                self._gathered = self._seen, with_rows_of(
-                    progress, self._nodes.gather(progress.step), self._names)
+                self._gathered = self._seen, with_rows_of(progress, self._nodes.gather(progress.step), self._names)
                 self._deaths = 0
             except Died as death:
                 self._begin(death)

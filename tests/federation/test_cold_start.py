@@ -15,7 +15,7 @@ from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation.metrics import EvaluationSettings
 from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.client_sampling import Attendance
-from fedcl_bench.federation.cold_start import cold_items_of, notes, ranks_by
+from fedcl_bench.federation.cold_start import cold_items_of, cold_start_of, notes, ranks_by
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.settings import truncated_for_new_users
 from fedcl_bench.runs.config import make_config
@@ -126,7 +126,9 @@ def test_the_next_block_starts_from_what_was_fitted(registry, stream):
     fresh = made(registry, stream).backbone.new_rows(0, range(step.old_users, step.n_users), range(0))[1][USER]
     assert torch.equal(start, fresh) and torch.equal(later[0], fresh) and not torch.equal(later[1], fresh)
     end = rounds[-1]
-    assert not torch.equal(end.best.model.private[USER][new], fresh)
+    best, f = end.best.model, made(registry, stream)
+    made_anew = cold_start_of(f, f.server.as_known(step), best).with_arrivals(best).private[USER][new]
+    assert torch.equal(best.private[USER][new], made_anew) and not torch.equal(made_anew, fresh)
     following = next(p for p in all_points if p.step == 2 and p.round == 1)
     absent = [user for user in range(step.old_users, step.n_users) if not stream.steps[2].train.lengths[user]]
     for user in absent:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from helpers import ROOT, executed, output_of
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.cli.show import improvement_notes
-from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.errors import Busy, UserError
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation.beyond_accuracy import PER_USER, RECOMMENDED
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.records import published
 from fedcl_bench.records.frames import still_improving
+from fedcl_bench.records.record import Record
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import read_model
 from fedcl_bench.runs.runner import execute
@@ -257,6 +259,15 @@ def test_changed_full_records_and_other_schema_versions_are_refused(three):
     assert "missing required field `schema`" in message(lambda: load_runs(three))
     (folder / "run.json").write_text("{")
     assert "run.json: is no JSON text" in message(lambda: load_runs(three))
+
+
+@pytest.mark.parametrize("error, busy", [(BlockingIOError(11, "taken"), True), (OSError(38, "no locks here"), False)])
+def test_a_file_system_without_locks_is_not_busy(tmp_path, monkeypatch, error, busy):
+    def flock(file, flags):
+        raise error
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(Busy, match="another process") if busy else nullcontext(), Record(tmp_path / "run").locked():
+        assert not busy
 
 
 def test_unfinished_failed_and_set_aside_runs_do_not_count(three):

@@ -57,7 +57,7 @@ def test_steps(dtype, own, count, d, share, best):
         pooling = Pooling(vectors, mask, best, (1.0 - best) * torch.rand(C, generator=generator, dtype=dtype))
         held, of_rows = torch.randint(0, ITEMS, (C, 30), generator=generator), 0.1 * randn(C, 30, d)
         dropout = Dropout(torch.randint(-1 << 60, 1 << 60, (C,), generator=generator))
-        ours.score(pooling, dropout.keys, share)
+        ours.score(pooling._replace(each=pooling.each.double()), dropout.keys, share)  # taken in the tables' precision
         loss = torch.nn.functional.cross_entropy(9.0 * ours.scores, held[:, 0], reduction="sum")
         of_scores, = torch.autograd.grad(loss, [ours.scores])
         of_vectors = ours.step(of_scores, held)
